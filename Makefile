@@ -55,7 +55,8 @@ QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_type
   $(addprefix tests/unit/test_,$(addsuffix .py,cli codegen compilation cost elaborate highlight ir_text library lower \
     picture prediction render report scripts syntax verify)) \
   $(addprefix tests/property/test_,$(addsuffix .py,ir_roundtrip mutations random_schemes syntax_roundtrip)) \
-  $(addprefix tests/unit/runtime/test_,$(addsuffix .py,feed flushing lane pipeline stage streaming))
+  $(addprefix tests/unit/runtime/,$(addsuffix .py,data/test_feed update/test_flushing update/test_streaming lane/test_lane \
+    stage/test_stage test_pipeline))
 quick: export PYTHONDONTWRITEBYTECODE =
 quick: check  ## the checks, and the tests that a change usually breaks: two minutes
 	$(BIN)/pytest $(QUICK) --doctest-modules -m "not slow" --numprocesses=auto --dist=worksteal

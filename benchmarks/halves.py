@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/halves.py [--rounds 40] [--parts stages pipelines] [--markdown PAGE]
 
 Stages alone: one process with one thread runs a stage forward and back, once as a whole and once in two halves, in
-turns; the rounds alternate which is first. What is run are the runtime's own halves (`chimera_runtime.splitting`); the
+turns; the rounds alternate which is first. The halves are the runtime's own (`chimera_runtime.stage.splitting`); the
 whole is ``torch.autograd.backward``. Each ratio is the median over the rounds with the 95 % interval of the sign test.
 
 Pipelines: examples/gpt.py under 1F1B with whole backwards and with split ones, in turns in the same processes as in
@@ -24,9 +24,9 @@ from side_by_side import Comparison, Contender, run
 from tables import circumstances, publish, put, table
 from torch import nn
 
-from chimera_runtime.allocator import keep_memory
-from chimera_runtime.saved import Saved, memory_of
-from chimera_runtime.splitting import Split
+from chimera_runtime.ranks.allocator import keep_memory
+from chimera_runtime.stage.saved_tensors import Saved, memory_of
+from chimera_runtime.stage.splitting import Split
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "gpt.py"
 WHOLE, HALVES, TORCH = (

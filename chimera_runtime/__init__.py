@@ -6,16 +6,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chimera_runtime.auxiliary import auxiliary_loss
     from chimera_runtime.blame import ModelError
-    from chimera_runtime.checkpoints import Checkpoints
+    from chimera_runtime.checkpoint.checkpoints import Checkpoints
+    from chimera_runtime.data.loader import Loader
     from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, RanksDiffer
-    from chimera_runtime.layers import Layers
-    from chimera_runtime.loader import Loader
-    from chimera_runtime.meeting import fresh_store
-    from chimera_runtime.outcome import Outcome
+    from chimera_runtime.model.layers import Layers
     from chimera_runtime.pipeline import Pipeline
-    from chimera_runtime.stepping import StageStep
+    from chimera_runtime.ranks.rendezvous import fresh_store
+    from chimera_runtime.stage.auxiliary import auxiliary_loss
+    from chimera_runtime.update.outcome import Outcome
+    from chimera_runtime.update.stage_optimizer import StageStep
 
 __all__ = [
     "BadCheckpoint",
@@ -37,18 +37,18 @@ __all__ = [
 _HOMES = {
     "BadCheckpoint": "errors",
     "BadModel": "errors",
-    "Checkpoints": "checkpoints",
-    "Layers": "layers",
-    "Loader": "loader",
+    "Checkpoints": "checkpoint.checkpoints",
+    "Layers": "model.layers",
+    "Loader": "data.loader",
     "Misuse": "errors",
     "ModelError": "blame",
-    "Outcome": "outcome",
+    "Outcome": "update.outcome",
     "PeerLost": "errors",
     "Pipeline": "pipeline",
     "RanksDiffer": "errors",
-    "StageStep": "stepping",
-    "auxiliary_loss": "auxiliary",
-    "fresh_store": "meeting",
+    "StageStep": "update.stage_optimizer",
+    "auxiliary_loss": "stage.auxiliary",
+    "fresh_store": "ranks.rendezvous",
 }
 
 

@@ -9,42 +9,42 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from chimera_runtime import assemble, probe
-from chimera_runtime.accumulation import Accumulation
-from chimera_runtime.announcing import Messages
-from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling, Located
-from chimera_runtime.boundary import keyword_names
+from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.epoch_length import Messages
+from chimera_runtime.data.feed import Feed, Pair, items_of
+from chimera_runtime.data.mini_batch_facts import GivenBatches
 from chimera_runtime.errors import MISUSED, Misuse, PeerLost
-from chimera_runtime.exhaustion import memory_state
-from chimera_runtime.feed import Feed, Pair, items_of
-from chimera_runtime.flushing import Flushing
-from chimera_runtime.given import GivenBatches
-from chimera_runtime.holding import Holding
-from chimera_runtime.hooks import Hooks
-from chimera_runtime.inference import Inference
-from chimera_runtime.layers import Layers
-from chimera_runtime.lengths import Lengths
-from chimera_runtime.losses import Loss
-from chimera_runtime.meeting import failures_told
-from chimera_runtime.model import Model, file_of, require_build_stage
-from chimera_runtime.naming import parameters_by_name
-from chimera_runtime.norms import agree_on_infinite, gradients_of, scale_down, total_norm
-from chimera_runtime.optimizer_facts import OptimizerFacts
-from chimera_runtime.outcome import Outcome
-from chimera_runtime.program import load
-from chimera_runtime.ranges import Ranges, Unranged
-from chimera_runtime.replicas import Replicas, is_due
-from chimera_runtime.setting import Setting
-from chimera_runtime.sharded_optimizer import ShardedOptimizer, sharded
-from chimera_runtime.shared_facts import FlushFacts, StreamFacts
-from chimera_runtime.state import State
-from chimera_runtime.stepping import Hook, Named, Steppers
-from chimera_runtime.streaming import Streaming, hooks_of
-from chimera_runtime.tensors import generators_kept
-from chimera_runtime.ties import End, by_group
-from chimera_runtime.uses import uses
-from chimera_runtime.world import join_group
+from chimera_runtime.evaluate.inference import Inference
+from chimera_runtime.lane.ranges import Ranges, Unranged
+from chimera_runtime.model.layers import Layers
+from chimera_runtime.model.model import Model, file_of, require_build_stage
+from chimera_runtime.model.naming import parameters_by_name
+from chimera_runtime.model.ties import End, by_group
+from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
+from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded
+from chimera_runtime.program.program import load
+from chimera_runtime.ranks.rendezvous import failures_told
+from chimera_runtime.ranks.world import join_group
+from chimera_runtime.stage.norms import agree_on_infinite, gradients_of, scale_down, total_norm
+from chimera_runtime.stage.replicas import Replicas, is_due
+from chimera_runtime.start import assemble, probe
+from chimera_runtime.start.memory_report import memory_state
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.uses import uses
+from chimera_runtime.start.varying_shapes import Lengths
+from chimera_runtime.state.holding import Holding
+from chimera_runtime.state.state import State
+from chimera_runtime.update.accumulation import Accumulation
+from chimera_runtime.update.flushing import Flushing
+from chimera_runtime.update.hooks import Hooks
+from chimera_runtime.update.outcome import Outcome
+from chimera_runtime.update.shared_facts import FlushFacts, StreamFacts
+from chimera_runtime.update.stage_optimizer import Hook, Named, Steppers
+from chimera_runtime.update.streaming import Streaming, hooks_of
+from chimera_runtime.values.boundary import keyword_names
+from chimera_runtime.values.losses import Loss
+from chimera_runtime.values.tensors import generators_kept
 
 _NO_HOOKS = Hooks()
 _MAKING = Calling("make(named_parameters)", MISUSED)

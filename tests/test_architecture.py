@@ -75,6 +75,15 @@ IMPORTS = {
 EVERYWHERE = {"plural"}
 """What any part may import: how one writes."""
 
+ROOMS = (
+    *("errors", "blame", "values", "program", "ranks", "model", "data", "stage", "lane", "start", "optimizer"),
+    *("update", "evaluate", "state", "pipeline", "checkpoint", "tools"),
+)
+"""Rooms of the runtime, from the bottom up: each may import of those before it. Files at the root are rooms as well."""
+
+TOOL_ROOMS = ("open", "command", "fail", "record", "loop", "watch", "check", "run", "launch")
+"""Rooms of the runtime's `tools`, in the same order."""
+
 FILES = {".py", ".j2", ".lark"}
 TOP = (
     *(".ci", "benchmarks", "chimera_ir", "chimera_runtime", "docs", "editors", "examples", "grammar", "templates"),
@@ -192,30 +201,39 @@ def test_what_runs_on_the_ranks_imports_only_the_standard_library_torch_and_itse
             assert top in {"chimera_runtime", "torch"} | sys.stdlib_module_names, f"{path.name}:{line}: {module}"
 
 
-def test_the_core_of_the_runtime_knows_none_of_its_tools() -> None:
-    core = [path for path in python(RUNTIME) if path.parent == RUNTIME]
-    assert core
-    imports = {module for path in core for module, _ in imported(path)}
-    assert not {module for module in imports if module.startswith("chimera_runtime.tools")}
+def test_every_import_of_the_runtime_goes_down() -> None:
+    """From a room to itself or to one below; `__init__` of the package, above all of them, imports when it is asked."""
+    wrong = []
+    for folder, rooms in ((RUNTIME, ROOMS), (RUNTIME / "tools", TOOL_ROOMS)):
+        base = ".".join(folder.relative_to(ROOT).parts) + "."
+        files = [path for path in python(folder) if path != folder / "__init__.py"]
+        assert {path.relative_to(folder).parts[0].removesuffix(".py") for path in files} == {*rooms}
+        for path in files:
+            below = rooms[: rooms.index(path.relative_to(folder).parts[0].removesuffix(".py")) + 1]
+            wrong += [
+                f"{path.relative_to(ROOT)}:{line}: {name}"
+                for name, line in imported(path)
+                if name.startswith(base) and name.removeprefix(base).split(".")[0] not in below
+            ]
+    assert wrong == []
 
 
-def test_every_module_of_the_runtime_has_a_file_of_unit_tests_and_none_is_left_over() -> None:
-    """Where one file would be too long, a further one has the name of the module and a word more."""
+def test_the_root_of_the_runtime_has_only_the_pipeline_and_errors() -> None:
+    names = {path.stem for path in RUNTIME.glob("*.py")}
+    assert names == {"__init__", "errors", "blame", "pipeline"}
+
+
+def test_every_room_of_the_runtime_has_a_folder_of_unit_tests() -> None:
     tests = ROOT / "tests" / "unit" / "runtime"
-    modules = {path.relative_to(RUNTIME).with_suffix("") for path in python(RUNTIME) if path.name != "__init__.py"}
-    tested = {
-        path.relative_to(tests).with_name(path.stem.removeprefix("test_"))
-        for path in python(tests)
-        if path.name.startswith("test_")
-    }
-    further = {path for path in tested if any(f"{path}".startswith(f"{module}_") for module in modules)}
-    assert sorted(map(str, modules - tested)) == []
-    assert sorted(map(str, tested - modules - further)) == []
+    rooms = {path.relative_to(RUNTIME).parent for path in python(RUNTIME)}
+    tested = {path.relative_to(tests).parent for path in python(tests) if path.name.startswith("test_")}
+    assert sorted(map(str, rooms ^ tested)) == []
 
 
 def test_the_reference_that_checks_the_loops_shares_no_code_with_the_runtime() -> None:
     files = {
-        f"chimera_runtime.tools.{name}": RUNTIME / "tools" / f"{name}.py" for name in ("reference", "reference_data")
+        f"chimera_runtime.tools.check.{name}": RUNTIME / "tools" / "check" / f"{name}.py"
+        for name in ("reference", "reference_data")
     }
     names = {name for file in files.values() for name, _ in imported(file) if name.rpartition(".")[0] not in files}
     assert {name.split(".")[0] for name in names} <= {"torch"} | sys.stdlib_module_names
@@ -340,51 +358,6 @@ def test_a_template_holds_no_logic_but_loops_and_one_level_of_if(path: Path) -> 
     assert depth == 0
     for expression in re.findall(r"{{(.*?)}}", text, re.S):
         assert re.fullmatch(r"\s*[a-z_]+(\.[a-z_]+)*( [-+] \d+)?\s*", expression), expression
-
-
-HALVES = {"I", "INPUT_GRADIENT", "backward_input"}
-"""The names of the first half of a backward: its letter, its row, and the call of a rank."""
-
-KNOW_HALVES = {
-    "the table": {"chimera_ir/ir/kinds.py"},
-    "its line": {f"chimera_ir/{name}.py" for name in ("codegen/statements", "verify/recording", "verify/scripts")},
-    "its calls": {"chimera_runtime/stage.py", "chimera_runtime/turns.py"},
-    "its records and its sleeps": {
-        *("chimera_runtime/tools/recorded.py", "chimera_runtime/tools/recorder.py", "chimera_runtime/tools/options.py"),
-        "chimera_runtime/tools/rehearsal.py",
-    },
-    "its letter in texts": {
-        *("chimera_ir/syntax/ast.py", "chimera_ir/syntax/mistakes.py", "chimera_ir/ir/text/malformed.py"),
-    },
-    "its cost, set or measured": {
-        *("chimera_ir/cost/model.py", "chimera_ir/profile/costs.py", "chimera_ir/predict/equation.py"),
-        *("chimera_ir/measure/stages.py", "chimera_ir/measure/stations.py"),
-    },
-    "its name in a trace and in profilers": {"chimera_ir/trace/spans.py", "chimera_runtime/ranges.py"},
-}
-"""The modules that name it, by what they have of it; docs/explanation/code.md lists the same for a kind that is new."""
-
-
-def named(path: Path) -> set[str]:
-    """The names in a file of variables, attributes, arguments, imports and functions, and its strings."""
-    fields = {
-        ast.Name: "id",
-        ast.Attribute: "attr",
-        ast.alias: "name",
-        ast.keyword: "arg",
-        ast.FunctionDef: "name",
-        ast.Constant: "value",
-    }
-    values = (getattr(node, fields[type(node)]) for node in ast.walk(tree(path)) if type(node) in fields)
-    return {value for value in values if isinstance(value, str)}
-
-
-def test_what_the_halves_of_a_backward_are_is_known_to_the_table_and_to_what_reads_or_writes_their_names() -> None:
-    """No pass: what is lowered, proven, priced, drawn and planned follows from the rows."""
-    knowing = {
-        path.relative_to(ROOT).as_posix() for path in (*python(PACKAGE), *python(RUNTIME)) if named(path) & HALVES
-    }
-    assert knowing == set().union(*KNOW_HALVES.values())
 
 
 def test_schemes_are_text_without_python() -> None:

@@ -24,7 +24,7 @@ from chimera_ir.diagnostics import catalogue
 from chimera_ir.request import Request
 from chimera_ir.syntax.parser import parse
 from chimera_runtime import errors
-from chimera_runtime.tools import options
+from chimera_runtime.tools.command import options
 from paper_tables.tables import tables_command
 from tests import pages
 from tests.lowered import scripts_of

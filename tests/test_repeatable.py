@@ -50,8 +50,13 @@ def modules(tree: ast.Module) -> set[str]:
 
 
 SEEDED_BY_THE_RUNTIME = {
-    *("unit/runtime/datasets.py", "unit/runtime/test_loading.py", "unit/runtime/tools/test_reference_data.py"),
-    *("unit/runtime/test_inference.py", "unit/runtime/test_probe_traces.py", "unit/runtime/test_recomputing.py"),
+    *(
+        "unit/runtime/datasets.py",
+        "unit/runtime/data/test_loading.py",
+        "unit/runtime/tools/check/test_reference_data.py",
+    ),
+    *("unit/runtime/evaluate/test_inference.py", "unit/runtime/start/test_probe_traces.py"),
+    *("unit/runtime/stage/test_recomputing.py",),
     "e2e/loops/twice.py",
 }
 """They draw where the runtime has set the seed, which is what their tests are about."""

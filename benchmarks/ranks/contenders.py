@@ -11,18 +11,18 @@ from torch.distributed import pipelining
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.utils.data import default_collate
 
-from chimera_runtime import assemble as build
-from chimera_runtime import probe
-from chimera_runtime.batches import Batches
-from chimera_runtime.model import ModelFile
-from chimera_runtime.nested import to_device
+from chimera_runtime.data.batches import Batches
+from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.program import Job, load
-from chimera_runtime.setting import Setting
-from chimera_runtime.stage import Stage
-from chimera_runtime.tools.optimizers import Optimizers
-from chimera_runtime.tools.rehearsal import rehearsed
-from chimera_runtime.world import World
+from chimera_runtime.program.program import Job, load
+from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.start import assemble as build
+from chimera_runtime.start import probe
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.tools.loop.optimizers import Optimizers
+from chimera_runtime.tools.loop.rehearsal import rehearsed
+from chimera_runtime.values.nested import to_device
 
 
 @dataclass(frozen=True)

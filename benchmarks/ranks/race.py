@@ -21,12 +21,12 @@ from contenders import Contender, Generated, ListedPeer, Loop, OneProcess, Peer,
 from sleepers import Sleep, sleepers
 from torch.distributed.distributed_c10d import PrefixStore
 
-from chimera_runtime.allocator import keep_memory
-from chimera_runtime.meeting import meet
-from chimera_runtime.model import load
-from chimera_runtime.program import Job
-from chimera_runtime.tools.rehearsal import overshoot
-from chimera_runtime.world import World, join
+from chimera_runtime.model.model import load
+from chimera_runtime.program.program import Job
+from chimera_runtime.ranks.allocator import keep_memory
+from chimera_runtime.ranks.rendezvous import meet
+from chimera_runtime.ranks.world import World, join
+from chimera_runtime.tools.loop.rehearsal import overshoot
 
 TIMEOUT = 120.0
 

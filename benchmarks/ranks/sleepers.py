@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chimera_runtime.model import ModelFile
+from chimera_runtime.model.model import ModelFile
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""program.json: what the runtime must know of a program beside the scripts. chimera_runtime/program.py reads it."""
+"""program.json: facts of a program that the runtime needs. chimera_runtime/program/program.py reads it."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

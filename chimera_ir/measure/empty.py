@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from chimera_runtime.model import ModelFile
+from chimera_runtime.model.model import ModelFile
 
 STAGES, MIDDLE = 3, 1
 

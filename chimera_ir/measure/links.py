@@ -18,13 +18,13 @@ from chimera_ir.measure import machine
 from chimera_ir.measure.network import Host, LinkTimes
 from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
 from chimera_ir.plural import counted
-from chimera_runtime.devices import device_of
 from chimera_runtime.errors import Misuse
-from chimera_runtime.meeting import learn
-from chimera_runtime.messages import Names, Peer, Transfer
-from chimera_runtime.program import Job
-from chimera_runtime.tools.device_memory import share_of
-from chimera_runtime.world import World, join
+from chimera_runtime.program.program import Job
+from chimera_runtime.ranks.devices import device_of
+from chimera_runtime.ranks.messages import Names, Peer, Transfer
+from chimera_runtime.ranks.rendezvous import learn
+from chimera_runtime.ranks.world import World, join
+from chimera_runtime.tools.watch.device_memory import share_of
 
 WARM_UP = 3
 """Rounds of every size that do not count."""

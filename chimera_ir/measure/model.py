@@ -12,10 +12,10 @@ from chimera_ir.measure.samples import ShowProgress
 from chimera_ir.measure.stages import StageRequest, TimedProfile
 from chimera_ir.profile.work import WorkProfile
 from chimera_runtime import blame
-from chimera_runtime.allocator import keep_memory
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel, Misuse
-from chimera_runtime.model import load
+from chimera_runtime.model.model import load
+from chimera_runtime.ranks.allocator import keep_memory
 
 _OFFERED: dict[str, list[str]] = {"args": []}
 """What a model file may take by name: it gets no arguments here, and knows neither one number of stages nor steps."""

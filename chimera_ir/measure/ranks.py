@@ -10,8 +10,8 @@ from chimera_ir.measure.network import LinkTimes
 from chimera_ir.measure.samples import ShowProgress
 from chimera_ir.output import OutputRefused
 from chimera_runtime.errors import MISUSED, OUR_FAULT, Misuse, PeerLost
-from chimera_runtime.meeting import meet
-from chimera_runtime.tools.faults import Faults
+from chimera_runtime.ranks.rendezvous import meet
+from chimera_runtime.tools.fail.faults import Faults
 
 _NAME = "chimera-profile"
 

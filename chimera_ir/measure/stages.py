@@ -15,8 +15,8 @@ from chimera_ir.measure.stations import Cut, Station, message_bytes, running, st
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model import ModelFile
-from chimera_runtime.tools.memory import bytes_of, state_bytes
+from chimera_runtime.model.model import ModelFile
+from chimera_runtime.tools.watch.memory import bytes_of, state_bytes
 
 WARM_UP = 3
 """Rounds that do not count: memory is allocated, caches and frequencies settle."""

@@ -7,24 +7,24 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.batches import Batches
 from chimera_runtime.blame import ModelError
-from chimera_runtime.boundary import Boundary, Traits
-from chimera_runtime.endings import Ending, HandingOn, Judging
+from chimera_runtime.data.batches import Batches
 from chimera_runtime.errors import Misuse
-from chimera_runtime.keywords import Keywords, accepted
-from chimera_runtime.messages import Names, waiter
-from chimera_runtime.model import ModelFile
-from chimera_runtime.nested import to_device
-from chimera_runtime.numbering import Numbering
-from chimera_runtime.probe import Given, Sight, examined, look, look_back, weigh_halves
-from chimera_runtime.repeats import in_none
-from chimera_runtime.saved import Footprint
-from chimera_runtime.stage import Stage
-from chimera_runtime.sums import GradientSum
-from chimera_runtime.tensors import Tensors, draw_seed
-from chimera_runtime.tools.memory import bytes_of
-from chimera_runtime.versions import Weights
+from chimera_runtime.model.model import ModelFile
+from chimera_runtime.ranks.messages import Names, waiter
+from chimera_runtime.stage.repeats import in_none
+from chimera_runtime.stage.saved_tensors import Footprint
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.stage.stage_output import Ending, HandingOn, Judging
+from chimera_runtime.stage.sums import GradientSum
+from chimera_runtime.stage.versions import Weights
+from chimera_runtime.start.probe import Given, Sight, examined, look, look_back, weigh_halves
+from chimera_runtime.tools.watch.memory import bytes_of
+from chimera_runtime.values.boundary import Boundary, Traits
+from chimera_runtime.values.keywords import Keywords, accepted
+from chimera_runtime.values.nested import to_device
+from chimera_runtime.values.numbering import Numbering
+from chimera_runtime.values.tensors import Tensors, draw_seed
 
 _TIMEOUT = 60.0
 

@@ -9,8 +9,8 @@ import os
 import signal
 import threading
 
-from chimera_runtime.tools import parent as parent
-from chimera_runtime.tools.streams import open_closed
+from chimera_runtime.tools.open import parent as parent
+from chimera_runtime.tools.open.stdio import open_closed
 
 open_closed()
 if "TORCHELASTIC_RUN_ID" in os.environ and threading.current_thread() is threading.main_thread():

@@ -12,23 +12,23 @@ from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import Located, ModelError, describe
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, BadCheckpoint, BadModel, Misuse, PeerLost
-from chimera_runtime.exhaustion import memory_state
-from chimera_runtime.meeting import meet
-from chimera_runtime.model import load as load_model
-from chimera_runtime.program import Compiled
-from chimera_runtime.program import load as load_program
-from chimera_runtime.tools.backends import register
-from chimera_runtime.tools.bundle import Bundle
-from chimera_runtime.tools.compare import CheckFailed
-from chimera_runtime.tools.faults import Faults, leave
-from chimera_runtime.tools.options import parse
-from chimera_runtime.tools.parent import end_with_parent
-from chimera_runtime.tools.progress import NotFinite
-from chimera_runtime.tools.requirements import require_fitting
+from chimera_runtime.model.model import load as load_model
+from chimera_runtime.program.program import Compiled
+from chimera_runtime.program.program import load as load_program
+from chimera_runtime.ranks.rendezvous import meet
+from chimera_runtime.ranks.world import begin
+from chimera_runtime.start.memory_report import memory_state
+from chimera_runtime.tools.check.compare import CheckFailed
+from chimera_runtime.tools.command.backends import register
+from chimera_runtime.tools.command.options import parse
+from chimera_runtime.tools.command.requirements import require_fitting
+from chimera_runtime.tools.fail.bug_report import Bundle
+from chimera_runtime.tools.fail.faults import Faults, leave
+from chimera_runtime.tools.loop.saving import Terminated
+from chimera_runtime.tools.open.parent import end_with_parent
+from chimera_runtime.tools.open.stdio import Unwritable, let_go, tell
 from chimera_runtime.tools.run import Run
-from chimera_runtime.tools.saving import Terminated
-from chimera_runtime.tools.streams import Unwritable, let_go, tell
-from chimera_runtime.world import begin
+from chimera_runtime.tools.watch.progress import NotFinite
 
 _EXPECTED = "CHIMERA_PROGRAM"
 """The variable in which `chimera run` passes on the digest of what it has compiled."""

@@ -10,41 +10,41 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from chimera_runtime import assemble
-from chimera_runtime.allocator import keep_memory
-from chimera_runtime.batches import Batches
+from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.order import is_stream
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.hooks import Hooks
-from chimera_runtime.lane import Lane
-from chimera_runtime.loader import Loader
-from chimera_runtime.model import ModelFile
-from chimera_runtime.order import is_stream
-from chimera_runtime.outcome import Outcome, Outcomes
+from chimera_runtime.lane.lane import Lane
+from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.program import Compiled, Place
-from chimera_runtime.setting import Setting
-from chimera_runtime.stage import Stage
-from chimera_runtime.stepping import Named, StageStep
-from chimera_runtime.tools.autocast import under_autocast
-from chimera_runtime.tools.board import Board
-from chimera_runtime.tools.check import check, checked_updates
-from chimera_runtime.tools.device_memory import smallest_share
-from chimera_runtime.tools.faults import Faults
-from chimera_runtime.tools.flops import computing_dtype, peak_seconds
-from chimera_runtime.tools.held_out import HeldOut
-from chimera_runtime.tools.log import Log
-from chimera_runtime.tools.memory import refuse_beyond
-from chimera_runtime.tools.metrics import Metrics
-from chimera_runtime.tools.optimizers import Optimizers
-from chimera_runtime.tools.peak_memory import PeakMemory, resident
-from chimera_runtime.tools.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
-from chimera_runtime.tools.recorded import recorded
-from chimera_runtime.tools.recorder import Recorder, prepare
-from chimera_runtime.tools.rehearsal import rehearsed
-from chimera_runtime.tools.saving import Saving
-from chimera_runtime.tools.streams import say, tell
-from chimera_runtime.tools.torch_profile import TorchProfile
-from chimera_runtime.world import World
+from chimera_runtime.program.program import Compiled, Place
+from chimera_runtime.ranks.allocator import keep_memory
+from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.start import assemble
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.tools.check.check import check, checked_updates
+from chimera_runtime.tools.fail.faults import Faults
+from chimera_runtime.tools.loop.autocast import under_autocast
+from chimera_runtime.tools.loop.optimizers import Optimizers
+from chimera_runtime.tools.loop.rehearsal import rehearsed
+from chimera_runtime.tools.loop.saving import Saving
+from chimera_runtime.tools.open.stdio import say, tell
+from chimera_runtime.tools.record.recorded_lane import recorded
+from chimera_runtime.tools.record.recorder import Recorder, prepare
+from chimera_runtime.tools.watch.device_memory import smallest_share
+from chimera_runtime.tools.watch.flops import computing_dtype, peak_seconds
+from chimera_runtime.tools.watch.log import Log
+from chimera_runtime.tools.watch.memory import refuse_beyond
+from chimera_runtime.tools.watch.metrics import Metrics
+from chimera_runtime.tools.watch.peak_memory import PeakMemory, resident
+from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
+from chimera_runtime.tools.watch.tensorboard import Board
+from chimera_runtime.tools.watch.torch_profile import TorchProfile
+from chimera_runtime.tools.watch.validation import HeldOut
+from chimera_runtime.update.hooks import Hooks
+from chimera_runtime.update.outcome import Outcome, Outcomes
+from chimera_runtime.update.stage_optimizer import Named, StageStep
 
 _DTYPES = {"bf16": torch.bfloat16}
 

@@ -15,17 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from chimera_runtime import Pipeline, assemble, probe
-from chimera_runtime.evaluation import Evaluation, Keeping, Weighing
-from chimera_runtime.feed import Feed
-from chimera_runtime.gathering import added_over_all, gathered
-from chimera_runtime.model import Model
-from chimera_runtime.nested import joined
-from chimera_runtime.program import load
-from chimera_runtime.setting import Setting
-from chimera_runtime.stage import Stage
-from chimera_runtime.tensors import digest
-from chimera_runtime.world import join_group
+from chimera_runtime import Pipeline
+from chimera_runtime.data.feed import Feed
+from chimera_runtime.evaluate.evaluation import Evaluation, Keeping, Weighing
+from chimera_runtime.model.model import Model
+from chimera_runtime.program.program import load
+from chimera_runtime.ranks.gathering import added_over_all, gathered
+from chimera_runtime.ranks.world import join_group
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.start import assemble, probe
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.values.nested import joined
+from chimera_runtime.values.tensors import digest
 
 B, WIDTH, WORDS = 4, 3, 7
 

@@ -24,7 +24,7 @@ _OF_TORCH = (
     "torch.profiler._cupti_monitor",  # as the first step of an optimizer does
     "torch.utils.data",
 )
-_AT_IMPORT = (f"{_PACKAGE}.tools", f"{_PACKAGE}.tools.parent")
+_AT_IMPORT = (f"{_PACKAGE}.tools", f"{_PACKAGE}.tools.open.parent")
 """What looks at its process, or changes it, when it is imported."""
 
 

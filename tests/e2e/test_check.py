@@ -39,42 +39,42 @@ class Sabotage:
 SABOTAGES = {
     "the gradients of the stage where they are small have the wrong sign": Sabotage(
         "dapple",
-        "chimera_runtime/sums.py",
+        "chimera_runtime/stage/sums.py",
         "        self._works = ()\n",
         "        self._works = ()\n        [flat.neg_() for flat in self._flats if self._name == 's0']\n",
         ("stage 0: gradients of update 1 differ by 2.00e+00, most in linear.weight",),
     ),
     "gradients are not cleared": Sabotage(
         "dapple",
-        "chimera_runtime/sums.py",
+        "chimera_runtime/stage/sums.py",
         CLEARING,
         "",
         ("stage 0: gradients of update 2 differ", "stage 1: gradients of update 2 differ"),
     ),
     "every update has the same data": Sabotage(
         "dapple",
-        "chimera_runtime/batches.py",
+        "chimera_runtime/data/batches.py",
         "divmod(update, count // share.items)",
         "divmod(0, count // share.items)",
         ("stage 0: gradients of update 2 differ", "stage 1: gradients of update 2 differ"),
     ),
     "the replicas of a stage are not summed": Sabotage(
         "chimera",
-        "chimera_runtime/sums.py",
+        "chimera_runtime/stage/sums.py",
         '        """Posts the sum of the flat buffer over the members, where they are several."""\n',
         "        if self._name == 's0':\n            return self\n",
         ("replicas of stage 0: NOT bitwise equal; ranks that agree: 0 | 1", "stage 0: gradients of update 1 differ"),
     ),
     "the gradient of one replica is scaled": Sabotage(
         "chimera",
-        "chimera_runtime/sums.py",
+        "chimera_runtime/stage/sums.py",
         '        """Posts the sum of the flat buffer over the members, where they are several."""\n',
         "        [flat.mul_(1.01) for flat in self._flats if (self._name, self._names.rank) == ('s1', 1)]\n",
         ("replicas of every stage: bitwise equal", "stage 1: gradients of update 1 differ by"),
     ),
     "operations read the oldest weights instead of their version": Sabotage(
         "pipedream",
-        "chimera_runtime/versions.py",
+        "chimera_runtime/stage/versions.py",
         "tensors = self._alive[version]",
         "tensors = self._alive[min(self._alive)]",
         ("stage 0: gradients of update ",),
@@ -82,21 +82,21 @@ SABOTAGES = {
     ),
     "the optimizer steps twice": Sabotage(
         "dapple",
-        "chimera_runtime/weights.py",
+        "chimera_runtime/stage/weights.py",
         "            self._weights.step()\n",
         "            self._weights.step()\n            self.number == 1 and self._weights.step()\n",
         ("stage 1 on rank 1: the optimizer has made 6 steps in 3 updates",),
     ),
     "one stage leaves a step out": Sabotage(
         "dapple",
-        "chimera_runtime/weights.py",
+        "chimera_runtime/stage/weights.py",
         "            self._weights.step()\n",
         "            (self.number, self.updates) == (0, 1) or self._weights.step()\n",
         ("stage 0 on rank 0: the optimizer has made 2 steps in 3 updates",),
     ),
     "the last step is another one than the optimizer's": Sabotage(
         "dapple",
-        "chimera_runtime/weights.py",
+        "chimera_runtime/stage/weights.py",
         "            self._weights.step()\n",
         "            self._weights.step()\n"
         "            (self.number, self.updates) == (1, 2) and self.module.linear.weight.data.mul_(1.001)\n",
@@ -104,7 +104,7 @@ SABOTAGES = {
     ),
     "a gradient is there where one process has none": Sabotage(
         "dapple",
-        "chimera_runtime/weights.py",
+        "chimera_runtime/stage/weights.py",
         "            self._weights.step()\n",
         "            self.module.unused.weight.grad = self.module.unused.weight.detach()\n"
         "            self._weights.step()\n",
@@ -112,7 +112,7 @@ SABOTAGES = {
     ),
     "a loss is not that of its update": Sabotage(
         "dapple",
-        "chimera_runtime/endings.py",
+        "chimera_runtime/stage/stage_output.py",
         "self._losses.pop(update, {}).values()",
         "self._losses.pop(2 - update, {}).values()",
         ("losses: max |difference| / mean |loss| = ",),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.program import RankFacts, load, spread
+from chimera_runtime.program.program import RankFacts, load, spread
 from tests.e2e.ranks import Job, compiled, run_all
 
 SCHEMES: dict[str, dict[str, int]] = {

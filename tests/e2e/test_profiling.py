@@ -31,8 +31,8 @@ if os.environ["RANK"] == "1":
 
 STAGED = f"""
 import atexit, sys
-from chimera_runtime import world
-from chimera_runtime.staging import Staging
+from chimera_runtime.ranks import world
+from chimera_runtime.ranks.staging import Staging
 from tests.unit.runtime.gpu_model import ModelGpu
 gpu = ModelGpu(("outgoing", "incoming"))
 world.staging_of = lambda _device, _backend: Staging(gpu)

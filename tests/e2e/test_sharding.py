@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import chimera_ir
 from chimera_ir.commands.profile_command import profile_command
-from chimera_runtime.sizes import shown
+from chimera_runtime.values.sizes import shown
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all
 
 CLUSTER = """

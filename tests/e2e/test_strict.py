@@ -143,7 +143,7 @@ BUGS = {
     ),
     "the first message of a communicator makes it": Bug(
         "chimera",
-        "chimera_runtime/world.py",
+        "chimera_runtime/ranks/world.py",
         lambda text: text.replace('    if backend != "gloo":\n        _warm_up(world)\n', ""),
         "the first operation of a communicator of ranks .* blocks the host",
         meeting="3",

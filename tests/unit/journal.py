@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera_runtime.lane import Lane
-from chimera_runtime.numbering import Micros
-from chimera_runtime.program import Group, Job, RankFacts, group_text, parsed
-from chimera_runtime.turns import RunLength, StreamLane
+from chimera_runtime.lane.turns import RunLength, StreamLane
+from chimera_runtime.program.program import Group, Job, RankFacts, group_text, parsed
+from chimera_runtime.values.numbering import Micros
 
 
 @dataclass

@@ -21,9 +21,9 @@ from chimera_ir.request import Request, Tie
 from chimera_ir.resources import runtime, templates
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
-from chimera_runtime import program as program_facts
-from chimera_runtime.messages import tag_of
-from chimera_runtime.program import group_text, parsed, spread
+from chimera_runtime.program import program as program_facts
+from chimera_runtime.program.program import group_text, parsed, spread
+from chimera_runtime.ranks.messages import tag_of
 from tests.lowered import evaluated, scripts_of
 from tests.programs import program
 from tests.sizes import on_workers
@@ -122,7 +122,7 @@ def test_programs_have_the_same_digest_only_if_all_of_their_files_are_the_same(
     shutil.copytree(runtime(), tmp_path / "chimera_runtime")
     monkeypatch.setattr("chimera_ir.codegen.render.templates", lambda: tmp_path / "templates")
     monkeypatch.setattr("chimera_ir.codegen.render.runtime", lambda: tmp_path / "chimera_runtime")
-    for changed in ("chimera_runtime/lane.py", "templates/rank.py.j2", "templates/train.py.j2"):
+    for changed in ("chimera_runtime/lane/lane.py", "templates/rank.py.j2", "templates/train.py.j2"):
         with (tmp_path / changed).open("a") as file:
             file.write("# another version of the compiler\n")
         found[changed] = scripts_of(compiled(cases[0]))
@@ -197,7 +197,7 @@ def test_a_linter_finds_no_undefined_or_unused_name(tmp_path: Path) -> None:
 def test_the_files_of_a_program_are_text_in_a_fixed_order_and_the_same_each_time() -> None:
     first, second = (scripts_of(compiled(("chimera", (("D", 4), ("N", 6))))) for _ in range(2))
     assert list(first.items()) == list(second.items())
-    assert {"train.py", "chimera_runtime/lane.py", "rank_0.py", "rank_3.py"} <= first.keys()
+    assert {"train.py", "chimera_runtime/lane/lane.py", "rank_0.py", "rank_3.py"} <= first.keys()
     assert all(not name.startswith("/") and ".." not in name for name in first)
 
 

@@ -16,7 +16,7 @@ from chimera_ir.measure import equal, samples, stages
 from chimera_ir.measure.samples import noise
 from chimera_ir.measure.stages import StageRequest
 from chimera_ir.profile.costs import ModelProfile
-from chimera_runtime.model import load
+from chimera_runtime.model.model import load
 from tests.unit.test_measure import spread_samples
 
 HEAD = """\

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.blame import ModelError, describe
-from chimera_runtime.model import ModelFile, load
+from chimera_runtime.model.model import ModelFile, load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"

@@ -17,7 +17,7 @@ from chimera_ir.measure.stages import StageRequest
 from chimera_ir.profile.cluster import Link
 from chimera_ir.profile.costs import StageCosts
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model import load
+from chimera_runtime.model.model import load
 
 WIDTH, LAYERS, FLOAT = 24, 3, 4
 

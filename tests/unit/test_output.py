@@ -16,7 +16,7 @@ from tests.unit.command import TINY, Run, contents, shell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-SHARED = ("train.py", "chimera_runtime/lane.py", "schedule.sir", "report.json", "timeline.svg")
+SHARED = ("train.py", "chimera_runtime/lane/lane.py", "schedule.sir", "report.json", "timeline.svg")
 
 
 def test_the_directory_holds_what_the_contract_lists_and_is_named_after_the_scheme(run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.run import parse_args
 from chimera_ir.commands import common, group
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.commands.run_command import run_command
-from chimera_runtime.tools import options
+from chimera_runtime.tools.command import options
 from tests.unit.command import Ended, contents
 from tests.unit.conftest import calling
 

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from chimera_runtime import Checkpoints, Misuse, Pipeline, agreement
+from chimera_runtime import Checkpoints, Misuse, Pipeline
 from chimera_runtime.errors import BadModel, RanksDiffer
+from chimera_runtime.ranks import agreement
 
 B, WIDTH, N, UPDATES = 2, 4, 4, 5
 

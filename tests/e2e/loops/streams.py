@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from chimera_runtime import Misuse, Outcome, PeerLost, Pipeline, StageStep
-from chimera_runtime.batches import Batches
-from chimera_runtime.model import load
+from chimera_runtime.data.batches import Batches
+from chimera_runtime.model.model import load
 
 SIZE, WIDTH, UPDATES = 2, 4, 9
 MODELS = Path(__file__).resolve().parent.parent / "models"

@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from chimera_runtime import stage as compute
-from chimera_runtime.saved import Saved, memory_of
+from chimera_runtime.stage import stage as compute
+from chimera_runtime.stage.saved_tensors import Saved, memory_of
 
 WIDTH = 32
 ROWS = 8

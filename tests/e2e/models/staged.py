@@ -9,8 +9,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from chimera_runtime import world
-from chimera_runtime.staging import Staging
+from chimera_runtime.ranks import world
+from chimera_runtime.ranks.staging import Staging
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
-from chimera_runtime.world import World, join
+from chimera_runtime.ranks.world import World, join
 from tests.unit.runtime import kept
-from tests.unit.runtime.ranks import alone_job
+from tests.unit.runtime.thread_ranks import alone_job
 
 
 @pytest.fixture(autouse=True, scope="package")

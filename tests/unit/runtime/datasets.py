@@ -9,12 +9,12 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset
 
-from chimera_runtime.announcing import Announcing
 from chimera_runtime.blame import Located
-from chimera_runtime.data_workers import Workers
-from chimera_runtime.loader import Loader
-from chimera_runtime.loading import ALL, Loading, MiniBatch
-from chimera_runtime.order import Order, Share
+from chimera_runtime.data.data_workers import Workers
+from chimera_runtime.data.epoch_length import Announcing
+from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.loading import ALL, Loading, MiniBatch
+from chimera_runtime.data.order import Order, Share
 
 ITEMS = 26
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import chimera_ir
-from chimera_runtime.checkpoints import Checkpoints
+from chimera_runtime.checkpoint.checkpoints import Checkpoints
 from chimera_runtime.pipeline import Pipeline
 
 B, N, WIDTH, UPDATES = 2, 2, 3, 6

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from chimera_runtime import assemble, probe
-from chimera_runtime.batches import Batches
+from chimera_runtime.data.batches import Batches
 from chimera_runtime.lane import Lane
-from chimera_runtime.model import ModelFile
-from chimera_runtime.program import EvaluationFacts, KeptMicros, RankFacts, StageFacts
-from chimera_runtime.setting import Setting
-from chimera_runtime.tools.options import parse
-from chimera_runtime.tools.reference import Reference
-from chimera_runtime.world import World
+from chimera_runtime.model.model import ModelFile
+from chimera_runtime.program.program import EvaluationFacts, KeptMicros, RankFacts, StageFacts
+from chimera_runtime.ranks.world import World
+from chimera_runtime.start import assemble, probe
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.tools.check.reference import Reference
+from chimera_runtime.tools.command.options import parse
 
 RATE, ITEMS = 0.2, 24
 CPU = torch.device("cpu")

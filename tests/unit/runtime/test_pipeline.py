@@ -16,7 +16,7 @@ import chimera_ir
 import chimera_runtime
 from chimera_runtime import Misuse, Pipeline
 from chimera_runtime.blame import ModelError
-from chimera_runtime.world import World
+from chimera_runtime.ranks.world import World
 
 B, N, WIDTH, STAGES = 2, 4, 3, 2
 RATE = 0.1

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from chimera_runtime import BadModel, Pipeline
-from chimera_runtime.world import World
+from chimera_runtime.ranks.world import World
 from tests.unit.runtime.test_pipeline import WIDTH, B, N, assert_gradients, batch, by_hand, compiled, loss
 
 __all__ = ["compiled"]

@@ -13,11 +13,11 @@ from jinja2 import Environment
 
 from chimera_ir.codegen.view import TrainView
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
-from chimera_runtime.program import INTERFACE
+from chimera_runtime.program.program import INTERFACE
 from tests import forking
 from tests.programs import free_port
 from tests.unit.runtime.models import facts, sequential
-from tests.unit.runtime.ranks import alone_job
+from tests.unit.runtime.thread_ranks import alone_job
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 import chimera_ir
+from chimera_runtime.data.order import Order
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model import ModelFile
-from chimera_runtime.order import Order
-from chimera_runtime.outcome import Outcome
+from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.program import Place, load
-from chimera_runtime.tools.faults import Faults
-from chimera_runtime.tools.options import parse
+from chimera_runtime.program.program import Place, load
+from chimera_runtime.ranks.world import World
+from chimera_runtime.tools.command.options import parse
+from chimera_runtime.tools.fail.faults import Faults
 from chimera_runtime.tools.run import Run
-from chimera_runtime.world import World
+from chimera_runtime.update.outcome import Outcome
 from tests.unit.runtime.models import Layer, item, model
 
 N, B, STEPS = 4, 2, 5

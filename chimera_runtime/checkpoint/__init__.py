@@ -1,0 +1,1 @@
+"""Checkpoints: their content and their files."""

@@ -1,0 +1,121 @@
+"""The micro-batches of a dataset by the number of their update: what a pipeline sees at its start, and a check."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from chimera_runtime.data.loading import ALL, Loading, MiniBatch, Triple, require_cut
+from chimera_runtime.data.order import Order, Share, is_stream, length_of_stream, refuse_order, require_enough
+from chimera_runtime.data.reading import Point, Read, Stream
+from chimera_runtime.values.keywords import Keywords
+from chimera_runtime.values.nested import rows
+from chimera_runtime.values.tensors import all_generators_kept
+
+
+class Source(Protocol):
+    """Where micro-batches come from; they are counted from the first of an update."""
+
+    def input(self, update: int, micro: int) -> Any:
+        """The inputs of a micro-batch, for stage 0."""
+
+    def target(self, update: int, micro: int) -> Any:
+        """The targets of a micro-batch, for the loss."""
+
+    def keywords(self, update: int, micro: int) -> Keywords:
+        """The keyword arguments of a micro-batch, for the stages that take them."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The micro-batches of one copy of the pipeline group, from the beginning of the data on.
+
+    Sizes are those of `Share`, items come as `Order` and `Loading` have them, or of an iterable dataset as it gives
+    them. Where a micro-batch is cut into ``parts``, its items go to them in order, and the parts are what ``micro``
+    counts.
+    """
+
+    dataset: Any
+    micro_batch_size: int
+    micro_batches: int
+    parts: int
+    copies: int
+    copy: int
+    seed: int
+    collate: Callable[[list[Any]], Any] | None = None
+    sampler: Iterable[Any] | None = None
+    _kept: dict[tuple[int, int], Triple] = field(default_factory=dict)
+    _read: list[MiniBatch] = field(default_factory=list)
+    _stream: list[Any] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Says what is wrong with the dataset.
+
+        Raises
+        ------
+        Misuse
+            If it is neither map-style nor iterable, too small for one update, or iterable and has a sampler.
+        """
+        if not is_stream(self.dataset):
+            require_enough(self._order.count(0), self._share)
+            return
+        if self.sampler is not None:
+            refuse_order("a sampler")
+        if (count := length_of_stream(self.dataset)) is not None:
+            require_enough(count, self._share)
+
+    def input(self, update: int, micro: int) -> Any:
+        """The collated inputs of a micro-batch, counted from the first of an update."""
+        return self._part(update, micro)[0]
+
+    def target(self, update: int, micro: int) -> Any:
+        """The collated targets of a micro-batch, counted from the first of an update."""
+        return self._part(update, micro)[1]
+
+    def keywords(self, update: int, micro: int) -> Keywords:
+        """The collated keyword arguments of a micro-batch, counted from the first of an update."""
+        return self._part(update, micro)[2]
+
+    @property
+    def _share(self) -> Share:
+        return Share(self.micro_batch_size, self.micro_batches, self.copies, self.copy)
+
+    @property
+    def _order(self) -> Order:
+        return Order(self.dataset, self.seed, sampler=self.sampler)
+
+    def _part(self, update: int, micro: int) -> Triple:
+        later, number = divmod(micro, self.micro_batches * self.parts)
+        whole, part = divmod(number, self.parts)
+        place = update + later, whole
+        if place not in self._kept:
+            self._kept.clear()
+            with all_generators_kept():
+                self._kept[place] = self._loaded(*place)
+            if self.parts > 1:
+                require_cut(self._kept[place], self.micro_batch_size, "a micro-batch of the dataset")
+        size = self.micro_batch_size // self.parts
+        triple: Triple = rows(self._kept[place], part * size, size) if self.parts > 1 else self._kept[place]
+        return triple
+
+    def _loaded(self, update: int, micro: int) -> Triple:
+        loading, share = Loading(self.dataset, self.seed, self.collate), self._share
+        if is_stream(self.dataset):
+            return self._mini_batch(loading, update)(micro)
+        order, count = self._order, self._order.count(0)
+        epoch, place = divmod(update, count // share.items)
+        start = place * share.items + share.start(micro)
+        keys = order.keys(epoch, start, start + share.micro_batch_size)
+        return loading.collated(loading.items(epoch, keys), epoch, start, keys)
+
+    def _mini_batch(self, loading: Loading, update: int) -> MiniBatch:
+        """Of an iterable dataset; what has been read is kept, for a few updates at most are asked for."""
+        if not self._stream:
+            uses = dict.fromkeys(range(self.micro_batches), ALL)
+            self._stream.append(iter(Stream(loading, self._share, uses, True, Point())))
+        while len(self._read) <= update:
+            match next(self._stream[0]):
+                case Read(batch):
+                    self._read.append(batch)
+                case _:
+                    pass  # the next epoch begins
+        return self._read[update]

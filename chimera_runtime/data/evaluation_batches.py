@@ -1,0 +1,112 @@
+"""Batches of an evaluation, as rounds of the micro-batches that a copy's pipelines run together."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from chimera_runtime.blame import Calling
+from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
+from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.program.program import Job
+from chimera_runtime.values.keywords import KeywordNames
+from chimera_runtime.values.nested import lengths, rows
+
+_BATCH = "a batch of an evaluation"
+_LOADING = Calling("the function that gives the micro-batches of an evaluation", FAILED)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Micro-batches that a copy's pipelines run together: ``sizes`` has the items of each, 0 where it is not there.
+
+    ``load(m)`` gives the inputs, the targets and the keyword arguments of micro-batch m.
+    """
+
+    sizes: Sequence[int]
+    load: Callable[[int], Triple]
+
+
+def rounds(job: Job, size: int, batch: Any, names: KeywordNames | None = None) -> Iterator[Round]:
+    """A batch as rounds of as many micro-batches as an evaluation has.
+
+    Parameters
+    ----------
+    size
+        The items of a micro-batch.
+    batch
+        A pair of inputs and targets with any number of items in dimension 0, of which the last micro-batches of the
+        last round hold what is left; or a function of the micro-batch's number that gives a pair with ``size`` items,
+        for one round; or what a `Loader` gives.
+    names
+        The names of keyword arguments, if they are known.
+
+    Raises
+    ------
+    Misuse
+        If it is none of these, has other keyword arguments, or holds something that cannot be cut into micro-batches.
+    """
+    whole, count = size // job.parts, job.evaluated * job.parts
+    if isinstance(batch, MiniBatch):
+        sizes = tuple([max(0, min(whole, batch.items - whole * micro)) for micro in range(count)])
+        yield Round(sizes, partial(_part_of_loaded, batch, whole, job.parts, sizes, names))
+        return
+    if callable(batch):
+        yield Round((whole,) * count, partial(_part_of, batch, size, job.parts, names))
+        return
+    batch = as_triple(batch, _BATCH)
+    items = _items(batch)
+    _require(batch, names, items if items > whole else None, _BATCH)
+    for start in range(0, items, whole * count):
+        sizes = tuple([max(0, min(whole, items - start - whole * micro)) for micro in range(count)])
+        yield Round(sizes, partial(_rows_of, batch, start, whole, sizes))
+
+
+def _rows_of(batch: Any, start: int, whole: int, sizes: Sequence[int], micro: int) -> Any:
+    """The rows of a micro-batch of a round that begins with an item of a batch."""
+    return rows(batch, start + whole * micro, sizes[micro])
+
+
+def _require(batch: Triple, names: KeywordNames | None, cut: int | None, what: str) -> None:
+    """Passes if a batch has the names of keyword arguments and, where it is ``cut``, can be: its items are so many."""
+    if names is not None:
+        names.require(batch[2], what)
+    if cut is not None:
+        require_cut(batch, cut, what)
+
+
+def _part_of_loaded(
+    batch: MiniBatch, whole: int, parts: int, sizes: Sequence[int], names: KeywordNames | None, micro: int
+) -> Any:
+    """What a loader has loaded of a part of a micro-batch."""
+    number, part = divmod(micro, parts)
+    triple = batch(number)
+    _require(triple, names, max(lengths(triple), default=0) if parts > 1 else None, _BATCH)
+    return rows(triple, part * whole, sizes[micro])
+
+
+def _part_of(load: Callable[[int], Any], size: int, parts: int, names: KeywordNames | None, micro: int) -> Any:
+    """A part of a micro-batch that a function gives."""
+    number, part = divmod(micro, parts)
+    with _LOADING:
+        loaded = load(number)
+    batch = as_triple(loaded, _BATCH)
+    if _items(batch) != size:
+        raise Misuse(
+            f"micro-batch {number} of an evaluation: dimension 0 of its tensors is {_items(batch)}, and was {size} in "
+            "the example"
+        )
+    _require(batch, names, size if parts > 1 else None, _BATCH)
+    return rows(batch, part * size // parts, size // parts)
+
+
+def _items(batch: Triple) -> int:
+    """The items of inputs, targets and keyword arguments."""
+    sizes = lengths(batch)
+    if len(sizes) != 1:
+        said = f"tensors with {' and '.join(map(str, sorted(sizes)))} there" if sizes else "no tensor"
+        raise Misuse(f"a batch of an evaluation has items in dimension 0 of its tensors, and this one has {said}")
+    (items,) = sizes
+    if not items:
+        raise Misuse("a batch of an evaluation has no item")
+    return items

@@ -1,0 +1,1 @@
+"""Forwards alone: evaluation and inference."""

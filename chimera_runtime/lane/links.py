@@ -1,0 +1,64 @@
+"""The links of a worker: where messages between two stages come in, and where they go out."""
+
+from typing import Any
+
+from chimera_runtime.ranks.messages import tag_of
+from chimera_runtime.values.aliases import Slots, versions, written
+from chimera_runtime.values.numbering import Micros
+from chimera_runtime.values.tensors import Tensors, part
+
+
+class _Link:
+    """Messages from a stage to one next to it on another worker, known by their micro-batches."""
+
+    def __init__(self, peer: Any, source: int, target: int, stages: int) -> None:
+        self._peer = peer
+        self._source = source
+        self._target = target
+        self._stages = stages
+        self._under_way: dict[Micros, Any] = {}
+
+    def _tag(self, micros: Micros) -> int:
+        return tag_of(micros, self._source, self._target, self._stages)
+
+
+class Outgoing(_Link):
+    """From a stage of this worker."""
+
+    def isend(self, micros: Micros, tensors: Tensors) -> None:
+        """Posts the sending of a message; ``tensors`` are kept until it has been waited for."""
+        self._under_way[micros] = self._peer.isend(tensors, self._tag(micros)), versions(tensors)
+
+    def wait(self, micros: Micros) -> None:
+        """Returns when the peer has taken a message; errors as in `Transfer.wait` and `written`."""
+        transfer, before = self._under_way.pop(micros)
+        if versions(transfer.tensors) != before:
+            raise written(self._source, self._target, micros)
+        transfer.wait()
+
+
+class Incoming(_Link):
+    """To a stage of this worker, whose receive buffers ``slots`` are."""
+
+    def __init__(self, peer: Any, source: int, target: int, stages: int, slots: Slots) -> None:
+        super().__init__(peer, source, target, stages)
+        self._slots = slots
+
+    def irecv(self, micros: Micros, into: int) -> None:
+        """Posts the receive of a message into a slot."""
+        self._under_way[micros] = self._peer.irecv(self._buffers(micros, into), self._tag(micros))
+
+    def wait(self, micros: Micros) -> None:
+        """Returns when a message has come; errors as in `Transfer.wait`."""
+        self._under_way[micros].wait()
+
+    def take(self, micros: Micros) -> Tensors:
+        """The tensors of a message that has come, in its slot: once."""
+        tensors: Tensors = self._under_way.pop(micros).tensors
+        return tensors
+
+    def _buffers(self, micros: Micros, into: int) -> Tensors:
+        """As much of a slot as a message takes."""
+        buffers, room = self._slots.vacant(into), self._slots.rooms[into]
+        count = len(micros) if isinstance(micros, tuple) else 1
+        return part(buffers, 0, count, room) if count < room else buffers

@@ -1,0 +1,147 @@
+"""Ranges for profilers: each line of the program is one of torch.profiler, and on a GPU of NVTX, while it runs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Self
+
+import torch
+from torch.profiler import record_function
+
+from chimera_runtime.program.program import Group
+from chimera_runtime.values.numbering import Micros
+
+Within = Callable[[str], AbstractContextManager[Any]]
+"""A range of a name, from its begin to its end."""
+
+Lines = Mapping[str, Callable[..., str]]
+"""The line of the program that a call stands for, by the name of the method."""
+
+
+class Ranged:
+    """A tie or a link: each call that stands for a line of the program is a range. ``lines`` has the names, by call."""
+
+    def __init__(self, part: Any, within: Within, lines: Lines) -> None:
+        self._part = part
+        self._within = within
+        self._lines = lines
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._part, name)
+        line = self._lines.get(name)
+        if line is None:
+            return method
+
+        def ranged(*arguments: Any, **keywords: Any) -> Any:
+            with self._within(line(*arguments, **keywords)):
+                return method(*arguments, **keywords)
+
+        return ranged
+
+
+class RangedStage(Ranged):
+    """The same of a stage; where versions are kept, its operations are named with that which they read."""
+
+    def __init__(self, number: int, stage: Any, within: Within) -> None:
+        self._version = ""
+        self._number = number
+
+        def operation(letter: str) -> Callable[..., str]:
+            return lambda micros, *_values: f"{letter} {_text(micros)} s{number}{self._version}"
+
+        calls = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weights": "W"}
+        lines = {call: operation(letter) for call, letter in calls.items()}
+        super().__init__(stage, within, lines | _of_weights((number,)))
+
+    def at(self, version: int) -> Self:
+        """The stage with a version of its weights."""
+        self._part.at(version)
+        self._version = f" v{version}"
+        return self
+
+    def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
+        """A pair is one range."""
+        line = f"F {_text(forward[0])} s{self._number} & B {_text(backward[0])} s{other._number}"
+        with self._within(line):
+            self._part.pair(forward, other._part, backward)
+
+
+class Unranged:
+    """What a lane is made of, as it is: nothing has a range."""
+
+    def update(self, number: int) -> AbstractContextManager[Any]:
+        """The context of an update."""
+        return nullcontext()
+
+    def stage(self, number: int, stage: Any) -> Any:
+        """A stage, as a lane calls it."""
+        return stage
+
+    def tie(self, group: Group, tie: Any) -> Any:
+        """What stages share, as a lane calls it."""
+        return tie
+
+    def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
+        """A link that messages come in by, as a lane calls it."""
+        return link
+
+    def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
+        """A link that messages go out by, as a lane calls it."""
+        return link
+
+
+class Ranges(Unranged):
+    """Each update and each line of the program within a range of its name, as schedule.sir has it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._within = _range_on_gpu if device.type == "cuda" else record_function
+
+    def update(self, number: int) -> AbstractContextManager[Any]:
+        """The range of an update, counted from 0."""
+        return self._within(f"update {number}")
+
+    def stage(self, number: int, stage: Any) -> Any:
+        """A stage whose operations, sums, steps and versions are ranges."""
+        return RangedStage(number, stage, self._within)
+
+    def tie(self, group: Group, tie: Any) -> Any:
+        """What stages share; its sums, steps and versions are ranges."""
+        return Ranged(tie, self._within, _of_weights(group))
+
+    def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
+        """A link on which receiving and waiting are ranges."""
+        ends = f"s{source}->s{target}"
+        lines: Lines = {
+            "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
+            "wait": lambda micros: f"wait recv {_text(micros)} {ends}",
+        }
+        return Ranged(link, self._within, lines)
+
+    def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
+        """A link on which sending and waiting are ranges."""
+        ends = f"s{source}->s{target}"
+        lines: Lines = {
+            "isend": lambda micros, _tensors: f"send {_text(micros)} {ends} to w{worker}",
+            "wait": lambda micros: f"wait send {_text(micros)} {ends}",
+        }
+        return Ranged(link, self._within, lines)
+
+
+def _text(micros: Micros) -> str:
+    return ",".join(f"m{micro}" for micro in (micros if isinstance(micros, tuple) else (micros,)))
+
+
+def _of_weights(group: Group) -> dict[str, Callable[..., str]]:
+    weights = "+".join(f"s{stage}" for stage in group)
+    return {
+        "all_reduce": lambda: f"all_reduce {weights}",
+        "wait_all_reduce": lambda: f"wait all_reduce {weights}",
+        "step": lambda: f"step {weights}",
+        "stash": lambda version: f"stash {weights} v{version}",
+        "drop": lambda version: f"drop {weights} v{version}",
+    }
+
+
+@contextmanager
+def _range_on_gpu(name: str) -> Iterator[None]:
+    with record_function(name), torch.cuda.nvtx.range(name):
+        yield

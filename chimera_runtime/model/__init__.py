@@ -1,0 +1,1 @@
+"""The user's model: its file, its layers, ties and names."""

@@ -1,0 +1,126 @@
+"""The state of learning-rate schedulers by the groups that they schedule, so that other groups can be made of these.
+
+scheduler.state_dict()    `GroupStates`, for each group of its optimizer
+  last_epoch  3             common    {"last_epoch": 3}
+  base_lrs    [0.1, 0.2]    of_group  {"base_lrs": 0.1}   {"base_lrs": 0.2}
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chimera_runtime.blame import Calling
+from chimera_runtime.errors import FAILED
+from chimera_runtime.optimizer.optimizer_kinds import Kind, kind_of
+
+NameOf = Mapping[torch.Tensor, str]
+"""The name of each parameter that an optimizer may step."""
+
+_BY_GROUP = ("_last_lr", "base_lrs", "min_lrs", "max_lrs", "lr_lambdas", "base_momentums", "max_momentums")
+"""Lists in the states of torch's schedulers that have an element for each group."""
+
+_PARTS = "_schedulers"
+"""The list of the schedulers that a scheduler is made of."""
+
+
+@dataclass(frozen=True)
+class GroupStates:
+    """The state of a scheduler for one group: what it has in common with the other groups, and its own."""
+
+    common: dict[str, Any]
+    of_group: dict[str, Any]
+
+
+States = list[tuple[Kind, GroupStates]]
+"""The schedulers of an optimizer, in their order."""
+
+
+def groups_of(scheduler: Any, names: NameOf) -> list[dict[str, Any]] | None:
+    """The groups that a scheduler, or the one inside a wrapper, schedules; None if it is not known which."""
+    for known in (scheduler, getattr(scheduler, "scheduler", None), getattr(scheduler, "_scheduler", None)):
+        groups = getattr(getattr(known, "optimizer", None), "param_groups", None)
+        if groups is not None and all(parameter in names for group in groups for parameter in group["params"]):
+            return list(groups)
+    return None
+
+
+def schedulers_of(schedulers: Sequence[Any], names: NameOf) -> Callable[[torch.Tensor], States]:
+    """The states of the schedulers of a parameter."""
+    by_parameter: dict[torch.Tensor, States] = {}
+    for scheduler in schedulers:
+        groups = groups_of(scheduler, names)
+        if groups is None:
+            continue
+        with Calling(f"state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
+            state = scheduler.state_dict()
+        for number, group in enumerate(groups):
+            of_group = kind_of(scheduler), _cut(state, number, len(groups))
+            for parameter in group["params"]:
+                by_parameter.setdefault(parameter, []).append(of_group)
+    return lambda parameter: by_parameter.get(parameter, [])
+
+
+def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[str, States]) -> None:
+    """Gives schedulers the states that were saved for the parameters that they schedule here."""
+    position: dict[torch.Tensor, int] = {}
+    for scheduler in schedulers:
+        groups = groups_of(scheduler, names) or []
+        current = scheduler.state_dict()
+        states: list[GroupStates] = []
+        for number, group in enumerate(groups):
+            part = _cut(current, number, len(groups))
+            for parameter in group["params"]:
+                place = position.setdefault(parameter, 0)
+                position[parameter] += 1
+                _, part = saved[names[parameter]][place]
+            states.append(part)
+        first = next((states[k] for k, group in enumerate(groups) if group["params"]), None)
+        if first is None:
+            continue  # it schedules nothing on this rank
+        with Calling(f"load_state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
+            scheduler.load_state_dict(_joined(first.common, [state.of_group for state in states]))
+
+
+def _cut(state: Mapping[str, Any], number: int, count: int) -> GroupStates:
+    """The state for one of some groups."""
+    common: dict[str, Any] = {}
+    of_group: dict[str, Any] = {}
+    for key, value in state.items():
+        if key in _BY_GROUP and isinstance(value, list | tuple) and len(value) == count:
+            of_group[key] = value[number]
+        elif key == _PARTS:
+            parts = [_cut(part, number, count) for part in value]
+            common[key], of_group[key] = [part.common for part in parts], [part.of_group for part in parts]
+        else:
+            common[key] = value
+    return GroupStates(common, of_group)
+
+
+def _joined(common: Mapping[str, Any], of_groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state for groups of which each has its own; the inverse of `_cut`."""
+    state = dict(common)
+    for key in of_groups[0]:
+        if key == _PARTS:
+            parts = zip(common[key], *(of_group[key] for of_group in of_groups), strict=True)
+            state[key] = [_joined(first, others) for first, *others in parts]
+        else:
+            state[key] = [of_group[key] for of_group in of_groups]
+    return state
+
+
+def for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a scheduler in format 1, but with the rates of this one's groups: another rank had others.
+
+    The schedulers that it is made of are treated alike.
+    """
+    groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
+    rates = {"_last_lr": [group["lr"] for group in groups]}
+    if all("initial_lr" in group for group in groups):
+        rates["base_lrs"] = [group["initial_lr"] for group in groups]
+    state: dict[str, Any] = {**scheduled, **{key: rates[key] for key in rates if groups and key in scheduled}}
+    if "_schedulers" in scheduled:
+        parts = zip(scheduler._schedulers, scheduled["_schedulers"], strict=True)
+        state["_schedulers"] = [for_groups_of(part, of_part) for part, of_part in parts]
+    return state

@@ -1,0 +1,192 @@
+"""An optimizer whose state is sharded over the replicas of each stage."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import optim
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.optimizer.sharding import Sharding
+from chimera_runtime.program.program import Group
+from chimera_runtime.ranks.world import World
+from chimera_runtime.values.shards import is_spread, local
+
+ELEMENTWISE = (
+    *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta),
+    *(optim.RMSprop, optim.Rprop, optim.ASGD),
+)
+"""Optimizers of torch that treat every number of a parameter by itself, so that shards are stepped like the whole."""
+
+
+class ShardedOptimizer(optim.Optimizer):
+    """Steps the shards of parameters that are on this rank, and gathers those of the other replicas.
+
+    Its groups have the whole parameters: a scheduler, a scaler and `zero_grad` act on these. Weights after a step are
+    those of an optimizer that is not sharded. ``state_dict`` has the state as DTensors in the shape of the parameters,
+    which torch.distributed.checkpoint stores like whole ones; ``load_state_dict`` takes both.
+
+    All ranks that hold a parameter step together, after the same steps of their other sharded optimizers.
+
+    Parameters
+    ----------
+    shardings
+        The weight groups of this rank, in an order that is the same on all ranks.
+    make
+        Makes an optimizer of their shards, in the same order.
+    elementwise
+        That optimizer treats every number of a parameter by itself. Known of those of torch.
+    gathers
+        A step gathers. Else its caller does, when all steps of the rank are made: see `gather`.
+
+    Attributes
+    ----------
+    of_shards
+        What ``make`` returned: its state is all that there is on this rank.
+
+    Raises
+    ------
+    Misuse
+        If ``make`` returns no optimizer, or one that may look at a parameter as a whole.
+    """
+
+    def __init__(
+        self,
+        shardings: Sequence[Sharding],
+        make: Callable[[list[torch.nn.Parameter]], Any],
+        elementwise: bool = False,
+        gathers: bool = True,
+    ) -> None:
+        self._shardings = shardings
+        self._gathers = gathers
+        self._sharding_of = {p: sharding for sharding in shardings for p in sharding.parameters}
+        whole = {s: p for sharding in shardings for s, p in zip(sharding.shards, sharding.parameters, strict=True)}
+        self.of_shards: optim.Optimizer = make([*whole])
+        _require_elementwise(self.of_shards, elementwise)
+        groups = [
+            {**_settings(group), "params": [whole[shard] for shard in group["params"]]}
+            for group in self.of_shards.param_groups
+        ]
+        self._is_made = False
+        super().__init__(groups, dict(self.of_shards.defaults))
+        self._is_made = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Steps the shards of this rank, with the gradients of the parameters, and gathers all others.
+
+        Raises
+        ------
+        PeerLost
+            If another rank does not step in time, or has ended.
+        """
+        value = None
+        if closure is not None:
+            with torch.enable_grad():
+                value = closure()
+        for sharding in self._shardings:
+            sharding.show_gradients()
+        _take_settings(self.of_shards, self)
+        self.of_shards.step()
+        _take_settings(self, self.of_shards)
+        for sharding in self._shardings:
+            sharding.hide_gradients()
+        if self._gathers:
+            self.gather()
+        return value
+
+    def gather(self) -> None:
+        """Makes the parameters whole again, one weight group after the other; errors as in `step`."""
+        for sharding in self._shardings:
+            sharding.gather()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Takes the groups that ``make`` has made, and no others.
+
+        Raises
+        ------
+        Misuse
+            If it is called later.
+        """
+        if self._is_made:
+            raise Misuse("a sharded optimizer takes no further parameters: make one of all that are to be stepped")
+        super().add_param_group(param_group)
+
+    def spread(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """The parameter as its state is laid out: a DTensor in the memory of the weights, whole if it is not cut."""
+        sharding = self._sharding_of[parameter]
+        return sharding.spread(parameter, sharding.part(parameter, parameter.data))
+
+    def state_dict(self) -> dict[str, Any]:
+        """As that of an optimizer that is not sharded, with a DTensor in the shape of a parameter for what is cut."""
+        of_shards = self.of_shards.state_dict()
+        parameters = self._listed
+        state = {
+            index: {key: self._whole(parameters[index], value) for key, value in kept.items()}
+            if isinstance(index, int)
+            else kept
+            for index, kept in of_shards["state"].items()
+        }
+        return {**of_shards, **super().state_dict(), "state": state}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` has returned, here or of an optimizer that is not sharded."""
+        parameters = self._listed
+        state = {
+            index: {key: self._part(parameters[index], value) for key, value in kept.items()}
+            if isinstance(index, int)
+            else kept
+            for index, kept in state_dict["state"].items()
+        }
+        super().load_state_dict({**state_dict, "state": {}})
+        self.of_shards.load_state_dict({**state_dict, "state": state})
+
+    @property
+    def _listed(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _whole(self, parameter: torch.nn.Parameter, value: Any) -> Any:
+        sharding = self._sharding_of[parameter]
+        if isinstance(value, torch.Tensor) and value.shape == sharding.part(parameter, parameter).shape:
+            return sharding.spread(parameter, value)
+        return value
+
+    def _part(self, parameter: torch.nn.Parameter, value: Any) -> Any:
+        if is_spread(value):
+            return local(value)
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+            return self._sharding_of[parameter].part(parameter, value).clone()
+        return value
+
+
+def sharded(
+    world: World,
+    groups: Mapping[Group, Sequence[torch.nn.Parameter]],
+    make: Callable[[list[torch.nn.Parameter]], Any],
+    elementwise: bool = False,
+    gathers: bool = True,
+) -> ShardedOptimizer:
+    """An optimizer of the parameters of some weight groups, in the order of `by_group`; errors as in the class."""
+    shardings = [Sharding(world, group, parameters) for group, parameters in groups.items()]
+    return ShardedOptimizer(shardings, make, elementwise, gathers)
+
+
+def _require_elementwise(optimizer: Any, elementwise: bool) -> None:
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, optim.Optimizer):
+        raise Misuse(f"a {name} cannot be sharded: that takes a torch.optim.Optimizer")
+    if not elementwise and type(optimizer) not in ELEMENTWISE:
+        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        raise Misuse(
+            f"a {name} may look at a parameter as a whole, and a shard is a part of one: sharded can be, of torch's "
+            f"own, {known}; others in a loop of your own, with elementwise=True if they treat every number by itself"
+        )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Learning rate and the like."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _take_settings(optimizer: optim.Optimizer, other: optim.Optimizer) -> None:
+    for group, of_other in zip(optimizer.param_groups, other.param_groups, strict=True):
+        group.update(_settings(of_other))

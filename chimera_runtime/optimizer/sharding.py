@@ -1,0 +1,217 @@
+"""Weights that are cut over the ranks that hold them: each rank steps its shard, and gathers those of the others.
+
+a parameter of shape (7, 4) that three ranks hold, cut along dimension 0
+
+rank 0   rows 0, 1, 2
+rank 1   rows 3, 4, 5
+rank 2   row 6
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.program.program import Group, group_name
+from chimera_runtime.ranks.world import World
+from chimera_runtime.values.shards import is_spread
+
+BUCKET = 2**24
+"""Bytes of weights that are gathered at once: so much memory a step takes beside the weights."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A parameter that is cut along a dimension, so that each rank has ``rows`` of it; the last ones may have fewer."""
+
+    parameter: torch.nn.Parameter
+    dimension: int
+    rows: int
+
+    @property
+    def row_size(self) -> int:
+        """The numbers of a row."""
+        return self.parameter.numel() // self.parameter.shape[self.dimension]
+
+    def part(self, tensor: torch.Tensor, rank: int, first: int = 0, count: int | None = None) -> torch.Tensor:
+        """Rows of a rank's shard, of a tensor that has the shape of the parameter, in its memory; by default all."""
+        length = tensor.shape[self.dimension]
+        start = min(rank * self.rows + first, length)
+        end = min((rank + 1) * self.rows, length, length if count is None else start + count)
+        return tensor.narrow(self.dimension, start, max(0, end - start))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of the shards of a parameter, which are gathered at once: from ``first`` on, ``count`` of each shard."""
+
+    cut: Cut
+    first: int
+    count: int
+
+    def of(self, rank: int) -> torch.Tensor:
+        """Those of a rank, in the memory of the parameter; fewer at the end of it."""
+        return self.cut.part(self.cut.parameter.data, rank, self.first, self.count)
+
+
+def cut(parameter: torch.nn.Parameter, ranks: int) -> Cut | None:
+    """The parameter cut along its first dimension that has a row for each of so many ranks; None if it stays whole."""
+    lengths = [length if ranks > 1 else 0 for length in parameter.shape]
+    dimension = next((place for place, length in enumerate(lengths) if length >= ranks), None)
+    return None if dimension is None else Cut(parameter, dimension, -(-lengths[dimension] // ranks))
+
+
+class Sharding:
+    """The parameters of a weight group, cut over the ranks that hold it.
+
+    What has no dimension with a row for each rank stays whole, and every rank steps it.
+
+    Attributes
+    ----------
+    parameters
+        Those that were given.
+    shards
+        For each of them what this rank steps of it: in its memory, with its attributes.
+
+    Raises
+    ------
+    Misuse
+        If a parameter is spread over other ranks already.
+    """
+
+    def __init__(self, world: World, group: Group, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._world = world
+        self._name = group_name(group)
+        self._group, self._ranks = world.sums[group]
+        if any(map(is_spread, parameters)):
+            raise Misuse(
+                f"{self._name} has DTensors: what spreads them over other ranks shards the state of the optimizer, "
+                "too; make the optimizer of pipe.named_parameters()"
+            )
+        members = sorted(world.members[rank] for rank in self._ranks)
+        self._mine = members.index(world.members[world.place.rank])
+        self._mesh: Any = None
+        self._cuts = {p: made for p in parameters if (made := cut(p, len(members))) is not None}
+        self.parameters = list(parameters)
+        self.shards = [self._shard(parameter) for parameter in parameters]
+
+    def _shard(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        shard = torch.nn.Parameter(self.part(parameter, parameter.data))
+        shard.__dict__.update(parameter.__dict__)
+        return shard
+
+    def part(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+        """What is this rank's of a tensor that has the shape of a parameter, in the memory of that."""
+        made = self._cuts.get(parameter)
+        return tensor if made is None else made.part(tensor, self._mine)
+
+    def show_gradients(self) -> None:
+        """Gives the shards their gradients: parts of those of the parameters."""
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            for name in ("grad", "main_grad"):
+                gradient = getattr(parameter, name, None)
+                if gradient is not None or hasattr(shard, name):
+                    setattr(shard, name, None if gradient is None else self.part(parameter, gradient))
+
+    def hide_gradients(self) -> None:
+        """Lets the gradients go, which would keep those of the parameters alive."""
+        for shard in self.shards:
+            for name in ("grad", "main_grad"):
+                if hasattr(shard, name):
+                    setattr(shard, name, None)
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Makes the parameters whole again, after a step of each shard; all ranks that hold the group call it.
+
+        Raises
+        ------
+        PeerLost
+            If that takes longer than the time-out, or a rank has ended.
+        """
+        for bucket in self._buckets:
+            self._gather(bucket)
+
+    @cached_property
+    def _buckets(self) -> list[list[list[torch.Tensor]]]:
+        """What is gathered at once: for each rank parts of its shards, all of one dtype, in the parameters' memory."""
+        kinds: dict[Any, list[Cut]] = defaultdict(list)
+        for parameter, made in self._cuts.items():
+            if parameter.numel():
+                kinds[parameter.dtype, parameter.device].append(made)
+        return [
+            [[piece.of(rank) for piece in bucket] for rank in range(len(self._ranks))]
+            for cuts in kinds.values()
+            for bucket in buckets(cuts, BUCKET // len(self._ranks))
+        ]
+
+    def _gather(self, parts: Sequence[list[torch.Tensor]]) -> None:
+        sizes = [max(part.numel() for part in of_piece) for of_piece in zip(*parts, strict=True)]
+        gathered = parts[0][0].new_empty(len(parts), sum(sizes))
+        rooms = gathered.unbind()
+        views = [list(map(_beginning, torch.split(room, sizes), held)) for room, held in zip(rooms, parts, strict=True)]
+        torch._foreach_copy_(views[self._mine], parts[self._mine])
+        others = [rank for rank in self._ranks if rank != self._world.place.rank]
+        what, world = f"for the weights of {self._name}", self._world
+        with world.waiting(what, others):
+            raw, work = gathered.view(torch.uint8), None
+            if world.staging is not None:
+                work = world.staging.all_gather(raw, self._mine, self._group)
+            else:
+                rows = list(raw.unbind())
+                work = dist.all_gather(rows, rows[self._mine], group=self._group, async_op=True)
+            if work is not None:
+                world.wait(work, lambda error: world.names.lost(what, others, error))
+        elsewhere = [rank for rank in range(len(parts)) if rank != self._mine]
+        torch._foreach_copy_(
+            [part for rank in elsewhere for part in parts[rank]], [view for rank in elsewhere for view in views[rank]]
+        )
+
+    def spread(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+        """A part as a checkpoint knows it: a DTensor in the shape of the parameter, or the whole if it is not cut."""
+        made = self._cuts.get(parameter)
+        if made is None:
+            return part
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.tensor import DTensor, Shard
+
+        if self._mesh is None:
+            self._mesh = DeviceMesh.from_group(self._group, parameter.device.type)  # type: ignore[arg-type]
+        return DTensor.from_local(
+            part,
+            self._mesh,
+            [Shard(made.dimension)],
+            run_check=False,
+            shape=parameter.shape,
+            stride=torch.empty_like(parameter, device="meta").stride(),
+        )
+
+
+def buckets(cuts: Sequence[Cut], limit: int) -> Iterator[list[Piece]]:
+    """The shards in buckets of at most ``limit`` bytes, a row at least."""
+    bucket: list[Piece] = []
+    left = limit
+    for made in cuts:
+        row, first = made.row_size * made.parameter.element_size(), 0
+        while first < made.rows:
+            count = min(made.rows - first, max(left // max(row, 1), 0 if bucket else 1))
+            if count:
+                bucket.append(Piece(made, first, count))
+                first += count
+                left -= count * row
+            if first < made.rows:
+                yield bucket
+                bucket, left = [], limit
+    if bucket:
+        yield bucket
+
+
+def _beginning(room: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """The beginning of a piece of memory, in the shape of what goes there."""
+    return room[: math.prod(part.shape)].view(part.shape)

@@ -1,0 +1,50 @@
+"""Numbers that the host reads of the device, as losses are: the copy begins where they are computed, and is read later.
+
+computing:  .., the last forward, its loss, copy, event, its backward, ..
+host:       puts all of that in, goes on to the end of the update, waits for the event, reads
+
+So the host waits for a forward that is behind the device, and not for all that it has put in since.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from chimera_runtime.ranks.accelerator import Accelerator
+from chimera_runtime.ranks.staging import Rooms
+
+Numbers = Callable[[], list[float]]
+"""Returns the numbers, once; waits until they are there."""
+
+Reader = Callable[[Sequence[torch.Tensor]], Numbers]
+"""Begins to read tensors of one number each, in the order of what is computed."""
+
+
+def from_host(tensors: Sequence[torch.Tensor]) -> Numbers:
+    """A `Reader` of tensors of the host: of copies, as a later forward may write them."""
+    copies = [tensor.clone() for tensor in tensors]
+    return lambda: [copy.item() for copy in copies]
+
+
+class Readout:
+    """A `Reader` of tensors of a GPU, by way of pinned memory."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._rooms = Rooms(accelerator)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Numbers:
+        """Puts the copy of all of them into the computing stream."""
+        numbers = torch.stack([tensor.reshape(()).double() for tensor in tensors])
+        accelerator, room = self._accelerator, self._rooms.take(numbers)
+        accelerator.copy(accelerator.computing, room.tensor, numbers)
+        event = accelerator.record(accelerator.computing)
+
+        def read() -> list[float]:
+            if not accelerator.is_over(event):
+                accelerator.synchronise(event)
+            copied: list[float] = room.tensor.tolist()
+            self._rooms.give(room)
+            return copied
+
+        return read

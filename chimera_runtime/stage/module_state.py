@@ -1,0 +1,330 @@
+"""The state of a module beside its parameters: buffers, attributes, and generators of its own.
+
+A module is made of containers, which hold elements: its ``__dict__`` and those of its submodules, and the dicts, lists
+and sets in them. Objects are looked into unless their class is torch's or Python's. Containers are compared and put
+back element by element, tensors by their values.
+"""
+
+import pickle
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from chimera_runtime.values.shards import local
+
+_KINDS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
+_PLAIN = (bool, int, float, str)
+_CLOSED = frozenset({"builtins", "torch", "numpy", "chimera_runtime", *sys.stdlib_module_names})
+"""The packages whose objects are not looked into, modules aside."""
+
+
+class Version(NamedTuple):
+    """A tensor, and a copy of what it holds at a version."""
+
+    tensor: torch.Tensor
+    number: int
+    copy: torch.Tensor
+
+
+class Contents(NamedTuple):
+    """The state at some time: containers with copies of them, versions of tensors, states of generators; all by id.
+
+    ``written`` are the ids of what a forward that began with this state has changed.
+    """
+
+    containers: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
+    versions: Mapping[int, Version] = MappingProxyType({})
+    generators: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
+    written: Set[int] = frozenset()
+
+
+_NOTHING = Contents()
+
+
+class ModuleState:
+    """Watches the state of a module over its forwards, without a copy for each of them.
+
+    Of each tensor there is one copy, until the tensor changes; a `Contents` keeps those that it needs. Changes of
+    buffers are seen by their version counters. All else is looked at where a call is to be ``thorough``; what was once
+    seen to change is watched from then on.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._versions: Mapping[int, Version] = {}
+        self._changing: set[int] = set()
+        self._containers: dict[int, tuple[str, Any]] = {}
+        self._watched: list[Any] = []
+
+    def find(self) -> None:
+        """Finds the containers that the module is made of now."""
+        self._containers = {id(container): (name, container) for name, container in _containers_in(self._module)}
+        self._watch()
+
+    def look(self, thorough: bool = False) -> Contents:
+        """The state now; what lies in no container that is watched is left out unless it is to be ``thorough``."""
+        if not self._containers:
+            self.find()
+        containers = [container for _, container in self._containers.values()] if thorough else self._watched
+        if not containers:
+            return _NOTHING
+        copies: dict[int, tuple[Any, Any]] = {}
+        versions: dict[int, Version] = {}
+        generators: dict[int, tuple[Any, Any]] = {}
+        for container in containers:
+            copy = container.copy()
+            copies[id(container)] = container, copy
+            for element in _elements(copy):
+                if isinstance(element, torch.Tensor):
+                    if not isinstance(element, torch.nn.Parameter):
+                        versions[id(element)] = self._version(element, thorough)
+                elif _is_generator(element):
+                    generators[id(element)] = element, _state_of(element)
+        self._versions = versions
+        return Contents(copies, versions, generators)
+
+    def learn(self, before: Contents, thorough: bool = False) -> Contents:
+        """After a forward that began with ``before``: the same, with what the forward has changed marked as written."""
+        written = self._changes(before, thorough)
+        if not written:
+            return before
+        changing = {key for key, (_, copy) in before.containers.items() if key in written or _has(copy, written)}
+        if not changing <= self._changing:
+            self._changing |= changing
+            self._watch()
+        return before._replace(written=written)
+
+    @contextmanager
+    def as_of(self, then: Contents, thorough: bool = False) -> Iterator[list[str]]:
+        """Inside the module has an earlier state, afterwards that of now: nothing remains of what is done inside.
+
+        Yields a list, which afterwards has the names of what was changed inside and not by the first forward that began
+        with that state.
+        """
+        strays: list[str] = []
+        now = self.look(thorough)
+        differing = self._differing(then, now.versions) | then.written
+        clones: dict[int, torch.Tensor] = {}
+
+        def earlier(element: Any) -> Any:
+            key = id(element)
+            if key not in differing or key not in then.versions:
+                return element
+            return clones.setdefault(key, then.versions[key].copy.clone())
+
+        replaced = [
+            (container, copy, container.copy())
+            for key, (container, copy) in then.containers.items()
+            if key in differing or _has(copy, differing)
+        ]
+        drawn = [(generator, state, _state_of(generator)) for generator, state in then.generators.values()]
+        for container, copy, _ in replaced:
+            _put(container, _mapped(copy, earlier))
+        for generator, state, _ in drawn:
+            _set_state(generator, state)
+        try:
+            yield strays
+        finally:
+            for container, _, copy in replaced:
+                _put(container, copy)
+            for generator, _, state in drawn:
+                _set_state(generator, state)
+        strays += self.names(now, self._changes(now, thorough))
+
+    @torch.no_grad()
+    def restore(self, then: Contents) -> None:
+        """Gives the module an earlier state back, tensors in the memory that they had."""
+        differing = self._changes(then, thorough=True)
+        for container, copy in then.containers.values():
+            if id(container) in differing:
+                _put(container, copy)
+        for key in differing & then.versions.keys():
+            tensor, _, copy = then.versions[key]
+            if tensor.shape == copy.shape:
+                tensor.copy_(copy)
+            else:
+                tensor.data = copy.clone()
+        for generator, state in then.generators.values():
+            _set_state(generator, state)
+
+    def changed(self, before: Contents) -> list[str]:
+        """The names of what is no longer as it was, as far as it was looked at."""
+        return self.names(before, self._changes(before, thorough=True))
+
+    def names(self, before: Contents, keys: Set[int]) -> list[str]:
+        """The names of containers, tensors and generators, each by the last container that has it."""
+        names: dict[str, None] = {}
+        for key, (container, copy) in before.containers.items():
+            place, _ = self._containers.get(key, ("", None))
+            if key in keys:
+                names |= dict.fromkeys(_different(place, copy, container))
+            if _has(copy, keys):
+                names |= dict.fromkeys(name for name, element in _named(place, copy) if id(element) in keys)
+        return [*names]
+
+    def _watch(self) -> None:
+        buffers = {id(part._buffers) for part in self._module.modules() if part._buffers}
+        watched = buffers | self._changing
+        self._watched = [container for key, (_, container) in self._containers.items() if key in watched]
+
+    def _version(self, tensor: torch.Tensor, thorough: bool) -> Version:
+        number = 0 if tensor.is_inference() else tensor._version
+        known = self._versions.get(id(tensor))
+        if known is not None and known.tensor is tensor and known.number == number:
+            if not thorough or _equal(tensor, known.copy):
+                return known
+        elif known is not None and known.tensor is tensor and thorough and _equal(tensor, known.copy, unknown=False):
+            return known._replace(number=number)
+        return Version(tensor, number, tensor.detach().clone())
+
+    def _changes(self, before: Contents, thorough: bool) -> set[int]:
+        """The ids of what is no longer as it was."""
+        if not before.containers:
+            return set()
+        return self._differing(before, self.look(thorough).versions)
+
+    def _differing(self, before: Contents, versions: Mapping[int, Version]) -> set[int]:
+        differing = {key for key, (container, copy) in before.containers.items() if not _same(container, copy)}
+        for key, version in before.versions.items():
+            later = versions.get(key)
+            if later is not None and later.copy is not version.copy:
+                differing.add(key)
+        for key, (generator, state) in before.generators.items():
+            if not _same_state(_state_of(generator), state):
+                differing.add(key)
+        return differing
+
+
+def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """The containers that a module is made of, each with the name that its elements begin with."""
+    reached: set[int] = set()
+    ahead: list[tuple[str, Any]] = [("", module)]
+    while ahead:
+        name, value = ahead.pop()
+        if isinstance(value, tuple):
+            ahead += [(name, element) for element in value]
+            continue
+        container = vars(value) if _is_open(value) else value
+        if type(container) not in _KINDS or id(container) in reached:
+            continue
+        reached.add(id(container))
+        yield name, container
+        ahead += [(inner, element) for inner, element in _named(name, container) if inner is not None]
+
+
+def _named(name: str, container: Any) -> Iterator[tuple[str, Any]]:
+    """The elements of a container with their names; the parameters of a module are none of them."""
+    if not isinstance(container, dict):
+        yield from ((name, element) for element in container)
+        return
+    for key, element in [*container.items()]:
+        if key != "_parameters":
+            yield _name(name, key), element
+
+
+def _name(name: str, key: Any) -> str:
+    return name if key in ("_buffers", "_modules") else f"{name}.{key}" if name else str(key)
+
+
+def _is_open(value: Any) -> bool:
+    """Whether the attributes of an object are looked into."""
+    if isinstance(value, torch.nn.Module | SimpleNamespace):
+        return True
+    package = str(type(value).__module__).split(".")[0]
+    return package not in _CLOSED and not isinstance(value, type) and type(getattr(value, "__dict__", None)) is dict
+
+
+def _elements(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _has(container: Any, keys: Set[int]) -> bool:
+    return any(id(element) in keys for element in _elements(container))
+
+
+def _same(container: Any, copy: Any) -> bool:
+    if len(container) != len(copy):
+        return False
+    if isinstance(container, dict):
+        return all(key in copy and _alike(element, copy[key]) for key, element in container.items())
+    return bool(container == copy) if isinstance(container, set) else all(map(_alike, container, copy))
+
+
+def _alike(element: Any, former: Any) -> bool:
+    return element is former or (type(element) is type(former) and isinstance(element, _PLAIN) and element == former)
+
+
+def _different(place: str, copy: Any, container: Any) -> Iterator[str]:
+    """The names of the elements in which a container differs from its copy."""
+    if not isinstance(container, dict):
+        yield place
+        return
+    absent = object()
+    for key in {**copy, **container}:
+        if not _alike(copy.get(key, absent), container.get(key, absent)):
+            yield _name(place, key)
+
+
+def _mapped(copy: Any, change: Any) -> Any:
+    if isinstance(copy, dict):
+        return {key: change(element) for key, element in copy.items()}
+    return [change(element) for element in copy]
+
+
+def _put(container: Any, elements: Any) -> None:
+    """Makes a container hold these elements and no others."""
+    if not isinstance(container, dict):
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(elements)
+        return
+    for key in container.keys() - elements.keys():
+        del container[key]
+    for key, element in elements.items():
+        if key not in container or container[key] is not element:
+            container[key] = element
+
+
+def _equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bool:
+    """Whether a tensor holds what its copy does; ``unknown`` is the answer where it has no values."""
+    values, copied = local(tensor), local(copy)
+    if values.is_meta or values.layout != torch.strided:
+        return unknown
+    if values.shape != copied.shape or values.dtype != copied.dtype:
+        return False
+    return torch.equal(values, copied) or bool(((values == copied) | ((values != values) & (copied != copied))).all())
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, torch.Generator | random.Random):
+        return True
+    kind = type(value)
+    return str(kind.__module__).startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state(legacy=False)
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _same_state(state: Any, former: Any) -> bool:
+    if isinstance(state, torch.Tensor):
+        return torch.equal(state, former)
+    return pickle.dumps(state) == pickle.dumps(former)

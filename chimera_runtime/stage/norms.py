@@ -1,0 +1,79 @@
+"""The norm of the gradients of the whole model: each parameter counts once, however many ranks hold it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.program.program import Group
+from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.sums import main_gradient
+from chimera_runtime.values.shards import by_layout, local, whole
+
+
+def total_norm(world: World, gradients: Mapping[Group, Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
+    """The norm over all weights, a number in float64, the same on every rank; every rank calls it.
+
+    ``gradients`` are those of this rank by weight group. Replicas have the same ones: the first rank that holds a group
+    counts them.
+    """
+    counted = [g for group, tensors in gradients.items() if _counts(world, group) for g in tensors]
+    norms = [whole(torch.nn.utils.get_total_norm(tensors, norm_type)) for tensors in by_layout(counted)]
+    numbers = torch.tensor([float(norm) for norm in norms], dtype=torch.float64)
+    largest, power = math.isinf(norm_type), norm_type or 1.0  # a norm of order 0 is a count, and counts add up
+    total = (numbers.amax() if largest and norms else (numbers**power).sum()).reshape(1)
+    with world.waiting("for the norm of the gradients"):
+        work = dist.all_reduce(
+            total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=world.chat, async_op=True
+        )
+    world.settle(work, "for the norm of the gradients")
+    return (total if largest else total ** (1 / power)).reshape(())
+
+
+def _counts(world: World, group: Group) -> bool:
+    """Whether it is this rank that counts a weight group that it holds."""
+    return world.ranks_of(*group)[0] == world.place.rank
+
+
+def gradients_of(parameters: Mapping[Group, Iterable[torch.nn.Parameter]]) -> dict[Group, list[torch.Tensor]]:
+    """The gradients of parameters, by weight group, in the dtype that they were summed in."""
+    return {
+        group: [g for p in of_group if (g := main_gradient(p)) is not None] for group, of_group in parameters.items()
+    }
+
+
+def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
+    """Scales gradients in place to a norm of at most ``max_norm``, as torch.nn.utils.clip_grads_with_norm_ does.
+
+    Raises
+    ------
+    Misuse
+        If ``max_norm`` is negative, which would turn the gradients around, or not a number.
+    """
+    if not max_norm >= 0:
+        raise Misuse(f"max_norm={max_norm}: a norm is 0 or more")
+    share = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    shown = [(parameter.grad, main_gradient(parameter)) for parameter in parameters]
+    gradients = {id(gradient): gradient for pair in shown for gradient in pair if gradient is not None}
+    if gradients:
+        parts = [local(gradient) for gradient in gradients.values()]
+        torch._foreach_mul_(parts, share.to(parts[0].device))
+
+
+def agree_on_infinite(world: World, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """After ``scaler.unscale_(optimizer)``: gradients that any rank has found infinite make all ranks skip the step.
+
+    Every rank calls it. A rank without gradients, such as one with a frozen stage, has found nothing.
+    """
+    flags: dict[Any, torch.Tensor] = scaler._found_inf_per_device(optimizer)
+    if not flags:
+        flags[world.device] = torch.zeros((), device=world.device)
+    largest = torch.tensor([max(map(float, flags.values()))], dtype=torch.float64)
+    with world.waiting("for what any rank has found infinite"):
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=world.chat, async_op=True)
+    world.settle(work, "for what any rank has found infinite")
+    for flag in flags.values():
+        flag.fill_(float(largest))

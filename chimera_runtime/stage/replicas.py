@@ -1,0 +1,57 @@
+"""Replicas of stages: digests of their weights, bit by bit, made where the weights are and read when they are there."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from chimera_runtime.program.program import Group
+from chimera_runtime.ranks.agreement import Fact
+from chimera_runtime.ranks.readout import Numbers, Reader
+from chimera_runtime.values.shards import local
+
+_EVERY = 100
+_PRIME = 1048573
+"""The largest that a fact has room for."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""An integer type of so many bytes."""
+
+
+def is_due(update: int) -> bool:
+    """Whether weights are compared after so many updates: 1, 2, 4, 8 .. and every 100th."""
+    return update > 0 and (update & (update - 1) == 0 or update % _EVERY == 0)
+
+
+class Replicas:
+    """The weights of which other ranks have replicas, by weight group, in the same order on all of them."""
+
+    def __init__(self, parameters: Mapping[Group, Sequence[torch.Tensor]], read: Reader) -> None:
+        self._parameters = {group: of_group for group, of_group in parameters.items() if of_group}
+        self._read = read
+
+    def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Numbers]:
+        """Begins to read digests of weights as they are, by default of all groups."""
+        chosen = self._parameters if groups is None else [group for group in groups if group in self._parameters]
+        return {group: self._read([bits(self._parameters[group])]) for group in chosen}
+
+
+def digest(numbers: Numbers) -> Fact:
+    """What ranks compare of weights whose digest is being read."""
+    (number,) = numbers()
+    return int(number), lambda: {"a digest of their bits": f"{int(number):x}"}
+
+
+@torch.no_grad()
+def bits(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A digest of the bits of tensors: an integer below 2**20, computed on their device."""
+    sums = torch.stack([_sum(local(tensor)) for tensor in tensors])
+    weights = torch.arange(1, 2 * len(tensors), 2, device=sums.device)
+    return (sums * weights).sum().remainder(_PRIME)
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor's bits as integers, which may overflow."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    kind = _INTEGERS[tensor.element_size()]
+    return tensor.view(kind).sum(dtype=torch.int64).remainder(_PRIME)

@@ -1,0 +1,259 @@
+"""The gradients of a weight group and their sum over the ranks that hold it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded
+from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.values.losses import Count
+from chimera_runtime.values.shards import laid_out_like, local, mesh_of, reduce_over, spread_like
+from chimera_runtime.values.tensors import Tensors
+
+
+class GradientSum:
+    """The gradients of a weight group in one flat buffer, and their sum over all ranks that hold any of its stages.
+
+    ``name`` is that of the group in schedule.sir.
+
+    Behind the gradients lies one number per parameter: how many ranks had a gradient for it. A parameter that no rank
+    has a gradient for keeps ``grad = None``. The buffer is of the parameters' dtype, unless another is given. Of a
+    parameter that is spread over ranks beside the pipelines it holds the part that is here; ``grad`` is spread alike.
+
+    With a ``count`` that is summed as well, and corrects the gradients by what the update counts. Gradients that FSDP
+    has averaged over the ranks of a mesh are corrected by the mean of the counts there, so that they are the sum of all
+    by the count of all; with tensor parallelism the ranks of a mesh count the same. With a ``staging`` sums take their
+    way through it, and what has to be known of them is read on the host.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[torch.nn.Parameter],
+        group: dist.ProcessGroup | None,
+        members: Sequence[int],
+        names: Names,
+        settle: Settle,
+        dtype: torch.dtype | None = None,
+        count: Count | None = None,
+        staging: Staging | None = None,
+    ) -> None:
+        self._name = name
+        self._parameters = list(parameters)
+        self._group = group
+        self._members = members
+        self._names = names
+        self._settle = settle
+        self._dtype = dtype
+        self._count = count
+        self._staging = staging
+        self._flats: list[torch.Tensor] = []
+        self._all_counts: list[torch.Tensor] = []
+        self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._gradients: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._places: dict[torch.nn.Parameter, tuple[int, int]] = {}
+        kinds = sorted({(p.dtype, p.device) for p in self._parameters}, key=str)
+        for kind in kinds:
+            self._lay_out([p for p in self._parameters if (p.dtype, p.device) == kind])
+        self._views_of: dict[Any, list[torch.Tensor]] = {}  # by mesh
+        for parameter, view in self._views.items():
+            self._views_of.setdefault(mesh_of(parameter), []).append(view)
+        self._absent = list(self._parameters)
+        self._works: Sequence[Pending] = ()
+        self._readable: list[torch.Tensor] = []
+
+    def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
+        sizes = [local(p).numel() for p in parameters]
+        dtype = self._dtype or parameters[0].dtype
+        flat = torch.zeros(sum(sizes) + len(parameters), dtype=dtype, device=parameters[0].device)
+        self._flats.append(flat)
+        *pieces, counts = torch.split(flat, [*sizes, len(parameters)])
+        self._all_counts.append(counts.fill_(1))
+        for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
+            self._views[parameter] = piece.view_as(local(parameter))
+            self._gradients[parameter] = spread_like(parameter, self._views[parameter])
+            self._places[parameter] = len(self._flats) - 1, i - len(parameters)
+
+    def count(self, counts: Tensors) -> None:
+        """After a backward: what its micro-batch counts in the loss, if ``loss`` tells it."""
+        if self._count is not None:
+            self._count.add(counts)
+
+    def collect(self) -> None:
+        """After a backward: moves gradients that are new in this update into the flat buffer."""
+        new = [p for p in self._absent if p.grad is not None]
+        if not new:
+            return
+        views = [self._views[p] for p in new]
+        with torch.no_grad():
+            torch._foreach_copy_(views, [_dense(p) for p in new])
+        for parameter in new:
+            parameter.grad = self._gradients[parameter]
+        self._absent = [p for p in self._absent if p.grad is None]
+
+    def launch(self) -> "GradientSum":
+        """Posts the sum of the flat buffer over the members, where they are several."""
+        if self._group is None:
+            return self
+        for parameter in self._absent:
+            self._views[parameter].zero_()
+            self._counted(parameter).zero_()
+        summed = [*self._flats, *([] if self._count is None else [self._count.tensor])]
+        try:
+            if self._staging is None:
+                self._works = _posted(
+                    [unrecorded(dist.all_reduce, t, group=self._group, async_op=True) for t in summed]
+                )
+            else:
+                staged = [self._staging.all_reduce(t, self._group) for t in summed]
+                self._works, self._readable = staged, [work.summed for work in staged]
+        except RuntimeError as error:
+            raise self._lost(error) from None
+        return self
+
+    def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """How many ranks had a gradient for a parameter."""
+        flat, place = self._places[parameter]
+        return self._flats[flat][place]
+
+    def _has_any(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether any rank had a gradient for a parameter: after the sum, read on the host where it was there."""
+        flat, place = self._places[parameter]
+        return bool((self._readable or self._flats)[flat][place].item() != 0)
+
+    def rehearse(self) -> None:
+        """Sums zeros from now on, for their size alone, and leaves ``grad`` alone."""
+        for flat in self._flats:
+            flat.zero_()
+        self._parameters, self._absent, self._all_counts = [], [], []
+
+    def _lost(self, error: Exception) -> PeerLost:
+        others = [r for r in self._members if r != self._names.rank]
+        return self._names.lost(f"all_reduce {self._name}", others, error)
+
+    def wait(self) -> None:
+        """Returns when every parameter's ``grad`` is the sum over all members, or None if none had one.
+
+        Raises
+        ------
+        BadModel
+            If an update counts less than nothing.
+        PeerLost
+            If that takes longer than the time-out, or a member has ended.
+        """
+        self._settle_all()
+        if self._group is None:
+            return
+        for parameter in self._absent:
+            parameter.grad = self._gradients[parameter] if self._has_any(parameter) else None
+
+    def _settle_all(self) -> None:
+        try:
+            for work in self._works:
+                self._settle(work, self._lost)
+        except RuntimeError as error:
+            raise self._lost(error) from None
+        self._works = ()
+        if self._count is not None and self._views:
+            summed = self._readable[-1] if self._readable else self._count.tensor
+            for mesh, views in self._views_of.items():
+                count = summed if mesh is None else self._averaged(summed, mesh)
+                torch._foreach_mul_(views, self._count.correction(float(count)))
+
+    def _averaged(self, count: torch.Tensor, mesh: Any) -> torch.Tensor:
+        """The mean of a count over the ranks of a mesh."""
+
+        def lost(error: Exception) -> PeerLost:
+            others = [rank for rank in mesh.mesh.flatten().tolist() if rank != dist.get_rank()]
+            return self._names.lost(f"the count of {self._name} on the other ranks of its mesh", others, error)
+
+        mean = count.clone()
+        try:
+            reduce_over(mesh, mean, lambda work: self._settle(work, lost))
+        except RuntimeError as error:
+            raise lost(error) from None
+        return mean
+
+    @property
+    def disturbed(self) -> torch.nn.Parameter | None:
+        """A parameter whose gradient is no longer the one that was collected, if there is one."""
+        absent = {*self._absent}
+        changed = (p for p in self._parameters if p not in absent and p.grad is not self._views[p])
+        return next(changed, None)
+
+    def clear(self) -> None:
+        """Begins the next update: no parameter has a gradient."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._absent = list(self._parameters)
+        for counts in self._all_counts:
+            counts.fill_(1)
+        if self._count is not None:
+            self._count.clear()
+
+
+class WideGradientSum(GradientSum):
+    """Gradients that are added up in a wider dtype than their parameters have, over micro-batches and over ranks.
+
+    After `wait` a parameter has the sum as ``main_grad``, and rounded to its own dtype as ``grad``.
+    """
+
+    def collect(self) -> None:
+        """After a backward: adds its gradients to those of the micro-batches before."""
+        first = set(self._absent)
+        made = [p for p in self._parameters if p.grad is not None]
+        with torch.no_grad():
+            for parameter in made:
+                if parameter in first:
+                    self._views[parameter].copy_(_dense(parameter))
+                else:
+                    self._views[parameter].add_(_dense(parameter))
+                parameter.grad = None
+        self._absent = [p for p in self._absent if p not in set(made)]
+
+    def wait(self) -> None:
+        """As `GradientSum.wait`; a parameter that no rank has a gradient for keeps both attributes None."""
+        absent = set(self._absent)
+        self._settle_all()
+        for parameter in self._parameters:
+            if parameter not in absent or (self._group is not None and self._has_any(parameter)):
+                show(parameter, self._gradients[parameter])
+
+    @property
+    def disturbed(self) -> torch.nn.Parameter | None:
+        """None: what is collected stays in the flat buffer, whatever becomes of ``grad``."""
+        return None
+
+    def clear(self) -> None:
+        """Begins the next update: no parameter has a gradient."""
+        super().clear()
+        for parameter in self._parameters:
+            parameter.main_grad = None  # type: ignore[attr-defined]
+
+
+def main_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """The gradient in the dtype that it was summed in; None once ``grad`` is cleared."""
+    wide: torch.Tensor | None = getattr(parameter, "main_grad", None)
+    return parameter.grad if wide is None or parameter.grad is None else wide
+
+
+def show(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+    """Gives a parameter its gradient; one of another dtype is its ``main_grad``, and rounded its ``grad``."""
+    if gradient.dtype == parameter.dtype:
+        parameter.grad = gradient
+    else:
+        parameter.main_grad = gradient  # type: ignore[attr-defined]
+        parameter.grad = gradient.to(parameter.dtype)
+
+
+def _posted(works: Sequence[dist.Work | None]) -> list[dist.Work]:
+    return [work for work in works if work is not None]
+
+
+def _dense(parameter: torch.nn.Parameter) -> torch.Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    return gradient.to_dense() if gradient.is_sparse else local(laid_out_like(parameter, gradient))

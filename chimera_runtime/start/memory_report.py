@@ -1,0 +1,49 @@
+"""Running out of memory: how much there is, how much was used, and how much the schedule keeps."""
+
+import os
+import resource
+import sys
+
+import torch
+
+from chimera_runtime.program.program import KeptMicros, RankFacts
+from chimera_runtime.values.sizes import shown
+
+
+def memory_state(device: torch.device, facts: RankFacts | None) -> str:
+    """A line: what this process uses of the device's memory, and what the schedule keeps in it, once that is known."""
+    used = _on_gpu(device) if device.type == "cuda" else _on_host()
+    if facts is None:
+        return f"memory: {used}"
+    fullest = max(facts.kept, key=_activations, default=())
+    copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
+    kept = [f"stage {s}: {full + begun}{_alone(inputs)}" for s, full, inputs, begun in fullest]
+    return (
+        f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "
+        f"({copies}) and up to {_activations(fullest)} x M_a of activations ({', '.join(kept) or 'none'}); "
+        "--memory-limit of train.py says how many bytes that is"
+    )
+
+
+def _alone(inputs: int) -> str:
+    return f" and {inputs} x inputs alone" if inputs else ""
+
+
+def _activations(kept: tuple[KeptMicros, ...]) -> int:
+    return sum(of_stage.activations + of_stage.begun for of_stage in kept)
+
+
+def _on_gpu(device: torch.device) -> str:
+    free, total = torch.cuda.mem_get_info(device)
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return (
+        f"{shown(allocated)} of tensors in {shown(reserved)} that torch holds, {shown(free)} free of "
+        f"{shown(total)} on {device}; at most {shown(torch.cuda.max_memory_allocated(device))} of tensors before"
+    )
+
+
+def _on_host() -> str:
+    """Peak of this process (``ru_maxrss``, which macOS counts in bytes) and the size of the machine's memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"this process has used at most {shown(peak)}, of {shown(total)} in the machine"

@@ -1,0 +1,1 @@
+"""The weights of a pipeline under the model's own names: state dicts, export, averages."""

@@ -1,0 +1,1 @@
+"""`--check`: the loops against one process, and the stages against the whole model."""

@@ -1,0 +1,183 @@
+"""``--check``: runs the generated loops and compares them with the reference, update by update and stage by stage."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from chimera_runtime.model.arguments import label
+from chimera_runtime.model.model import ModelFile
+from chimera_runtime.model.naming import parameters_by_name
+from chimera_runtime.model.ties import by_group, refuse_undeclared
+from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
+from chimera_runtime.program.program import Job
+from chimera_runtime.stage.auxiliary import listening
+from chimera_runtime.stage.repeats import in_all
+from chimera_runtime.stage.saved_tensors import memory_of
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.start import assemble as build
+from chimera_runtime.start.probe import state_of
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.tools.check import full_model
+from chimera_runtime.tools.check.compare import CheckFailed, Recorded, compare
+from chimera_runtime.tools.check.reference import Reference
+from chimera_runtime.tools.loop.optimizers import optimizer_of
+from chimera_runtime.values.losses import Tally, added
+from chimera_runtime.values.meta_weights import require_values
+from chimera_runtime.values.tensors import all_generators_kept
+
+
+class WatchedOptimizer:
+    """An optimizer, and the gradients that each of its steps was given; those are kept in the host's memory."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Any) -> None:
+        self.parameters = parameters
+        self.gradients: list[list[torch.Tensor | None]] = []
+        self._optimizer = optimizer
+
+    def step(self) -> None:
+        """Keeps a copy of every gradient, and steps."""
+        self.gradients.append([None if p.grad is None else _copy(p.grad) for p in self.parameters])
+        self._optimizer.step()
+
+    def gather(self) -> None:
+        """The shards of other replicas, where the state is sharded."""
+        if isinstance(self._optimizer, ShardedOptimizer):
+            self._optimizer.gather()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def check(
+    setting: Setting,
+    model: ModelFile,
+    micro_batch_size: int,
+    built: dict[int, torch.nn.Module],
+    is_sharded: bool = False,
+) -> str | None:
+    """What rank 0 has to say: how close the loops come to one process. ``built`` are left as they are.
+
+    ``is_sharded`` says that the replicas of a stage share the optimizer's state.
+
+    Raises
+    ------
+    CheckFailed
+        On rank 0, if they differ by more than the tolerance.
+    """
+    world, job = setting.world, setting.world.job
+    require_values(
+        {f"{name} of stage {stage}": p for stage, module in built.items() for name, p in module.named_parameters()},
+        "the check compares gradients at the initial weights, which only a build_stage on a real device gives",
+    )
+    reference = Reference(
+        *(model, job.stages, micro_batch_size, job.micro_batches, job.parts, world.place.copies),
+        *(setting.seed, world.device, {tie.stages: tie.parameters for tie in setting.ties}, listening),
+        lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), setting.ties)),
+    )
+    period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
+    updates = checked_updates(job)
+    with all_generators_kept():
+        beside = _beside_own_model(setting, model, reference)
+        states = [state_of(module) for module in built.values()]
+        rebuilt = build.modules(world, model, setting.seed)
+        in_common = [Snapshot(tensor) for tensor in shared(built, rebuilt)]
+        recorded = _run(setting, model, rebuilt, updates, is_sharded)
+        for kept in in_common:
+            kept.restore()
+        verdict = compare(
+            world,
+            recorded,
+            setting.findings.auxiliary,
+            updates,
+            lambda: reference.begin(period, reads),
+            lambda modules: refuse_undeclared(dict(enumerate(modules)), setting.ties, model),
+        )
+        for kept in in_common:
+            kept.restore()
+        for state, contents in states:
+            state.restore(contents)
+    if verdict is not None and not verdict.passed:
+        raise CheckFailed(str(verdict))
+    return None if verdict is None else "\n  ".join([str(verdict), *beside])
+
+
+def _beside_own_model(setting: Setting, model: ModelFile, reference: Reference) -> list[str]:
+    """What rank 0 says of the model file's ``reference()``, if it has one; the others wait as long as that takes."""
+    world = setting.world
+    if model.reference is None:
+        return []
+    if world.place.rank:
+        world.learn("check/own", 0, "for the model of reference()", math.inf)
+        return []
+    agreement = full_model.compare(reference, model, [ends for tie in setting.ties for ends in tie.parameters])
+    world.store.set("check/own", "1")
+    return [str(agreement)]
+
+
+def shared(built: dict[int, torch.nn.Module], rebuilt: dict[int, torch.nn.Module]) -> list[torch.Tensor]:
+    """The weights and buffers that lie in the same memory, because build_stage does not make new ones every time."""
+    memory = memory_of([*_tensors(rebuilt)]).keys()
+    return [tensor for tensor in _tensors(built) if memory_of(tensor).keys() & memory]
+
+
+def _tensors(modules: dict[int, torch.nn.Module]) -> Iterator[torch.Tensor]:
+    for module in modules.values():
+        yield from (*module.parameters(), *module.buffers())
+
+
+class Snapshot:
+    """A tensor with what it holds now, and where."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._place = tensor.data
+        self._values = tensor.detach().clone()
+
+    def restore(self) -> None:
+        """Makes it what it was."""
+        self._tensor.data = self._place
+        self._tensor.data.copy_(self._values)
+        self._tensor.grad = None
+
+
+def checked_updates(job: Job) -> int:
+    """Number of updates that are checked: 3, or where they overlap at least 4 and 2 * workers + 2 micro-batches."""
+    return max(4, -(-(2 * job.workers + 2) // job.micro_batches)) if job.period else 3
+
+
+def _run(
+    setting: Setting, model: ModelFile, built: dict[int, torch.nn.Module], updates: int, is_sharded: bool
+) -> Recorded:
+    """Some updates by the rank's script, with the model's optimizers."""
+    watched: list[WatchedOptimizer] = []
+    groups = iter(by_group(built, setting.ties))
+
+    def watch(parameters: list[torch.nn.Parameter]) -> WatchedOptimizer:
+        optimizer = optimizer_of(model, next(groups), parameters, setting.world if is_sharded else None)
+        watched.append(WatchedOptimizer(parameters, optimizer))
+        return watched[-1]
+
+    stages = build.assemble(setting, built, watch, partial(Stage, compared=in_all))
+    lane = setting.lane(setting.parts(stages))
+    if setting.world.job.period:
+        setting.run(lane, updates)
+    else:
+        for update in range(updates):
+            lane.begin(update)
+            setting.script.update(lane)
+            for optimizer in watched:
+                optimizer.gather()
+    optimizers = dict(zip(by_group(built, setting.ties), watched, strict=True))
+    return Recorded(
+        {group: optimizer.gradients for group, optimizer in optimizers.items()},
+        {group: [_copy(p) for p in optimizer.parameters] for group, optimizer in optimizers.items()},
+        _losses(stages, updates),
+    )
+
+
+def _losses(stages: dict[int, Stage], updates: int) -> list[Tally]:
+    return [added(stage.take_loss(update) for stage in stages.values()) for update in range(updates)]

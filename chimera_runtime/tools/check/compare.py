@@ -1,0 +1,297 @@
+"""What the ranks computed against what one process computes, stage by stage."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.blame import Calling
+from chimera_runtime.errors import FAILED
+from chimera_runtime.program.program import Group, group_name, group_text
+from chimera_runtime.ranks.world import World
+from chimera_runtime.tools.check.reference import Gradients, History, Training, differences, size
+from chimera_runtime.values.losses import Tally
+from chimera_runtime.values.tensors import digest
+
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.complex128: 1e-12,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}
+"""How far gradients may be off, relative to the largest of their stage: kernels round differently for several
+micro-batches at once. The same holds for weights after `torch.optim.SGD`, relative to the largest step of the stage."""
+
+ADAPTIVE_TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-3,
+    torch.complex64: 1e-3,
+    torch.float16: 1e-1,
+    torch.bfloat16: 1e-1,
+}
+"""The same for weights after other optimizers, which may divide by what is as small as a rounding error."""
+
+LARGEST_TOLERANCE = 0.5
+"""More would let a gradient pass that lacks half of its summands."""
+
+
+def tolerance(dtype: torch.dtype, summands: int) -> float:
+    """How far a sum of the gradients of so many micro-batches may be off, relative to the largest gradient.
+
+    Rounding errors of both signs add up like a random walk, over the sums of the ranks and that of one process; the
+    largest of many such sums is off by a few times as much (Higham and Mary, "A New Approach to Probabilistic Rounding
+    Error Analysis", 2019).
+    """
+    return min(max(TOLERANCES[dtype], 4 * math.sqrt(summands) * torch.finfo(dtype).eps), LARGEST_TOLERANCE)
+
+
+class CheckFailed(Exception):
+    """The loops do not compute what one process computes."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a rank computed: by weight group, the gradients of each of its steps and its weights after the last one.
+
+    ``losses`` are its parts of the losses of the updates.
+    """
+
+    gradients: Mapping[Group, Sequence[Gradients]]
+    weights: Mapping[Group, Sequence[torch.Tensor]]
+    losses: Sequence[Tally]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far ``what`` of a weight group is off, relative to the largest gradient or step of the group.
+
+    ``parameter`` is the one that is off most.
+    """
+
+    group: Group
+    what: str
+    error: float
+    parameter: str
+
+    def __str__(self) -> str:
+        return f"{group_name(self.group)}: {self.what} differ by {self.error:.2e}, most in {self.parameter}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far the loops are from one process, and what that may be; ``unequal`` says which replicas differ."""
+
+    updates: int
+    dtype: str
+    gradients: Sequence[Deviation]
+    gradient_tolerance: float
+    weights: Sequence[Deviation]
+    weight_tolerance: float
+    losses: Sequence[float]
+    reference_losses: Sequence[float]
+    loss_error: float
+    unequal: Sequence[str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether gradients, weights, losses and replicas are as they must be."""
+        return not self.wrong and not self.unequal and self.loss_error <= self.gradient_tolerance
+
+    @property
+    def wrong(self) -> list[Deviation]:
+        """What is off by too much: of each weight group the first."""
+        beyond = [gradient for gradient in self.gradients if gradient.error > self.gradient_tolerance]
+        beyond += [weight for weight in self.weights if weight.error > self.weight_tolerance]
+        firsts: dict[Group, Deviation] = {}
+        for deviation in beyond:
+            firsts.setdefault(deviation.group, deviation)
+        return list(firsts.values())
+
+    def __str__(self) -> str:
+        lines = [
+            f"check: {'passed' if self.passed else 'FAILED'}",
+            f"gradients of {self.updates} updates: max |difference| / max |gradient| of a stage = "
+            f"{_worst(self.gradients):.2e}, at most {_short(self.gradient_tolerance)} in {self.dtype}",
+            f"weights after {self.updates} updates: max |difference| / max |step| of a stage = "
+            f"{_worst(self.weights):.2e}, at most {_short(self.weight_tolerance)}",
+            f"losses: max |difference| / mean |loss| = {self.loss_error:.2e}; the last {self.losses[-1]:.9f}, "
+            f"in one process {self.reference_losses[-1]:.9f}",
+            *(self.unequal or ["replicas of every stage: bitwise equal"]),
+            *map(str, self.wrong),
+            *([] if all(map(math.isfinite, self.reference_losses)) else [_DIVERGED]),
+        ]
+        return "\n  ".join(lines)
+
+
+_DIVERGED = "one process comes to no finite loss either: there is nothing to compare with; see to the model first"
+
+
+def _worst(deviations: Sequence[Deviation]) -> float:
+    return max((deviation.error for deviation in deviations), default=0.0)
+
+
+def _short(bound: float) -> str:
+    return f"{bound:.1e}".replace(".0e", "e")
+
+
+def compare(
+    world: World,
+    recorded: Recorded,
+    names: Sequence[str],
+    updates: int,
+    begin: Callable[[], Training],
+    inspect: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None,
+) -> Verdict | None:
+    """The verdict, on rank 0; nothing elsewhere. Every rank calls it after what was recorded.
+
+    ``names`` are the auxiliary losses. The reference runs on rank 0 alone; ``inspect`` is called with its stages
+    before, and may refuse them.
+
+    Raises
+    ------
+    CheckFailed
+        On rank 0, if a stage has made more or fewer steps than there are updates.
+    """
+    _publish_digests(world, recorded)
+    summed = torch.tensor([tally.numbers(names) for tally in recorded.losses], dtype=torch.float64)
+    world.settle(dist.all_reduce(summed, group=world.chat, async_op=True), "for the sum of the losses")
+    if world.place.rank:
+        _hand_over(world, recorded, updates)
+        return None
+    unequal = list(_unequal(world, updates))
+    training, gradients, weights = _train_beside(world, recorded, updates, begin, inspect)
+    dtype = max(training.dtypes & TOLERANCES.keys(), key=TOLERANCES.__getitem__, default=torch.float64)
+    adaptive = any(history.is_adaptive for history in training.histories)
+    tallies = [Tally.of(numbers, names) for numbers in summed.tolist()]
+    losses = [tally.mean for tally in tallies]
+    errors = [abs(loss - wanted) for loss, wanted in zip(losses, training.losses, strict=True)]
+    auxiliary = [
+        share_of(abs(tally.auxiliary_means.get(name, math.nan) - wanted), scale)
+        for tally, of_update in zip(tallies, training.auxiliary, strict=True)
+        for name, (wanted, scale) in of_update.items()
+    ]
+    return Verdict(
+        updates=updates,
+        dtype=str(dtype).removeprefix("torch."),
+        gradients=gradients,
+        gradient_tolerance=tolerance(dtype, world.job.passes * world.place.copies),
+        weights=weights,
+        weight_tolerance=(ADAPTIVE_TOLERANCES if adaptive else TOLERANCES)[dtype],
+        losses=losses,
+        reference_losses=training.losses,
+        loss_error=max([*map(share_of, errors, training.loss_sizes), *auxiliary]),
+        unequal=unequal,
+    )
+
+
+def _train_beside(
+    world: World,
+    recorded: Recorded,
+    updates: int,
+    begin: Callable[[], Training],
+    inspect: Callable[[Sequence[torch.nn.Module]], None],
+) -> tuple[Training, list[Deviation], list[Deviation]]:
+    """The training in one process, which steps as the ranks did, and how far their gradients and weights are off."""
+    gradients: list[Deviation] = []
+    weights: list[Deviation] = []
+    alone = Calling("training in one process, to compare with", FAILED)
+    with alone:
+        training = begin()
+    inspect(training.modules)
+    for update in range(updates):
+        with alone:
+            wanted = training.gradients()
+        histories = dict(zip(training.groups, training.histories, strict=True))
+        received = [_taken(world, recorded, g, update, history.newest) for g, history in histories.items()]
+        what = f"gradients of update {update + 1}"
+        for (group, history), mine, theirs in zip(histories.items(), received, wanted, strict=True):
+            gradients += _deviation(history, group, what, differences(mine, theirs), size(theirs))
+        with alone:
+            training.step(received)
+    for group, history in zip(training.groups, training.histories, strict=True):
+        mine = _taken(world, recorded, group, updates, history.newest)
+        beyond = differences(mine, history.newest, roundings=updates)
+        weights += _deviation(history, group, f"weights after {updates} updates", beyond, history.largest_step)
+    return training, gradients, weights
+
+
+def share_of(error: float, scale: float) -> float:
+    """An error relative to what it is an error of; infinite if it is no number."""
+    if error == 0:
+        return 0.0
+    relative = error / scale if scale else math.inf
+    return relative if relative == relative else math.inf
+
+
+def _deviation(history: History, group: Group, what: str, errors: Iterable[float], scale: float) -> Iterator[Deviation]:
+    """Of a weight group with parameters: the parameter that is off most."""
+    shares = [share_of(error, scale) for error in errors]
+    if shares:
+        worst = max(range(len(shares)), key=shares.__getitem__)
+        yield Deviation(group, what, shares[worst], history.names[worst])
+
+
+def _part(recorded: Recorded, group: Group, part: int) -> Gradients:
+    """The gradients of an update, or behind those of the last one the weights."""
+    return (*recorded.gradients[group], recorded.weights[group])[part]
+
+
+def _taken(world: World, recorded: Recorded, group: Group, part: int, like: Sequence[torch.Tensor]) -> Gradients:
+    """A part of what the first rank that holds a weight group recorded, on rank 0."""
+    rank, what = world.ranks_of(*group)[0], f"for what {group_name(group)} has computed"
+    if rank == 0:
+        return _part(recorded, group, part)
+    key = group_text(group)
+    world.store.set(f"check/turn/{part}/{key}", "1")
+    present = json.loads(world.learn(f"check/present/{part}/{key}", rank, what, world.timeout))
+    room = [torch.empty_like(t, device="cpu") if there else None for t, there in zip(like, present, strict=True)]
+    for tensor in room:
+        if tensor is not None:
+            world.recv(tensor, rank, what)
+    return room
+
+
+def _hand_over(world: World, recorded: Recorded, updates: int) -> None:
+    """The other side of `_taken`, of the weight groups of which this rank is the first."""
+    mine = [g for g in world.job.groups if g in recorded.weights and world.ranks_of(*g)[0] == world.place.rank]
+    for part in range(updates + 1):
+        for group in mine:
+            key = group_text(group)
+            # How long the reference takes nobody knows; should rank 0 die meanwhile, torchrun ends this rank.
+            world.learn(f"check/turn/{part}/{key}", 0, "for the one-process reference", math.inf)
+            tensors = _part(recorded, group, part)
+            world.store.set(f"check/present/{part}/{key}", json.dumps([t is not None for t in tensors]))
+            for tensor in tensors:
+                if tensor is not None:
+                    world.send(tensor, 0, f"for the comparison of {group_name(group)}")
+
+
+def _publish_digests(world: World, recorded: Recorded) -> None:
+    for group, gradients in recorded.gradients.items():
+        bits = digest(tensor for part in (*gradients, recorded.weights[group]) for tensor in part)
+        world.store.set(f"check/replica/{group_text(group)}/{world.place.rank}", json.dumps([len(gradients), bits]))
+
+
+def _unequal(world: World, updates: int) -> Iterator[str]:
+    """The weight groups whose replicas have not done bitwise the same."""
+    for group in world.job.groups:
+        name = group_name(group)
+        seen: dict[str, list[int]] = {}
+        for rank in world.ranks_of(*group):
+            key, what = f"check/replica/{group_text(group)}/{rank}", f"for the digest of {name}"
+            steps, bits = json.loads(world.learn(key, rank, what, world.timeout))
+            if steps != updates:
+                raise CheckFailed(
+                    f"check: FAILED\n  {name} on rank {rank}: the optimizer has made {steps} "
+                    f"step{'' if steps == 1 else 's'} in {updates} updates"
+                )
+            seen.setdefault(bits, []).append(rank)
+        if len(seen) > 1:
+            groups = " | ".join(", ".join(map(str, ranks)) for ranks in seen.values())
+            yield f"replicas of {name}: NOT bitwise equal; ranks that agree: {groups}"

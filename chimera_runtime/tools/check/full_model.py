@@ -1,0 +1,264 @@
+"""``--check`` beside the user's own model: are the stages, one after the other, what ``reference()`` returns?
+
+Everything is in one process. The check of the loops compares them with the same stages, so a stage that lacks a layer
+is right there and is found here.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from chimera_runtime.blame import Calling
+from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.model.model import ModelFile
+from chimera_runtime.model.naming import names_in_model
+from chimera_runtime.model.ties import End
+from chimera_runtime.tools.check.compare import TOLERANCES, CheckFailed, share_of, tolerance
+from chimera_runtime.tools.check.reference import Reference, differences, size
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the stages are from the user's model, relative to the loss and to the largest gradient of a stage."""
+
+    parameters: int
+    loss: float
+    gradients: float
+    bound: float
+
+    def __str__(self) -> str:
+        return (
+            f"reference(): {self.parameters} parameters; loss off by {self.loss:.2e}, gradients by "
+            f"{self.gradients:.2e} of the largest of their stage, at most {self.bound:.0e}"
+        )
+
+
+def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[End]] = ()) -> Agreement:
+    """Compares loss and gradients of the first update, after the weights of the stages went into the user's model.
+
+    Both run in evaluation mode: in training mode dropout would draw other numbers for each.
+
+    Parameters
+    ----------
+    tied
+        Parameters of stages that are declared to be one.
+
+    Raises
+    ------
+    CheckFailed
+        If they differ, or a parameter has no partner.
+    Misuse
+        If ``reference`` or ``name`` return what they must not.
+    """
+    stages = [reference.build(stage).eval() for stage in range(reference.stages)]
+    whole = _built(reference, model)
+    partners = Partners(
+        stages, whole, [names_in_model(model, stage, module) for stage, module in enumerate(stages)], tied
+    )
+    if partners.wrong:
+        raise CheckFailed("\n  ".join(["check: FAILED", *(f"reference(): {line}" for line in partners.wrong)]))
+    partners.copy()
+    return _agreement(reference, model, stages, whole, partners)
+
+
+def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
+    assert model.reference is not None
+    torch.manual_seed(0)
+    with Calling("reference()", MISUSED):
+        whole = model.reference()
+    if not isinstance(whole, torch.nn.Module):
+        raise Misuse(f"{model.file}: reference returned a {type(whole).__name__}, not a torch.nn.Module")
+    return whole.to(reference.device).eval()
+
+
+class Partners:
+    """Which parameter of the user's model belongs to which of the stages.
+
+    ``wrong`` says what does not fit, one message for each cause.
+
+    Parameters
+    ----------
+    names
+        By stage, the name in the user's model of each parameter and buffer.
+    tied
+        Parameters of stages that are declared to be one.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[torch.nn.Module],
+        whole: torch.nn.Module,
+        names: Sequence[dict[str, str]],
+        tied: Iterable[Sequence[End]],
+    ) -> None:
+        self._stages = stages
+        self._names = names
+        self._theirs = dict(whole.named_parameters(remove_duplicate=False))
+        self._buffers = dict(whole.named_buffers())
+        self._whole = whole
+        self._tied = [list(places) for places in tied]
+        self.pairs: dict[End, torch.nn.Parameter] = {}
+        self.wrong = [
+            *self._without_partner(),
+            *self._left_out(),
+            *self._in_two_places(),
+            *self._apart(),
+            *self._unlike(),
+        ]
+
+    def mine(self, place: End) -> torch.nn.Parameter:
+        """A parameter of a stage."""
+        return self._stages[place[0]].get_parameter(place[1])
+
+    def _without_partner(self) -> Iterator[str]:
+        """Finds the partners; of each stage what has none."""
+        for stage, module in enumerate(self._stages):
+            absent = []
+            for inside, _ in module.named_parameters():
+                name = self._names[stage][inside]
+                if name in self._theirs:
+                    self.pairs[stage, inside] = self._theirs[name]
+                else:
+                    absent.append(name)
+            if absent:
+                nearest = get_close_matches(absent[0], self._theirs, 1, 0.0)
+                said = f"; the nearest to the first is {nearest[0]}" if nearest else ""
+                yield f"it has no {', '.join(absent)} of stage {stage}{said}. name(stage, parameter) returns its names"
+
+    def _left_out(self) -> Iterator[str]:
+        """Modules of the user's model of which no stage holds a parameter, the outermost of each; else parameters."""
+        held = {id(parameter) for parameter in self.pairs.values()}
+        if not held:
+            return
+        named_before: set[int] = set()
+        for name, module in (*self._whole.named_modules(), ("", None)):
+            parameters = dict(self._whole.named_parameters() if module is None else module.named_parameters())
+            absent = {n: p for n, p in parameters.items() if id(p) not in held | named_before}
+            if absent and (module is None or len(absent) == len(parameters)):
+                named_before |= {id(parameter) for parameter in absent.values()}
+                what = f"its {name} ({', '.join(absent)})" if module is not None else f"its {', '.join(absent)}"
+                yield f"no stage holds {what}: a layer that was left out, or another name in name(stage, parameter)"
+
+    def _in_two_places(self) -> Iterator[str]:
+        """Parameters of the user's model that several stages hold without having said so."""
+        places: dict[int, list[End]] = {}
+        for place, theirs in self.pairs.items():
+            places.setdefault(id(theirs), []).append(place)
+        for several in places.values():
+            if len(several) > 1 and not any({*several} <= {*group} for group in self._tied):
+                held = " and ".join(f"{inside} of stage {stage}" for stage, inside in several)
+                yield (
+                    f"{held} are one parameter, {self._name(several[0])}, and train as so many: declare "
+                    f"tied(num_stages) -> [{several}], or give each a parameter of its own"
+                )
+
+    def _apart(self) -> Iterator[str]:
+        """Ties of which the user's model has the ends as several parameters."""
+        for group in self._tied:
+            first_of: dict[int, End] = {}
+            for place in group:
+                if place in self.pairs:
+                    first_of.setdefault(id(self.pairs[place]), place)
+            if len(first_of) > 1:
+                held = " and ".join(f"{inside} of stage {stage}" for stage, inside in first_of.values())
+                names = " and ".join(map(self._name, first_of.values()))
+                yield (
+                    f"{held} are tied, and are different parameters in it, {names}: let it share one, or take them out "
+                    "of tied(num_stages) and compile without --tied for them"
+                )
+
+    def _unlike(self) -> Iterator[str]:
+        for place, theirs in self.pairs.items():
+            mine = self.mine(place)
+            here, there = (f"{tuple(p.shape)} {p.dtype}, trained: {p.requires_grad}" for p in (mine, theirs))
+            if here != there:
+                yield f"its {self._name(place)} is {there}; {place[1]} of stage {place[0]} is {here}"
+
+    def _name(self, place: End) -> str:
+        return self._names[place[0]][place[1]]
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Gives the user's model the weights of the stages, and their buffers where it has them.
+
+        Parameters that are tied get the value of the first of them.
+        """
+        for first, *others in self._tied:
+            for place in others:
+                self.mine(place).copy_(self.mine(first))
+        for place, theirs in self.pairs.items():
+            theirs.copy_(self.mine(place))
+        for stage, module in enumerate(self._stages):
+            for inside, buffer in module.named_buffers():
+                partner = self._buffers.get(self._names[stage][inside])
+                if partner is not None and partner.shape == buffer.shape:
+                    partner.copy_(buffer)
+
+    def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None, torch.Tensor | None]]:
+        """Of each parameter: the user's name, a stage, and its gradient by the stages and by the user's model."""
+        summed: dict[str, tuple[int, torch.Tensor | None, torch.Tensor | None]] = {}
+        first: dict[int, str] = {}
+        for place, theirs in self.pairs.items():
+            name = first.setdefault(id(theirs), self._name(place))
+            _, before, _ = summed.get(name, (0, None, None))
+            gradient = self.mine(place).grad
+            if gradient is not None and before is not None:
+                gradient = gradient + before
+            summed[name] = place[0], before if gradient is None else gradient, theirs.grad
+        yield from ((name, *of_parameter) for name, of_parameter in summed.items())
+
+
+def _agreement(
+    reference: Reference, model: ModelFile, stages: Sequence[torch.nn.Module], whole: torch.nn.Module, pairs: Partners
+) -> Agreement:
+    with Calling("an update of the stages and of reference(), side by side", FAILED):
+        batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its own
+        losses = [
+            [_pass(reference, modules, batch, number) for modules, batch in zip((stages, [whole]), pair, strict=True)]
+            for number, pair in enumerate(zip(*batches, strict=True))
+        ]
+    (mine, theirs), scale = map(sum, zip(*losses, strict=True)), sum(abs(loss) for _, loss in losses)
+    dtypes = {p.dtype for p in whole.parameters()} & TOLERANCES.keys()
+    if model.autocast is not None:
+        dtypes.add(model.autocast)
+    bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), len(losses))
+    off = share_of(abs(mine - theirs), scale)
+    worst, parameter = _furthest([*pairs.gradients()])
+    if not off <= bound:
+        raise CheckFailed(
+            f"check: FAILED\n  reference(): the loss of an update is {theirs:.9g} and that of the stages {mine:.9g}: a "
+            "stage lacks something that has no parameters, or does it in another order"
+        )
+    if not worst <= bound:
+        raise CheckFailed(
+            f"check: FAILED\n  reference(): gradients differ by {worst:.2e} of the largest of their stage, most "
+            f"those of {parameter}; {bound:.0e} is allowed"
+        )
+    return Agreement(len({id(p) for p in pairs.pairs.values()}), off, worst, bound)
+
+
+def _pass(reference: Reference, modules: Sequence[torch.nn.Module], batch: Any, number: int) -> float:
+    """The part of a micro-batch in the loss of the update, auxiliary losses included; adds its gradients.
+
+    A sum is divided by the number of micro-batches as a mean is, on either side: what it counts is the same for both.
+    """
+    total, _, auxiliary = reference.loss(modules, batch, 0, *divmod(number, reference.passes))
+    summed = sum((value.reshape(()) for _, value in auxiliary), total.reshape(()))
+    loss = summed / (reference.copies * reference.passes)
+    if loss.requires_grad:
+        torch.autograd.backward(loss)
+    return float(loss.item())
+
+
+def _furthest(gradients: Sequence[tuple[str, int, torch.Tensor | None, torch.Tensor | None]]) -> tuple[float, str]:
+    """The largest difference, relative to the largest gradient of its stage, and the parameter that has it."""
+    largest: dict[int, float] = {}
+    for _, stage, _, theirs in gradients:
+        largest[stage] = max(largest.get(stage, 0.0), size([theirs]))
+    shares = [
+        (share_of(next(differences([mine], [theirs])), largest[stage]), name) for name, stage, mine, theirs in gradients
+    ]
+    return max(shares, default=(0.0, ""))

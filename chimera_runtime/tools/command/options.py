@@ -1,0 +1,227 @@
+"""The command line of train.py. It is read without torch: `chimera run` does so before it starts torchrun."""
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.ranks.communicators import CHOICES
+from chimera_runtime.tools.open.stdio import say
+from chimera_runtime.values.sizes import UNITS
+
+_BUILT_IN = ("gloo", "nccl")
+KINDS = ("F", "B", "I", "W", "pair")
+_LONGEST = 10**9
+"""Seconds; the clocks behind a wait count nanoseconds in 63 bits."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def print_help(self, _file: object = None) -> None:
+        say(self.format_help().rstrip())
+
+    def error(self, message: str) -> NoReturn:
+        raise Misuse(f"{message} (see --help)")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds, {_LONGEST} at most")
+    return value
+
+
+def _norm(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _path(text: str) -> Path:
+    """A path that is not empty; an unset variable leaves an empty one, which would be the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")
+    return Path(text)
+
+
+def _peak(text: str) -> float | str:
+    """A number of TFLOPS, or ``auto``."""
+    return text if text == "auto" else _norm(text)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"\d{1,4}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
+
+
+def _split(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} does not list the first layer of each stage, as in 0,9,17,25")
+    return tuple(map(int, text.split(",")))
+
+
+def _bytes(text: str) -> int:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?) ?(|[KMGT]iB)", text)
+    count = float(size[1]) * 2 ** (10 * ("", *UNITS).index(size[2])) if size else 0
+    if not 1 <= count < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, as in 16GiB, 1.5TiB or 4096")
+    return int(count)
+
+
+def _limit(text: str) -> int | str:
+    """A number of bytes, or ``device``."""
+    return text if text == "device" else _bytes(text)
+
+
+def _durations(text: str) -> dict[str, float]:
+    durations: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, value = part.partition("=")
+        if kind not in KINDS or not value or kind in durations:
+            raise argparse.ArgumentTypeError(f"{text!r} is not of the form F=SECONDS,B=SECONDS")
+        durations[kind] = _seconds(value)
+    if not durations.keys() >= {"F", "B"} and not durations.keys() >= {"F", "I", "W"}:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"
+        )
+    return durations
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; what follows ``--`` is ``args``, for the model file.
+
+    Raises
+    ------
+    Misuse
+        If an option is unknown, missing or has a value that it cannot have.
+    """
+    parser = _Parser(prog="train.py", description="Trains a model with the program beside it. Start it with torchrun.")
+    parser.add_argument(
+        "--model", type=_path, required=True, help="Python file with build_stage or layers, loss, dataset, optimizer"
+    )
+    parser.add_argument(
+        "--split", type=_split, metavar="0,L,..", help="first layer of each stage (default: equal numbers of layers)"
+    )
+    parser.add_argument("--steps", type=_count, default=10, help="weight updates (default: 10)")
+    parser.add_argument(
+        "--micro-batch-size", type=_count, default=1, metavar="B", help="items per micro-batch (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout (default: 0)")
+    parser.add_argument(
+        "--data-workers", type=_number, default=0, metavar="K", help="processes per rank that load items (default: 0)"
+    )
+    check = parser.add_mutually_exclusive_group()
+    check.add_argument("--check", action="store_true", help="first compare with one-process training")
+    check.add_argument("--check-only", action="store_true", help="compare, then stop")
+    check.add_argument(
+        "--rehearse",
+        type=_durations,
+        metavar="F=S,B=S",
+        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split; pair=S for pairs)",
+    )
+    parser.add_argument(
+        "--clip-norm", type=_norm, metavar="NORM", help="scale gradients down to this norm of the whole model"
+    )
+    parser.add_argument(
+        "--shard-optimizer", action="store_true", help="each replica of a stage keeps a share of the optimizer's state"
+    )
+    parser.add_argument(
+        "--save", type=_path, metavar="DIR", help="save checkpoints there: the last, and at Ctrl-C or SIGTERM"
+    )
+    parser.add_argument("--save-every", type=_count, metavar="K", help="save after every K updates, too")
+    parser.add_argument("--keep", type=_count, default=3, metavar="K", help="checkpoints that stay (default: 3)")
+    parser.add_argument(
+        "--resume", type=_path, metavar="DIR", help="go on from a checkpoint, or from the newest in a directory, if any"
+    )
+    parser.add_argument("--load", type=_path, metavar="FILE", help="begin with the weights of one file")
+    parser.add_argument(
+        "--export", type=_path, metavar="FILE", help="write the weights into one file at the end: .pt or .safetensors"
+    )
+    parser.add_argument("--stop-on-nan", action="store_true", help="end when the loss of an update is no finite number")
+    parser.add_argument(
+        "--log-file", type=_path, metavar="FILE", help="append a line of JSON for every update, at once"
+    )
+    parser.add_argument(
+        "--tensorboard", type=_path, metavar="DIR", help="the same as curves, by the package tensorboard"
+    )
+    parser.add_argument(
+        "--eval-every", type=_count, metavar="K", help="evaluate the model file's validation() every K updates"
+    )
+    parser.add_argument(
+        "--autocast", choices=["bf16"], help="run stages and loss under torch.autocast; bf16: in bfloat16"
+    )
+    parser.add_argument(
+        "--device-peak", type=_peak, metavar="TFLOPS", help="tell the share of it that updates use; auto: by the device"
+    )
+    parser.add_argument("--peak-memory", action="store_true", help="tell at the end what each rank has used and needs")
+    parser.add_argument("--bundle", type=_path, metavar="FILE", help="if the run fails: a zip file for a bug report")
+    parser.add_argument("--metrics", type=_path, metavar="FILE", help="write losses and times of all updates as JSON")
+    parser.add_argument("--trace", type=_path, metavar="DIR", help="record every operation of the training, by rank")
+    parser.add_argument(
+        "--torch-profile", type=_path, metavar="DIR", help="what torch.profiler sees of three updates, by rank"
+    )
+    parser.add_argument(
+        "--ranges", action="store_true", help="a range for NVTX and torch.profiler for each line of the program"
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=_limit,
+        metavar="SIZE",
+        help="stop before training if a rank needs more, as in 16GiB; device: than its GPU has",
+    )
+    parser.add_argument("--timeout", type=_seconds, default=60.0, help="seconds that any wait may take (default: 60)")
+    parser.add_argument("--backend", default="gloo", help="of messages: gloo, nccl (GPUs), or another one")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="where stages are (default: as the backend has it)")
+    parser.add_argument("--backend-module", type=_path, metavar="FILE", help="a Python file that registers the backend")
+    parser.add_argument(
+        "--layout", choices=["pipeline", "replica"], default="pipeline", help="which ranks are neighbours"
+    )
+    parser.add_argument(
+        "--communicators",
+        choices=CHOICES,
+        help="of messages: one for each direction between two workers, or for both (default: as compiled)",
+    )
+    mine, theirs = list(arguments), []
+    if "--" in mine:
+        mine, theirs = mine[: mine.index("--")], mine[mine.index("--") + 1 :]
+    options = parser.parse_args(mine)
+    options.args = theirs
+    if options.backend in _BUILT_IN and options.backend_module is not None:
+        parser.error("--backend-module: --backend NAME says which backend the file registers")
+    if options.backend not in _BUILT_IN and options.backend_module is None:
+        parser.error(f"--backend {options.backend}: gloo, nccl, or a backend that --backend-module FILE registers")
+    if options.backend == "nccl" and options.device == "cpu":
+        parser.error("--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo")
+    if options.rehearse and (options.clip_norm is not None or options.stop_on_nan):
+        parser.error("--rehearse computes no gradients and no loss: leave --clip-norm and --stop-on-nan out")
+    weights = [f"--{name}" for name in ("save", "resume", "load", "export") if getattr(options, name) is not None]
+    if options.rehearse and weights:
+        parser.error(f"--rehearse leaves the weights alone: leave {weights[0]} out")
+    computing = ("--eval-every", "--autocast", "--device-peak", "--peak-memory")
+    asked = [name for name in computing if getattr(options, name[2:].replace("-", "_"))]
+    if options.rehearse and asked:
+        parser.error(f"--rehearse computes nothing: leave {asked[0]} out")
+    if options.save_every is not None and options.save is None:
+        parser.error("--save-every says when: give --save DIR to say where")
+    recording = {"--trace": options.trace, "--torch-profile": options.torch_profile}
+    asked = [name for name, directory in recording.items() if directory is not None]
+    if asked and options.check_only:
+        parser.error(f"{asked[0]} records the training, of which --check-only does none: give --check instead")
+    options.ranges |= options.torch_profile is not None
+    return options

@@ -1,0 +1,62 @@
+"""``--autocast bf16``: the model file's stages and its loss, as if each call of them stood in ``torch.autocast``.
+
+Whoever calls a stage need not know: the probe at start, which finds the dtypes of messages, forwards and their second
+run, evaluations, and the one process of ``--check``. Backwards run outside, as torch recommends.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+
+from chimera_runtime.model.layers import Layers
+from chimera_runtime.model.model import ModelFile
+
+
+def under_autocast(model: ModelFile, device: str, dtype: torch.dtype) -> ModelFile:
+    """The model file with stages, or layers, with a loss and with a ``reference()`` that run under autocast."""
+
+    def running(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            with torch.autocast(device, dtype):
+                return function(*arguments, **keywords)
+
+        return run
+
+    def making(make: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(make, updated=())
+        def made(*arguments: Any) -> Any:
+            module = make(*arguments)
+            if isinstance(module, torch.nn.Module):
+                _change_forward(module, running)
+            return module
+
+        return made
+
+    build = model.build_stage
+    return replace(
+        model,
+        build_stage=replace(build, layers=tuple(map(making, build.layers)))
+        if isinstance(build, Layers)
+        else making(build),
+        loss=running(model.loss),
+        reference=None if model.reference is None else making(model.reference),
+        autocast=dtype,
+    )
+
+
+def _change_forward(module: torch.nn.Module, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Gives a module a class of its own with another ``forward``, so that copies of the module have it as well.
+
+    What `torch.compile` has wrapped is changed inside, and compiled with the change.
+    """
+    inside = getattr(module, "_orig_mod", module)
+    if "forward" in vars(inside):
+        inside.forward = change(inside.forward)
+        return
+    kind = type(inside)
+    names = {"forward": change(kind.forward), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    inside.__class__ = type(kind.__name__, (kind,), names)

@@ -1,0 +1,123 @@
+"""The optimizers of a model file: one for each weight group of a rank, stepped as if they were one."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from chimera_runtime.blame import Calling, ModelError, Operation
+from chimera_runtime.errors import FAILED
+from chimera_runtime.model.model import ModelFile
+from chimera_runtime.model.ties import Modules, Tie, by_group
+from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded
+from chimera_runtime.program.program import Group, group_key
+from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.weights import WeightGroup
+from chimera_runtime.values.tensors import draw_seed, seed_torch
+
+_STEPPING = Calling("the optimizer's step", FAILED)
+
+
+class Optimizers:
+    """Steps every weight group of this rank, with the random numbers that all ranks draw that hold the group.
+
+    Parameters
+    ----------
+    idle
+        Makes no steps: a rehearsal leaves the weights alone.
+    updates
+        How many there are to be, for the model file's ``scheduler``.
+    sharded_over
+        The ranks over which the state is sharded, each rank's by weight group; None leaves it whole.
+
+    Attributes
+    ----------
+    schedulers
+        What that has made for each of the optimizers, stepped with them.
+    """
+
+    def __init__(
+        self,
+        model: ModelFile,
+        modules: Modules,
+        seed: int,
+        idle: bool,
+        ties: Sequence[Tie] = (),
+        updates: int = 0,
+        sharded_over: World | None = None,
+    ) -> None:
+        groups = by_group(modules, ties)
+        trained = {group: [p for p in parameters if p.requires_grad] for group, parameters in groups.items()}
+        self._parameters = [parameter for parameters in trained.values() for parameter in parameters]
+        self._optimizers = {
+            group: optimizer_of(model, group, parameters, sharded_over) for group, parameters in trained.items()
+        }
+        self._sharded = [made for made in self._optimizers.values() if isinstance(made, ShardedOptimizer)]
+        made = [model.schedule(optimizer, updates) for optimizer in self._optimizers.values()]
+        self.schedulers = [scheduler for scheduler in made if scheduler is not None]
+        self._seed = seed
+        self._idle = idle
+        self._update = 0
+        self._stepped: set[Group] = set()
+
+    def step(self) -> None:
+        """Steps the groups that the lane has not stepped already, and the schedulers."""
+        for group in self._optimizers:
+            if group not in self._stepped:
+                self._step(group)
+        self._stepped.clear()
+        self._update += 1
+        if self._idle:
+            return
+        for optimizer in self._sharded:
+            optimizer.gather()
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+    def step_in_lane(self, weights: WeightGroup) -> None:
+        """Steps a group where the schedule does: to be called at the end of `WeightGroup.step`."""
+        self._stepped.add(weights.group)
+        self._step(weights.group)
+
+    def count_from(self, updates: int) -> None:
+        """The next step is that of update ``updates``, by which it draws random numbers."""
+        self._update = updates
+
+    def __iter__(self) -> Iterator[Any]:
+        """The optimizers of the groups that have any parameters to train."""
+        return (optimizer for optimizer in self._optimizers.values() if hasattr(optimizer, "param_groups"))
+
+    def zero_grad(self) -> None:
+        """No parameter has a gradient any more."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def learning_rates(self) -> dict[str, list[float]]:
+        """By stage, as ``0``, or stages that share parameters, as ``0+3``: one for each group of the optimizer."""
+        return {
+            "+".join(map(str, stages)): [
+                float(group["lr"]) for group in getattr(optimizer, "param_groups", ()) if "lr" in group
+            ]
+            for stages, optimizer in self._optimizers.items()
+        }
+
+    def _step(self, group: Group) -> None:
+        if self._idle:
+            return
+        seed_torch(draw_seed("step", self._seed, self._update, *group))
+        try:
+            with _STEPPING:
+                self._optimizers[group].step()
+        except ModelError as error:
+            error.during(Operation("step", group_key(group), (), self._update))
+            raise
+
+
+def optimizer_of(
+    model: ModelFile, group: Group, parameters: list[torch.nn.Parameter], sharded_over: World | None
+) -> Any:
+    """The model file's optimizer of a weight group; its caller gathers, where the state is sharded over ranks."""
+    if sharded_over is None or not parameters:
+        return model.steps(parameters)
+    return sharded(sharded_over, {group: parameters}, model.steps, gathers=False)

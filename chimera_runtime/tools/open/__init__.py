@@ -1,0 +1,1 @@
+"""Opened before anything else: standard streams, the process that started this one, and whole files."""

@@ -1,0 +1,1 @@
+"""`--trace`: the record of every operation of a lane."""

@@ -1,0 +1,181 @@
+"""``--trace``: a lane that records what is done on it, in front of the plain one. Without the option nothing is here.
+
+On a GPU calls only put work into a stream: times are then those of events in it (`event_clock`).
+"""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from chimera_runtime.ranks.messages import Peer, Transfer
+from chimera_runtime.start.rank_context import Parts
+from chimera_runtime.tools.record import recorder as to
+from chimera_runtime.tools.record.recorder import Recorder
+from chimera_runtime.values.numbering import Micros
+from chimera_runtime.values.tensors import Tensors
+
+
+class RecordedTransfer:
+    """A message under way; the wait for it is noted."""
+
+    __slots__ = ("_recorder", "_tag", "_transfer", "_verb")
+
+    def __init__(self, transfer: Transfer, recorder: Recorder, verb: int, tag: int) -> None:
+        self._transfer = transfer
+        self._recorder = recorder
+        self._verb = verb
+        self._tag = tag
+
+    @property
+    def tensors(self) -> Tensors:
+        """The buffers of the message, as of `Transfer`."""
+        return self._transfer.tensors
+
+    def wait(self) -> None:
+        """Waits, and notes for how long."""
+        start = self._recorder.now()
+        self._transfer.wait()
+        self._recorder.talked(self._verb, self._tag, start)
+
+
+class RecordedPeer:
+    """Another worker; messages to and from it are noted when they are posted."""
+
+    def __init__(self, peer: Peer, recorder: Recorder) -> None:
+        self._peer = peer
+        self._recorder = recorder
+
+    def isend(self, tensors: Tensors, tag: int) -> RecordedTransfer:
+        """Posts a message as `Peer.isend` does, and notes how long that took."""
+        start = self._recorder.now()
+        transfer = self._peer.isend(tensors, tag)
+        self._recorder.talked(to.SEND, tag, start)
+        return RecordedTransfer(transfer, self._recorder, to.WAIT_SEND, tag)
+
+    def irecv(self, buffers: Tensors, tag: int) -> RecordedTransfer:
+        """Posts the receipt of a message."""
+        start = self._recorder.now()
+        transfer = self._peer.irecv(buffers, tag)
+        self._recorder.talked(to.RECV, tag, start)
+        return RecordedTransfer(transfer, self._recorder, to.WAIT_RECV, tag)
+
+
+class RecordedWeights:
+    """The weights of a stage or a tie; what is done with them is noted, as about the weight group of that number."""
+
+    def __init__(self, weights: Any, recorder: Recorder, streams: bool, group: int) -> None:
+        self._weights = weights
+        self._recorder = recorder
+        self._streams = streams
+        self._group = group
+        self._sums = 0
+
+    def stash(self, version: int) -> None:
+        """Keeps the newest weights."""
+        start = self._recorder.now()
+        self._weights.stash(version)
+        self._recorder.note(to.STASH, version, self._versioned(version), start)
+
+    def drop(self, version: int) -> None:
+        """Lets a stashed version go."""
+        start = self._recorder.now()
+        self._weights.drop(version)
+        self._recorder.note(to.DROP, version, self._versioned(version), start)
+
+    def _versioned(self, version: int) -> int:
+        return version * self._recorder.groups + self._group
+
+    def all_reduce(self) -> None:
+        """Launches the sum of the gradients."""
+        start = self._recorder.now()
+        self._weights.all_reduce()
+        self._recorder.note(to.ALL_REDUCE, self._sums, self._group, start)
+        self._sums += 1
+
+    def wait_all_reduce(self) -> None:
+        """Waits for the sum of the gradients."""
+        start = self._recorder.now()
+        self._weights.wait_all_reduce()
+        self._recorder.note(to.WAIT_ALL_REDUCE, self._sums - 1, self._group, start)
+
+    def step(self) -> None:
+        """The optimizer's step. Where updates overlap, what is recorded is written after one."""
+        start = self._recorder.now()
+        self._weights.step()
+        self._recorder.note(to.STEP, self._weights.updates - 1, self._group, start)
+        if self._streams:
+            self._recorder.spill()
+
+
+class RecordedStage(RecordedWeights):
+    """A stage whose operations are noted with their begin and end."""
+
+    def __init__(self, stage: Any, recorder: Recorder, streams: bool) -> None:
+        super().__init__(stage, recorder, streams, int(stage.number))
+        self._stage = stage
+        self.inputs = stage.inputs
+        self.gradients = stage.gradients
+        self.outputs = stage.outputs
+        self.input_gradients = stage.input_gradients
+
+    def begin(self, update: int) -> None:
+        """From now on micro-batches are counted from the first of an update; what is recorded is written before."""
+        self._recorder.spill()
+        self._recorder.first = update
+        self._stage.begin(update)
+
+    def at(self, version: int) -> Self:
+        """The stage with a version of its weights."""
+        self._stage.at(version)
+        return self
+
+    def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
+        """A forward; one over several micro-batches is noted as one over the first."""
+        start = self._recorder.now()
+        self._stage.forward(micros, inputs, targets)
+        self._recorder.ran(to.FORWARD, micros, self._stage.number, start)
+
+    def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
+        """A backward; one over several micro-batches is noted as one over the first."""
+        start = self._recorder.now()
+        self._stage.backward(micros, gradients)
+        self._recorder.ran(to.BACKWARD, micros, self._stage.number, start)
+
+    def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
+        """A forward and a backward of another stage or this one, noted as one operation."""
+        start = self._recorder.now()
+        self._stage.pair(forward, other._stage, backward)
+        self._recorder.ran_pair(forward[0], self._stage.number, backward[0], other._stage.number, start)
+
+    def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
+        """The first half of a backward."""
+        start = self._recorder.now()
+        self._stage.backward_input(micros, gradients)
+        self._recorder.ran(to.INPUT_GRADIENT, micros, self._stage.number, start)
+
+    def backward_weights(self, micros: Micros) -> None:
+        """The second half of a backward."""
+        start = self._recorder.now()
+        self._stage.backward_weights(micros)
+        self._recorder.ran(to.WEIGHT_GRADIENT, micros, self._stage.number, start)
+
+
+def recorded(parts: Parts, recorder: Recorder, streams: bool) -> Parts:
+    """What a lane is made of, every call timed; ``streams`` if updates overlap."""
+    stages, peers, load_input, load_target, ties = parts
+    return Parts(
+        {number: RecordedStage(stage, recorder, streams) for number, stage in stages.items()},
+        {worker: RecordedPeer(peer, recorder) for worker, peer in peers.items()},
+        _loading(to.LOAD_INPUT, load_input, recorder),
+        _loading(to.LOAD_TARGET, load_target, recorder),
+        {group: RecordedWeights(tie, recorder, streams, recorder.number_of(group)) for group, tie in ties.items()},
+    )
+
+
+def _loading(verb: int, load: Callable[[int, int], Any], recorder: Recorder) -> Callable[[int, int], Any]:
+    def timed(update: int, micro: int) -> Any:
+        start = recorder.now()
+        loaded = load(update, micro)
+        recorder.note(verb, recorder.update_of(micro), micro, start)
+        return loaded
+
+    return timed

@@ -1,0 +1,217 @@
+"""``--trace``: the file in which a rank keeps when each operation of its lane began and ended.
+
+DIR/rank_<r>.jsonl is a line about the run, lines of operations, and a line about the end; docs/howto/trace.md
+Until the end it is called rank_<r>.jsonl.part.
+"""
+
+import argparse
+import json
+import os
+import threading
+from array import array
+from contextlib import suppress
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.program.program import Group, Job, group_text
+from chimera_runtime.ranks.world import World
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.tools.open.files import put
+from chimera_runtime.tools.record import clocks
+from chimera_runtime.tools.record.event_clock import clock_of
+from chimera_runtime.values.numbering import Micros
+
+FORMAT = "chimera trace"
+VERSION = 1
+MARKER = ".chimera-trace"
+PROGRAM = "schedule.sir"
+
+LOAD_INPUT, LOAD_TARGET, FORWARD, BACKWARD, SEND, RECV, WAIT_SEND, WAIT_RECV, *_ = range(15)
+ALL_REDUCE, WAIT_ALL_REDUCE, STEP, STASH, DROP, INPUT_GRADIENT, WEIGHT_GRADIENT, PAIR = range(8, 16)
+_VERBS = (
+    *("load input", "load target", "F", "B", "send", "recv", "wait send", "wait recv"),
+    *("all_reduce", "wait all_reduce", "step", "stash", "drop", "I", "W", "pair"),
+)
+
+_FIELDS = 5
+
+
+def prepare(world: World, directory: Path, scripts: Path) -> None:
+    """Makes the directory, with nothing in it but the program; every rank calls it.
+
+    Raises
+    ------
+    Misuse
+        If it cannot be written, or holds what ``--trace`` did not write.
+    """
+    try:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            _empty(directory)
+            put(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
+    except OSError as error:
+        raise Misuse(f"--trace {error.filename or directory}: {error.strerror}") from error
+    world.meet("for the directory of the trace")
+
+
+def _empty(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    foreign = any(not path.name.startswith(f".{MARKER}.") for path in directory.iterdir())
+    if foreign and not (directory / MARKER).is_file():
+        raise Misuse(
+            f"--trace {directory}: exists and was not written by --trace; choose another directory or remove it"
+        )
+    put(directory / MARKER, b"written by train.py --trace\n")
+    for pattern in ("rank_*.jsonl", "rank_*.jsonl.part"):
+        for path in directory.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+class Recorder:
+    """What this rank did and when, by its monotonic clock in nanoseconds; ``now`` is that, or an event on a GPU.
+
+    ``first`` is the update from which micro-batches are counted; ``groups`` is how many weight groups there are.
+    """
+
+    def __init__(self, setting: Setting, options: argparse.Namespace) -> None:
+        self._world = setting.world
+        self._job: Job = setting.world.job
+        directory: Path = options.trace
+        self._path = directory / f"rank_{setting.world.place.rank}.jsonl"
+        self._part = self._path.with_name(f"{self._path.name}.part")
+        self._numbers = array("q")
+        self._writing = threading.Lock()
+        self._directory = directory
+        self._over = False
+        self.first = 0
+        self.groups = len(self._job.groups)
+        self._clock = clock_of(setting.world.device)
+        self.now = self._clock.now
+        offset = clocks.compare(self._world)
+        try:
+            self._file: IO[str] = self._part.open("w", encoding="utf-8")
+            self._line(_about(setting, options) | {"clock": asdict(offset)})
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def note(self, verb: int, update: int, number: int, start: int) -> None:
+        """An operation that began at ``start`` has ended; ``number`` says what it was about, see ``_told``."""
+        self._numbers.extend((verb, update, number, start, self.now()))
+
+    def number_of(self, group: Group) -> int:
+        """The number of a weight group; that of a stage by itself is the number of the stage."""
+        return self._job.groups.index(group)
+
+    def update_of(self, micro: int) -> int:
+        """The update that a micro-batch of the lane belongs to."""
+        return self.first + micro // self._job.passes
+
+    def ran(self, verb: int, micros: Micros, stage: int, start: int) -> None:
+        """A stage has worked on a micro-batch, or on several: the first stands for them."""
+        micro = micros[0] if isinstance(micros, tuple) else micros
+        self.note(verb, self.update_of(micro), micro * self._job.stages + stage, start)
+
+    def ran_pair(self, forward: Micros, stage: int, backward: Micros, other: int, start: int) -> None:
+        """A stage has worked on a micro-batch forward and a stage on another one backward, at once."""
+        first, second = (micros[0] if isinstance(micros, tuple) else micros for micros in (forward, backward))
+        stages = self._job.stages
+        number = (first * stages + stage) * stages * self._job.passes + second * stages + other
+        self.note(PAIR, self.update_of(first), number, start)
+
+    def talked(self, verb: int, tag: int, start: int) -> None:
+        """A message was posted, or waited for."""
+        self.note(verb, self.update_of(tag // (2 * self._job.stages)), tag, start)
+
+    def spill(self) -> None:
+        """Writes what is kept, if it is much; called where a pause does least harm.
+
+        Raises
+        ------
+        Misuse
+            If the file can no longer be written.
+        """
+        if len(self._numbers) < self._clock.most * _FIELDS:
+            return
+        try:
+            self._flush()
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def close(self) -> None:
+        """The run has ended well: the file gets its name. Errors as in `spill`."""
+        offset = clocks.compare(self._world)
+        try:
+            self._end(None, offset)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def abandon(self, message: str) -> None:
+        """The run ends early, with a message: keeps what there is, if that is possible."""
+        with suppress(OSError, ValueError):
+            self._end(message.split("\n", 1)[0], None)
+
+    def _end(self, message: str | None, offset: clocks.Offset | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._flush()
+        self._line({"ended": message, "clock": None if offset is None else asdict(offset)})
+        self._file.close()
+        self._part.replace(self._path)
+
+    def _flush(self) -> None:
+        with self._writing:
+            count = len(self._numbers) // _FIELDS * _FIELDS
+            kept, self._numbers = self._numbers, array("q")
+            verbs, updates, numbers, starts, ends = (kept[field:count:_FIELDS].tolist() for field in range(_FIELDS))
+            times = self._clock.read([*starts, *ends])
+            rows = zip(verbs, updates, numbers, times[: len(starts)], times[len(starts) :], strict=True)
+            self._line({"operations": [[update, self._told(v, n), s, e] for v, update, n, s, e in rows]})
+
+    def _line(self, content: dict[str, Any]) -> None:
+        self._file.write(json.dumps(content, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def _told(self, verb: int, number: int) -> str:
+        """An operation as schedule.sir calls it."""
+        name, stages, groups = _VERBS[verb], self._job.stages, self._job.groups
+        match verb:
+            case 0 | 1:
+                return f"{name} m{number}"
+            case 2 | 3 | 13 | 14:
+                return f"{name} m{number // stages} s{number % stages}"
+            case 15:
+                first, second = divmod(number, stages * self._job.passes)
+                return f"{self._told(FORWARD, first)} & {self._told(BACKWARD, second)}"
+            case 4 | 5 | 6 | 7:
+                return self._world.names.operation(name, number)
+            case 8 | 9 | 10:
+                return f"{name} {group_text(groups[number])}"
+            case _:
+                return f"{name} {group_text(groups[number % len(groups)])} v{number // len(groups)}"
+
+    def _refused(self, error: OSError) -> Misuse:
+        return Misuse(f"--trace {self._directory}: {error.strerror}")
+
+
+def _about(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    """The facts of the run."""
+    world, place = setting.world, setting.world.place
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "scheme": world.job.name,
+        "program": sha256((options.trace / PROGRAM).read_bytes()).hexdigest(),
+        "rank": place.rank,
+        "worker": place.worker,
+        "copy": place.copy,
+        "copies": place.copies,
+        "layout": place.layout,
+        "backend": world.backend,
+        "updates": options.steps,
+        "micro_batch_size": options.micro_batch_size,
+        "rehearse": options.rehearse or None,
+        "sharded_optimizer": options.shard_optimizer,
+    }

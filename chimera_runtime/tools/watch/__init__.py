@@ -1,0 +1,1 @@
+"""Progress, logs, metrics and memory of a run."""

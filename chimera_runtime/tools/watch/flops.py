@@ -1,0 +1,140 @@
+"""``--device-peak``: which share of what the devices could do at most an update makes use of.
+
+That is the floating-point operations of the model, the "model FLOPs utilization" of Chowdhery et al., "PaLM: Scaling
+Language Modeling with Pathways", 2022, appendix B: what is computed again where a stage recomputes does not count.
+"""
+
+import json
+import re
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.start import probe
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.values.nested import to_device
+from chimera_runtime.values.tensors import all_generators_kept
+
+_TERA = 1e12
+
+_HALF = {torch.bfloat16, torch.float16}
+
+_PEAKS = {
+    "GB200": (2500.0, 1250.0, 80.0, 40.0),
+    "B200": (2250.0, 1100.0, 75.0, 37.0),
+    "H200 NVL": (835.5, 417.5, 60.0, 60.0),
+    "GH200": (989.5, 494.5, 67.0, 67.0),
+    "H200": (989.5, 494.5, 67.0, 67.0),
+    "H100 NVL": (835.5, 417.5, 60.0, 60.0),
+    "H100 PCIe": (756.5, 378.0, 51.0, 51.0),
+    "H100": (989.5, 494.5, 67.0, 67.0),
+    "A100": (312.0, 156.0, 19.5, 19.5),
+    "A30": (165.0, 82.0, 10.3, 10.3),
+    "A40": (149.7, 74.8, 37.4, None),
+    "A10": (125.0, 62.5, 31.2, None),
+    "L40S": (362.0, 183.0, 91.6, None),
+    "L4": (121.0, 60.0, 30.3, None),
+}
+"""By words of the name that CUDA gives a device, the first that fit: dense TFLOPS in bfloat16 or float16, TF32, float32
+and float64, tensor cores included; None where the data sheet is silent.
+
+From NVIDIA's data sheets of these devices, and for B200 and GB200 from that of the Blackwell architecture; where these
+give numbers with sparsity alone, half of those.
+"""
+
+
+def peak_of(device: str, dtype: torch.dtype, tensor_float: bool) -> float | None:
+    """Floating-point operations per second of a device by its name; None where they are not known, as of a part of one.
+
+    ``tensor_float`` says that products of float32 are computed in TF32.
+    """
+    peaks = next((peaks for name, peaks in _PEAKS.items() if re.search(rf"\b{name}\b", device)), None)
+    if peaks is None or "MIG" in device:
+        return None
+    half, tf32, single, double = peaks
+    by_dtype = {torch.float32: tf32 if tensor_float else single, torch.float64: double}
+    peak = half if dtype in _HALF else by_dtype.get(dtype)
+    return None if peak is None else peak * _TERA
+
+
+def peak_seconds(
+    setting: Setting, modules: dict[int, torch.nn.Module], peak: float | None, dtype: torch.dtype
+) -> float:
+    """How long an update would take if all ranks computed at their peak all the time; every rank calls it.
+
+    Parameters
+    ----------
+    peak
+        That of each device, in TFLOPS; None asks the table of known ones.
+    dtype
+        In which the products of matrices are computed.
+
+    Raises
+    ------
+    Misuse
+        If the device of this rank is not in the table.
+    """
+    world = setting.world
+    if peak is None:
+        device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
+        known = peak_of(device, dtype, _in_tf32())
+        if known is None:
+            raise Misuse(
+                f"--device-peak auto: the peak of {device} in {str(dtype).removeprefix('torch.')} is not known; give "
+                "its TFLOPS from the data sheet, without sparsity, as in --device-peak 312"
+            )
+    else:
+        known = peak * _TERA
+    mine = [s for s in modules if world.place.rank == world.place.rank_of(0, world.job.placement[0][s])]
+    world.store.set(
+        f"flops/{world.place.rank}", json.dumps([sum(of_stage(setting, modules[s], s) for s in mine), known])
+    )
+    what = "for the floating-point operations of its stages"
+    learnt = [json.loads(world.learn(f"flops/{r}", r, what, world.timeout)) for r in world.place.ranks]
+    operations, peaks = map(sum, zip(*learnt, strict=True))
+    return float(operations * world.job.passes * world.place.copies / peaks)
+
+
+def of_stage(setting: Setting, module: torch.nn.Module, stage: int) -> int:
+    """The floating-point operations of a forward and a backward of one micro-batch, a sum and a product being two.
+
+    They are counted by running both, on the first items of the dataset, or on zeros in place of what other stages hand
+    on. What is counted are products of matrices, convolutions and attention, as `torch.utils.flop_counter` knows them.
+    Nothing remains of it.
+    """
+    boundaries, source, world = setting.findings.boundaries, setting.source, setting.world
+    assert source is not None, "options.parse refuses that in a rehearsal"
+    last = stage == len(boundaries)
+    before = boundaries[stage - 1] if stage else None
+    state, contents = probe.state_of(module)
+    with all_generators_kept():
+        handed = to_device(source.input(0, 0), world.device) if before is None else before.buffers(world.device)
+        target = to_device(source.target(0, 0), world.device) if last else None
+        names = setting.findings.traits[stage].keywords
+        keywords = {name: value for name, value in setting.keywords(0, 0).items() if name in names} if names else {}
+        with FlopCounterMode(display=False) as counter:
+            given = probe.Given(before, handed, target, last, keywords)
+            seen = probe.look(setting.model, stage, module, given, measures=False)
+            probe.look_back(stage, module, seen, None if last else boundaries[stage].differentiable)
+    state.restore(contents)
+    return int(counter.get_total_flops())
+
+
+def computing_dtype(modules: dict[int, torch.nn.Module], autocast: torch.dtype | None) -> torch.dtype:
+    """In which products of matrices are computed: that of autocast, or that of most weights."""
+    if autocast is not None:
+        return autocast
+    sizes: dict[torch.dtype, int] = {}
+    for module in modules.values():
+        for parameter in module.parameters():
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return max(sizes, key=sizes.__getitem__, default=torch.float32)
+
+
+def _in_tf32() -> bool:
+    """Whether a GPU computes products of float32 in TF32; torch 2.9 has another switch for that than those before."""
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if precision is not None:
+        return bool(precision == "tf32")
+    return torch.get_float32_matmul_precision() != "highest"

@@ -1,0 +1,91 @@
+"""``--metrics``: the file that rank 0 writes as updates end."""
+
+import json
+import math
+import os
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from chimera_runtime.tools.open.files import put
+from chimera_runtime.tools.open.stdio import Unwritable
+
+_NAMES = (b"loss", b"step_seconds", b"cpu_seconds")
+_PAUSE = 1.0
+_SHARE = 100
+"""The file is written at most so many seconds after it was written last, and so many times as long as that took."""
+
+
+class Metrics:
+    """One JSON object with a list for each of three numbers, one entry per update; null is what is no finite number.
+
+    The file is whole at every moment: each time it is written beside its place, and then renamed. Nothing is formatted
+    twice, and writing takes at most a hundredth of the time, however long the run. What is no regular file, such as a
+    pipe, is written once, by `close`.
+
+    Raises
+    ------
+    Unwritable
+        If the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._given = path
+        self._lock = threading.Lock()
+        self._columns = [bytearray() for _ in _NAMES]
+        self._count = self._saved = 0
+        self._due = 0.0
+        try:
+            self._once = path.exists() and not path.is_file()
+            self._path = path if self._once else Path(os.path.realpath(path))
+            if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+                path.open("ab").close()
+            if not self._once:
+                self._save()
+        except OSError as error:
+            raise Unwritable(f"--metrics {path}: {error.strerror}") from error
+
+    def add(self, loss: float | None, step_seconds: float, cpu_seconds: float) -> None:
+        """An update is over; if the file cannot be written now, it is tried again later."""
+        numbers = (loss, step_seconds, cpu_seconds)
+        with self._lock:
+            for column, number in zip(self._columns, numbers, strict=True):
+                shown = json.dumps(number if number is not None and math.isfinite(number) else None)
+                column += f"{', ' if self._count else ''}{shown}".encode()
+            self._count += 1
+        if time.monotonic() >= self._due and not self._once:
+            with suppress(OSError):
+                self._save()
+
+    def close(self) -> None:
+        """Writes what is not yet in the file.
+
+        Raises
+        ------
+        Unwritable
+            If that cannot be done.
+        """
+        try:
+            self._save()
+        except OSError as error:
+            noun = "update" if self._count == 1 else "updates"
+            left = f"; what was written before has {self._saved} of {self._count} {noun}"
+            raise Unwritable(f"--metrics {self._given}: {error.strerror}{left if self._saved else ''}") from error
+
+    def keep(self) -> None:
+        """As `close`, as far as possible; a pipe without a reader would never let go."""
+        if not self._once:
+            with suppress(Unwritable):
+                self.close()
+
+    def _save(self) -> None:
+        with self._lock:
+            start = time.monotonic()
+            lists = [b"".join((b'"', name, b'": [', c, b"]")) for name, c in zip(_NAMES, self._columns, strict=True)]
+            write = self._path.write_bytes if self._once else partial(put, self._path)
+            write(b"{" + b", ".join(lists) + b"}\n")
+            self._saved = self._count
+            end = time.monotonic()
+            self._due = end + max(_PAUSE, _SHARE * (end - start))

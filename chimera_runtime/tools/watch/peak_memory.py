@@ -1,0 +1,102 @@
+"""``--peak-memory``: the memory that every rank has used at most, beside what it needs by the report."""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.tools.watch.memory import RankNeed
+from chimera_runtime.values.sizes import shown
+
+_STATUS = Path("/proc/self/status")
+_PEAK, _NOW = "VmHWM", "VmRSS"
+
+ON_HOST = "resident memory of the process, above what it had before its stages were built"
+ON_GPU = "of tensors on the GPU, by torch's allocator"
+
+
+class PeakMemory:
+    """What this rank needs, known before training, and what it has used at most from then on.
+
+    Parameters
+    ----------
+    before
+        What the process had in bytes before its stages were built: see `resident`.
+    is_sharded
+        The replicas of a stage share the optimizer's state.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        optimizer: Callable[[list[torch.nn.Parameter]], Any],
+        built: dict[int, torch.nn.Module],
+        before: int,
+        is_sharded: bool = False,
+    ) -> None:
+        self._world = setting.world
+        self._before = before
+        facts = setting.facts
+        self._copies = sum(of_stage.copies for of_stage in facts.stages.values())
+        self._activations = max((sum(a + begun for _, a, _, begun in kept) for kept in facts.kept), default=0)
+        self._need = RankNeed(setting, optimizer, built, is_sharded).need().total
+        if self._world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._world.device)
+        else:
+            _forget_peak()
+
+    def lines(self) -> list[str]:
+        """A table of all ranks, on rank 0: how many M_theta and M_a, what that is in bytes, what was used.
+
+        Every rank calls it, while all are there.
+        """
+        place, store = self._world.place, self._world.store
+        store.set(f"peak/{place.rank}", json.dumps([self._copies, self._activations, self._need, self._used()]))
+        if place.rank:
+            return []
+        rows = [("rank", "M_theta", "M_a", "needs", "used")]
+        for rank in place.ranks:
+            what = "for the memory that it has used"
+            copies, activations, need, used = json.loads(
+                self._world.learn(f"peak/{rank}", rank, what, self._world.timeout)
+            )
+            rows.append((str(rank), str(copies), str(activations), shown(need), shown(used)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        measured = ON_GPU if self._world.device.type == "cuda" else ON_HOST
+        return [f"peak memory ({measured})", *(f"  {line}" for line in table)]
+
+    def _used(self) -> int:
+        if self._world.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._world.device)
+        return max(0, _read(_PEAK) - self._before)
+
+
+def resident() -> int:
+    """The bytes of this process that are in memory."""
+    return _read(_NOW)
+
+
+def _read(name: str) -> int:
+    """A number of bytes of this process by Linux; elsewhere its peak, which is all that is to be had."""
+    with suppress(OSError, StopIteration):
+        lines = _STATUS.read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _forget_peak() -> None:
+    """From now on the peak is counted anew, where Linux allows that: proc(5), ``clear_refs``."""
+    with suppress(OSError):
+        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        try:
+            os.write(descriptor, b"5")
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,144 @@
+"""Memory that several tensors share: whether anything else holds it, and whether it was written meanwhile."""
+
+import gc
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from chimera_runtime.errors import BadModel
+from chimera_runtime.values.nested import taken_apart
+from chimera_runtime.values.numbering import Micros
+from chimera_runtime.values.tensors import Tensors
+
+Views = Callable[[Tensors, int], Tensors]
+"""The part of the memory for a number of micro-batches that a message takes."""
+
+_COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
+"""Counts what holds a storage. Torch has no public name for it; without any, all memory counts as shared."""
+
+_STORAGE: Any = torch.UntypedStorage
+_NOTE = "_handed_on"
+"""An attribute of a storage: the stage that handed it on last, for which micro-batch, and where in memory."""
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    return int(_COUNT(tensor.untyped_storage()._cdata))
+
+
+_ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether anything but this tensor may hold its memory: another tensor, or a graph."""
+    return _COUNT is None or _holders(tensor) > _ALONE
+
+
+def unshared(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory that nothing else holds: itself, or a copy."""
+    return tensor.clone(memory_format=torch.contiguous_format) if is_shared(tensor) else tensor
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often the memory of each tensor was written; 0 for tensors of inference mode, which do not count."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def written(source: int, target: int, micros: Micros) -> BadModel:
+    """The error of a message whose memory was written while it was under way: what comes depends on chance."""
+    micro = micros[0] if isinstance(micros, tuple) else micros
+    what = "handed on" if source < target else "handed back"
+    return BadModel(
+        f"stage {source} {what} memory for micro-batch {micro} that was written again before stage {target} had it; "
+        "return a copy, as .clone() makes it, of what a later call writes"
+    )
+
+
+def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], given: Callable[[], Any]) -> None:
+    """Notes which memory a stage hands on for a micro-batch.
+
+    While anything holds memory, the allocator does not give it out again. So a forward that hands on the same memory as
+    one before it may have written what another stage still reads. No version tells that of a CUDA graph.
+
+    Parameters
+    ----------
+    waiting
+        The micro-batches of the stage whose backward is to come.
+    given
+        Returns what the stage was called on; that may be the same memory for several micro-batches.
+
+    Raises
+    ------
+    BadModel
+        If the stage has handed on the same memory, of its own, for another micro-batch that waits.
+    """
+    for output in outputs:
+        storage: Any = output.untyped_storage()
+        note = stage, micro, output.data_ptr()
+        earlier = getattr(storage, _NOTE, note)
+        setattr(storage, _NOTE, note)
+        if earlier != note and earlier == (stage, earlier[1], note[2]) and earlier[1] in waiting:
+            _require_given(stage, earlier[1], micro, storage, given())
+
+
+def _require_given(stage: int, earlier: int, micro: int, storage: Any, given: Any) -> None:
+    """Passes if memory that was handed on twice is part of what the stage was given, or empty."""
+    if storage.nbytes() and all(tensor.untyped_storage()._cdata != storage._cdata for tensor in taken_apart(given)[0]):
+        raise BadModel(
+            f"stage {stage} returned the same memory for micro-batches {earlier} and {micro}, which are both under "
+            "way; return a copy, as .clone() makes it, of what a later forward writes"
+        )
+
+
+class Dropped:
+    """Tensors of which nothing is to be left; make it before they are let go of."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._memory = [tensor.untyped_storage()._weak_ref() for tensor in tensors]
+
+    def kept(self) -> list[bool]:
+        """Of each tensor, whether something keeps its memory: once."""
+        if not all(map(_STORAGE._expired, self._memory)):
+            gc.collect()
+        kept = [not _STORAGE._expired(memory) for memory in self._memory]
+        for memory in self._memory:
+            _STORAGE._free_weak_ref(memory)
+        return kept
+
+
+class Slots:
+    """Receive buffers of a stage for one direction; slot k has room for ``rooms[k]`` micro-batches.
+
+    What lies in a slot may be held for longer than the program says: by the graph of the next stage, if a stage hands
+    its input on, or by a stage that keeps its input. Such a slot moves to new memory before its next message; the old
+    memory stays with whatever holds it.
+
+    Parameters
+    ----------
+    make
+        Allocates the memory of a message with a number of micro-batches.
+    """
+
+    def __init__(self, rooms: Iterable[int] = (), make: Callable[[int], Tensors] = lambda _room: ()) -> None:
+        self.rooms = tuple(rooms)
+        self._memory = [make(room) for room in self.rooms]
+        self._views: Views | None = None
+
+    def resize(self, views: Views) -> None:
+        """From now on messages take a part of the memory."""
+        self._views = views
+
+    def vacant(self, number: int) -> Tensors:
+        """The buffers of a slot for its next message, in memory that nothing else holds."""
+        memory = self._memory[number]
+        if any(map(is_shared, memory)):
+            self._memory[number] = tuple([torch.empty_like(tensor) for tensor in memory])
+        return self[number]
+
+    def __getitem__(self, number: int) -> Tensors:
+        """The buffers of a slot, as they are."""
+        memory = self._memory[number]
+        return memory if self._views is None else self._views(memory, self.rooms[number])

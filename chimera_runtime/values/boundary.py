@@ -1,0 +1,134 @@
+"""What was seen of a stage at start: the tensors that it hands on, and how it runs."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+
+import torch
+
+from chimera_runtime.values.keywords import KeywordNames
+from chimera_runtime.values.nested import Form
+from chimera_runtime.values.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a stage hands to the next one, for every micro-batch: found once, at start.
+
+    ``form`` is the structure of what it returned; the rest is about its tensors, in order. ``recorded`` marks those
+    that require a gradient, ``differentiable`` those of them whose gradients come back: the later stages use them.
+    Where ``counted``, the gradients come with what their micro-batch counts in the loss, a number in float64. ``kept``
+    marks the tensors whose memory the stage keeps, such as a buffer: they are copied, as a later forward may write it.
+    """
+
+    form: Form
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    recorded: tuple[bool, ...]
+    differentiable: tuple[bool, ...]
+    counted: bool = False
+    kept: tuple[bool, ...] = ()
+
+    @classmethod
+    def of(cls, form: Form, tensors: Tensors) -> "Boundary":
+        """The boundary of such outputs, if the gradients of all that are recorded come back."""
+        recorded = tuple(t.requires_grad for t in tensors)
+        return cls(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
+
+    def shape(self, tensor: int, micros: int) -> tuple[int, ...]:
+        """The shape of a tensor that holds several micro-batches along dimension 0."""
+        rows = self.shapes[tensor]
+        return rows if micros == 1 else (micros * rows[0], *rows[1:])
+
+    def buffers(self, device: torch.device, micros: int = 1) -> Tensors:
+        """Room for one message of activations."""
+        return tuple(
+            torch.zeros(self.shape(i, micros), dtype=dtype, device=device) for i, dtype in enumerate(self.dtypes)
+        )
+
+    def gradient_buffers(self, device: torch.device, micros: int = 1) -> Tensors:
+        """Room for one message of gradients: of the differentiable tensors alone, and of the count."""
+        gradients = compress(self.buffers(device, micros), self.differentiable)
+        counts = (torch.zeros(micros, dtype=torch.float64, device=device),) if self.counted else ()
+        return (*gradients, *counts)
+
+    def views(self, memory: Tensors, micros: int) -> Tensors:
+        """The first part of a message's memory that is as large as a message of this boundary."""
+        return tuple(_first_part(tensor, self.shape(i, micros)) for i, tensor in enumerate(memory))
+
+    def gradient_views(self, memory: Tensors, micros: int) -> Tensors:
+        """The same of a message of gradients; its count is a number for each micro-batch."""
+        shapes = compress([self.shape(i, micros) for i in range(len(self.shapes))], self.differentiable)
+        counts = [(micros,)] if self.counted else []
+        return tuple(map(_first_part, memory, [*shapes, *counts]))
+
+    def excess(self, outputs: Tensors, form: Form) -> str | None:
+        """How outputs of a smaller update do not fit into the memory of this boundary, or nothing."""
+        if form != self.form:
+            return f"{form}, and {self.form} for the example"
+        for output, shape, dtype in zip(outputs, self.shapes, self.dtypes, strict=True):
+            if output.numel() > math.prod(shape) or output.dtype != dtype:
+                return f"a tensor {tuple(output.shape)} {output.dtype}, and {shape} {dtype} for the example"
+        return None
+
+    def of_items(self, items: int, whole: int) -> "Boundary | None":
+        """What is handed on of a micro-batch of fewer items than a ``whole`` one; None if that cannot be said.
+
+        It can if the rows of every tensor are shared out evenly among the items.
+        """
+        if not all(shape and shape[0] % whole == 0 for shape in self.shapes):
+            return None
+        return replace(self, shapes=tuple((shape[0] // whole * items, *shape[1:]) for shape in self.shapes))
+
+    def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
+        """How outputs differ from what was found at start, or nothing; gradients count where they are recorded."""
+        if len(outputs) != len(self.shapes):
+            return f"{len(outputs)} tensor{'' if len(outputs) == 1 else 's'} instead of {len(self.shapes)}"
+        for i, output in enumerate(outputs):
+            shape = self.shape(i, micros)
+            if output.shape != shape or output.dtype != self.dtypes[i]:
+                now, before = f"{tuple(output.shape)} {output.dtype}", f"{shape} {self.dtypes[i]}"
+                return f"tensor {i} is {now} and was {before} for the first micro-batch"
+            if torch.is_grad_enabled() and output.requires_grad != self.recorded[i]:
+                return f"tensor {i} requires a gradient for one micro-batch and none for another"
+        return None if form == self.form else f"{form} and was {self.form} for the first micro-batch"
+
+
+def _first_part(memory: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return memory.view(-1)[: math.prod(shape)].view(shape)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a stage was seen to do with the first micro-batch.
+
+    ``buffers`` are those that it updates; ``alone`` says why it cannot run several micro-batches at once, if so.
+    ``keywords`` are the keyword arguments that it takes, ``auxiliary`` the names of its auxiliary losses. ``whole``
+    says what keeps its backward from being split, if something does. ``seeds_all`` says that it draws from the
+    generators of Python or NumPy: forwards then begin with seeds of these, too. ``in_place`` says what it changes of
+    what it is given, if anything: it then gets copies of the user's inputs and keyword arguments. ``shared`` are the
+    keyword arguments that other stages take as well.
+    """
+
+    buffers: tuple[str, ...]
+    alone: str
+    keywords: tuple[str, ...] = ()
+    auxiliary: tuple[str, ...] = ()
+    whole: str = ""
+    seeds_all: bool = False
+    in_place: str = ""
+    shared: tuple[str, ...] = ()
+
+
+def with_shared(traits: Sequence[Traits]) -> list[Traits]:
+    """The traits of all stages, once it is known which keyword arguments each of them takes."""
+    takers = Counter(name for of_stage in traits for name in of_stage.keywords)
+    return [replace(t, shared=tuple(name for name in t.keywords if takers[name] > 1)) for t in traits]
+
+
+def keyword_names(traits: Sequence[Traits], stages: Iterable[int]) -> KeywordNames:
+    """The names of keyword arguments, for a rank that holds these stages."""
+    known = frozenset(name for of_stage in traits for name in of_stage.keywords)
+    return KeywordNames(known, frozenset(name for stage in stages for name in traits[stage].keywords))

@@ -1,0 +1,80 @@
+"""Digests of data by a sample of their bytes: enough to see whether two ranks have the same mini-batch."""
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from chimera_runtime.values.nested import leaves
+
+_PIECES, _PIECE = 8, 64
+"""Of a tensor so many pieces are looked at, of so many bytes each; a small one is looked at as a whole."""
+
+_SPREAD = 0x9E3779B1
+"""An odd number whose multiples, modulo any other, lie as if at random."""
+
+_KINDS = (torch.Tensor, torch.nn.Parameter)
+
+
+def sampled(value: Any, start: int = 0, count: int | None = None) -> int | None:
+    """A digest of the leaves of a value, None if it has none but None.
+
+    Of a tensor of the CPU it covers shape, dtype and some hundred bytes, by default of all rows of dimension 0; of a
+    tensor elsewhere its shape and dtype alone: reading more would wait for a device.
+    """
+    digest, is_empty = 0, True
+    for leaf in leaves(value):
+        if leaf is not None:
+            is_empty = False
+            digest = _of_tensor(leaf, start, count, digest) if isinstance(leaf, torch.Tensor) else _of(leaf, digest)
+    return None if is_empty else digest
+
+
+def _of_tensor(tensor: torch.Tensor, start: int, count: int | None, digest: int) -> int:
+    if type(tensor) not in _KINDS or tensor.layout is not torch.strided:
+        return crc32(f"{tuple(tensor.shape)}".encode(), digest)
+    head, row, pieces = _layout(tensor.shape, tensor.stride(), tensor.dtype, count)
+    digest = crc32(head, digest)
+    if tensor.is_cpu:
+        first = tensor.data_ptr() + start * row
+        for offset, size in pieces:
+            digest = crc32(ctypes.string_at(first + offset, size), digest)
+    return digest
+
+
+def _of(leaf: Any, digest: int) -> int:
+    text = repr(leaf) if isinstance(leaf, bool | int | float | str) else type(leaf).__name__
+    return crc32(text.encode(), digest)
+
+
+@lru_cache(256)
+def _layout(
+    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, count: int | None
+) -> tuple[bytes, int, tuple[tuple[int, int], ...]]:
+    """A tensor's shape and dtype in bytes, the bytes from row to row, and the pieces of its memory that are looked at.
+
+    A piece has a place and a size. No piece reaches beyond a run of memory that is the tensor's.
+    """
+    rows = tuple(shape) if count is None or not shape else (count, *shape[1:])
+    head, size = f"{rows} {dtype}".encode(), dtype.itemsize
+    row = strides[0] * size if shape else 0
+    if 0 in rows:
+        return head, row, ()
+    run, outside = 1, len(rows)
+    while outside and (strides[outside - 1] == run or rows[outside - 1] == 1):
+        outside -= 1
+        run *= rows[outside]
+    runs = torch.Size(rows[:outside]).numel()
+    if runs == 1 and run * size <= _PIECES * _PIECE:
+        return head, row, ((0, run * size),)
+    length = min(run, max(1, _PIECE // size))
+    pieces = []
+    for number in range(_PIECES):
+        place, offset = number * _SPREAD % runs, number * _SPREAD // runs % (run - length + 1)
+        for extent, stride in zip(reversed(rows[:outside]), reversed(strides[:outside]), strict=True):
+            place, index = divmod(place, extent)
+            offset += index * stride
+        pieces.append((offset * size, length * size))
+    return head, row, tuple(dict.fromkeys(pieces))

@@ -1,0 +1,233 @@
+"""`Checkpoints` on one rank: what is saved is what there was then, errors name it, and old formats are read."""
+
+import json
+import resource
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import save
+
+from chimera_runtime.checkpoint import checkpoints as saving
+from chimera_runtime.checkpoint import storage
+from chimera_runtime.checkpoint.checkpoints import Checkpoints
+from chimera_runtime.checkpoint.storage import Lock, Writer
+from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost
+from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.ranks.world import World
+from tests.unit.runtime.format_1 import lean
+from tests.unit.runtime.kept import UPDATES, B, Loop, N, adam, compiled, mini_batch
+
+FORMAT_1 = Path(__file__).resolve().parents[3] / "data" / "checkpoint-format-1"
+
+
+def rated(pipe: Pipeline) -> torch.optim.Optimizer:
+    """The learning rate is a tensor, which the scheduler changes in place."""
+    return torch.optim.Adam(pipe.parameters(), lr=torch.tensor(0.05), foreach=False)
+
+
+@pytest.mark.parametrize("optimizer", [adam, rated])
+@pytest.mark.parametrize("at", [0, 2])
+def test_training_goes_on_bitwise_from_what_there_was_when_it_was_saved(
+    alone: World, one_worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Any, at: int
+) -> None:
+    """Training goes on while nothing is written yet: nothing of that is in the checkpoint. Also before any update."""
+    may_write = threading.Event()
+    original = Writer.write_data
+
+    def later(writer: Writer, plan: Any, planner: Any) -> Any:
+        assert may_write.wait(30)
+        return original(writer, plan, planner)
+
+    monkeypatch.setattr(Writer, "write_data", later)
+    loop = Loop(one_worker, tmp_path, optimizer=optimizer)
+    losses = loop.train(at)
+    loop.checkpoints.save()
+    losses += loop.train(UPDATES)
+    may_write.set()
+    loop.close()
+
+    again = Loop(one_worker, tmp_path, optimizer=optimizer)
+    resumed = again.checkpoints.resume()
+    assert resumed is not None
+    assert (resumed.path.name, resumed.update, resumed.items) == (f"update-{at:08d}", at, at * B * N)
+    assert again.count.numbers == [at]
+    assert again.train(UPDATES) == losses[at:]
+    for (name, mine), theirs in zip(again.pipe.named_parameters(), loop.pipe.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+    assert again.checkpoints.items == UPDATES * B * N
+    again.close()
+
+
+def test_items_are_added_up_over_jobs_whose_mini_batches_differ(alone: World, one_worker: Path, tmp_path: Path) -> None:
+    loop = Loop(one_worker, tmp_path / "saved")
+    loop.train(3)
+    loop.checkpoints.save()
+    loop.close()
+    halved = Loop(compiled(tmp_path / "out", N // 2), tmp_path / "saved")
+    resumed = halved.checkpoints.resume()
+    assert resumed is not None
+    assert resumed.items == 3 * B * N
+    assert resumed.remarks[0].startswith("buffers are those of the first replica of each stage: the checkpoint is of")
+    assert halved.pipe.updates == 3
+    halved.pipe.load_state_dict({**halved.pipe.state_dict(), "update": {"0": (5,)}})
+    assert halved.checkpoints.items == 3 * B * N + 2 * B * N // 2
+    halved.close()
+
+
+def test_a_save_that_failed_is_named_by_its_update_and_the_next_one_may_succeed(
+    alone: World, one_worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_path: Path, _text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    loop = Loop(one_worker, tmp_path)
+    loop.train(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "_write", full)
+        loop.checkpoints.save()
+        loop.train(2)
+        with pytest.raises(BadCheckpoint) as refused:
+            loop.checkpoints.wait()
+    assert str(refused.value) == (
+        f"the checkpoint after update 1 in {tmp_path} was not written: rank 0: No space left on device; those before "
+        "it are whole"
+    )
+    assert storage.whole(tmp_path) == []
+    loop.checkpoints.save()
+    loop.close()
+    assert [path.name for path in storage.whole(tmp_path)] == ["update-00000002"]
+    Lock(tmp_path).release()
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """No file of this process can get more bytes, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("limit", [0, 300])
+def test_a_disk_that_is_full_leaves_the_checkpoints_before(
+    alone: World, one_worker: Path, tmp_path: Path, limit: int
+) -> None:
+    """Tensors cannot be written, in whole or in part."""
+    loop = Loop(one_worker, tmp_path)
+    loop.train(1)
+    loop.checkpoints.save()
+    loop.checkpoints.wait()
+    loop.train(2)
+    with files_of_at_most(limit):
+        loop.checkpoints.save()
+        with pytest.raises(BadCheckpoint, match=r"the checkpoint after update 2 in .* was not written: rank 0: .*"):
+            loop.checkpoints.wait()
+    assert [path.name for path in storage.whole(tmp_path)] == ["update-00000001"]
+    resumed = loop.checkpoints.resume()
+    assert resumed is not None
+    assert (resumed.update, loop.pipe.updates) == (1, 1)
+    loop.train(3)
+    loop.checkpoints.save()
+    loop.close()
+    assert [path.name for path in storage.whole(tmp_path)] == ["update-00000001", "update-00000003"]
+
+
+def test_a_save_that_takes_too_long_or_misses_a_rank_is_an_error(
+    alone: World, one_worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(one_worker, tmp_path, timeout=0.01)
+    futures: list[Future[None]] = [Future(), Future()]
+    futures[1].set_exception(RuntimeError("Connection closed by peer\nat some place"))
+    monkeypatch.setattr(saving, "async_save", lambda *_, **__: futures.pop(0))
+    loop.checkpoints.save()
+    with pytest.raises(BadCheckpoint, match=r"after update 0 in .* is not written after 0.01 s; those before it are"):
+        loop.checkpoints.wait()
+    loop.checkpoints.save()
+    with pytest.raises(PeerLost, match=r"Connection closed by peer$"):
+        loop.checkpoints.wait()
+    loop.close()
+
+
+def fused(pipe: Pipeline) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(pipe.parameters(), lr=0.0, fused=True)
+
+
+def sharded(pipe: Pipeline) -> torch.optim.Optimizer:
+    return pipe.sharded_optimizer(lambda named: torch.optim.SGD([p for _, p in named], lr=0.0))
+
+
+@pytest.mark.parametrize("optimizer", [adam, rated, fused, sharded])
+def test_a_save_between_a_step_and_that_of_the_optimizer_is_refused_and_can_be_made_up_for(
+    alone: World, one_worker: Path, tmp_path: Path, optimizer: Any
+) -> None:
+    """A resumed run would lack an update. What was stepped with may be there, and what is not finite."""
+    loop = Loop(one_worker, tmp_path, optimizer=optimizer)
+    loop.train(1)
+    loop.pipe.step(mini_batch(1))
+    with pytest.raises(Misuse, match="the gradients of update 2 are there and no optimizer has stepped with them"):
+        loop.checkpoints.save()
+    loop.optimizer.step()
+    loop.checkpoints.save()
+    loop.optimizer.zero_grad()
+    loop.pipe.step(mini_batch(2))
+    next(loop.pipe.parameters()).grad.mul_(float("inf"))  # type: ignore[union-attr]
+    loop.checkpoints.save()
+    loop.close()
+    assert [path.name for path in storage.whole(tmp_path)] == ["update-00000002", "update-00000003"]
+
+
+def test_what_is_no_checkpoint_of_ours_or_of_a_later_format_is_refused(
+    alone: World, one_worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(one_worker, tmp_path / "saved")
+    monkeypatch.setattr("chimera_runtime.checkpoint.content.FORMAT", 99)
+    loop.checkpoints.save()
+    loop.checkpoints.wait()
+    with pytest.raises(
+        BadCheckpoint, match=r"update-00000000 has format 99, and this version .* reads the formats 1 and 2"
+    ):
+        loop.checkpoints.resume()
+    save({"tensor": torch.ones(1)}, storage_writer=Writer(tmp_path / "foreign", 4, 1))
+    with pytest.raises(BadCheckpoint, match=r"update-00000004 cannot be resumed from: it is not one that a"):
+        loop.checkpoints.resume(tmp_path / "foreign")
+    with pytest.raises(Misuse, match=r"keep=0: at least one checkpoint stays"):
+        Checkpoints(tmp_path, loop.pipe, keep=0)
+    loop.close()
+
+
+def test_a_checkpoint_of_format_1_is_read_and_training_goes_on_with_the_losses_of_then(
+    alone: World, tmp_path: Path
+) -> None:
+    """`python -m tests.unit.runtime.format_1` has written it. Its schedule is compiled anew: only buffers care."""
+    expected = json.loads((FORMAT_1 / "losses.json").read_text())
+    loop = Loop(compiled(tmp_path / "out"), FORMAT_1, lean)
+    resumed = loop.checkpoints.resume()
+    assert resumed is not None
+    assert (resumed.update, resumed.items, loop.count.numbers) == (2, 2 * B * N, [2])
+    assert loop.scheduler.last_epoch == 2
+    assert loop.train(UPDATES) == pytest.approx(expected, rel=1e-12)
+    assert len(expected) == UPDATES - 2
+    loop.close()
+
+
+def test_a_damaged_or_missing_file_of_an_index_is_one_message(alone: World, one_worker: Path, tmp_path: Path) -> None:
+    """What cannot be read, though it is as it was written."""
+    loop = Loop(one_worker, tmp_path)
+    loop.checkpoints.save()
+    loop.checkpoints.wait()
+    path = tmp_path / "update-00000000"
+    (path / ".metadata").write_bytes(b"what")
+    hashes = json.loads((path / ".hashes.json").read_text())
+    hashes[".metadata"] = storage._hash(path / ".metadata")
+    (path / ".hashes.json").write_text(json.dumps(hashes))
+    with pytest.raises(BadCheckpoint, match=r"update-00000000 cannot be resumed from: rank 0: UnpicklingError: "):
+        loop.checkpoints.resume()
+    loop.close()

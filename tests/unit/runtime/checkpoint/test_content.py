@@ -1,0 +1,260 @@
+"""What a checkpoint has in it: what a rank misses is named, and what ranks share is the same on all of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+
+from chimera_runtime.checkpoint.content import FORMAT, About, Content, Objects, about_of, wanted_about
+from chimera_runtime.checkpoint.entries import names_in
+from chimera_runtime.errors import Misuse
+from chimera_runtime.optimizer.optimizer_state import KeptGroup
+from chimera_runtime.ranks.world import World
+from tests.unit.runtime.kept import WIDTH, Count, adam, mini_batch, pipeline
+
+WEIGHT = "stages.0.0.weight"
+
+
+class Made:
+    """A pipeline with an optimizer, a scheduler and other objects, and what a checkpoint keeps of them."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.pipe = pipeline(directory, **options)
+        self.optimizer = adam(self.pipe)
+        self.scheduler = CosineAnnealingLR(self.optimizer, 5)
+        self.objects = Objects({"count": Count()}, {"loader": Count()}, {"mine": Count()})
+        self.content = Content(self.pipe, [self.optimizer], [self.scheduler], self.objects)
+
+    def saved(self, items: int = 0) -> dict[str, Any]:
+        part = self.content.part(self.pipe.state_dict())
+        return self.content.complete(part, [part.facts], items)
+
+    def about(self, **changed: Any) -> About:
+        return About(**about_of(self.saved()) | changed)
+
+    def wanted(self, entries: dict[Any, Any], about: About) -> dict[str, Any]:
+        state = self.pipe.state_dict(self.content.replica(about))
+        return self.content.wanted(there(entries), about, state)
+
+
+def metadata(state: dict[str, Any], *before: Any) -> dict[tuple[Any, ...], Any]:
+    """What torch.distributed.checkpoint says of a state, by its path."""
+    entries: dict[tuple[Any, ...], Any] = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            entries |= metadata(value, *before, key)
+        elif isinstance(value, torch.Tensor):
+            properties = TensorProperties(dtype=value.dtype)
+            entries[*before, key] = TensorStorageMetadata(properties, value.size(), [])
+        else:
+            entries[*before, key] = BytesStorageMetadata()
+    return entries
+
+
+def there(entries: dict[tuple[Any, ...], Any]) -> Metadata:
+    names = {".".join(map(str, path)): path for path in entries}
+    return Metadata({name: entries[path] for name, path in names.items()}, planner_data=names)
+
+
+def trained(directory: Path) -> Made:
+    """After an update, so that the optimizer has a state."""
+    of = Made(directory)
+    of.pipe.step(mini_batch(0))
+    of.optimizer.step()
+    return of
+
+
+def test_it_says_what_it_is_of(alone: World, one_worker: Path) -> None:
+    of = trained(one_worker)
+    saved = of.saved(17)
+    said = about_of(saved)
+    facts = ("format", "update", "items", "stages", "copies", "unsaved")
+    assert [said[fact] for fact in facts] == [FORMAT, 1, 17, 2, 1, []]
+    content = of.content
+    assert content.is_laid_out_as(of.about())
+    assert not content.is_laid_out_as(of.about(copies=2))
+    assert not content.is_laid_out_as(of.about(program="another"))
+    entries = metadata(saved)
+    assert wanted_about(there(entries)) == {"about": {"0": ()}}
+    assert wanted_about(Metadata({})) == {}
+    names = {name for name, _ in of.pipe.named_parameters()}
+    assert names_in(there(entries)) == names
+    assert names_in(there(entries), "replicas") >= {"stages.0.1.running_mean"}
+    assert set(saved["state"][WEIGHT]) == {"step", "exp_avg", "exp_avg_sq"}
+    hashes = said["groups"][0]
+    assert {*hashes} == names
+    assert {*hashes.values()} == {*saved["groups"]}
+    assert len(saved["groups"]) == 2
+    groups = content.groups(saved, of.about())
+    assert groups[WEIGHT].settings["lr"] == 0.05 == of.optimizer.param_groups[0]["lr"]
+    assert content.refusal(groups) is None
+
+
+def test_format_1_did_not_say_how_replicas_were_counted(alone: World, one_worker: Path) -> None:
+    """One that each worker holds of its own, they were counted alike in every layout."""
+    of = trained(one_worker)
+    assert of.content.is_laid_out_as(of.about(format=1))
+    two = of.about(format=1, copies=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(of.pipe), "copies", 2)
+        assert of.content.is_laid_out_as(two)
+        patch.setattr(type(of.pipe), "job", replace(of.pipe.job, placement=((0, 1), (1, 0)), workers=2))
+        assert not of.content.is_laid_out_as(two)
+        assert of.content.is_laid_out_as(replace(two, format=2))
+
+
+def renamed(entries: dict[Any, Any], old: str, new: str | None) -> None:
+    """Another name of a parameter in all that is kept of it; none takes it away."""
+    for path in [path for path in entries if old in path]:
+        value = entries.pop(path)
+        if new is not None:
+            entries[tuple(new if part == old else part for part in path)] = value
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda e: None, None),
+        (
+            lambda e: renamed(e, WEIGHT, "stages.0.0.weights"),
+            f"it has no parameter {WEIGHT}, which this model has (but stages.0.0.weights)",
+        ),
+        (
+            lambda e: e.pop(("replicas", "0/stages.1.1.running_var")),
+            "it has no buffer 0/stages.1.1.running_var, which this model has (but 0/stages.0.1.running_var)",
+        ),
+        (lambda e: e.pop(("shared", "count")), "it has no state of count, which is to be resumed here"),
+        (lambda e: e.pop(("of_copy", "0", "loader")), "it has no state of loader, which is to be resumed here"),
+        (
+            lambda e: renamed(e, "0/0/0", "1/0/0"),
+            "it has no state of of_rank['mine'] for this rank: what each rank has of its own is resumed under the same "
+            "schedule with as many copies",
+        ),
+        (
+            lambda e: e.update({("model", WEIGHT): TensorStorageMetadata(TensorProperties(), torch.Size([3, 4]), [])}),
+            f"{WEIGHT} is (3, 4) in it, and (3, 3) in this model",
+        ),
+    ],
+)
+def test_what_a_rank_misses_is_named(
+    alone: World, one_worker: Path, spoil: Callable[[Any], Any], words: str | None
+) -> None:
+    of = trained(one_worker)
+    entries = metadata(of.saved())
+    spoil(entries)
+    assert of.content.lacking(of.wanted(entries, of.about()), there(entries)) == words
+
+
+def test_a_parameter_without_a_group_is_named(alone: World, one_worker: Path) -> None:
+    of = trained(one_worker)
+    groups = of.content.groups(of.saved(), of.about())
+    del groups[WEIGHT]
+    assert of.content.refusal(groups) == f"it has no optimizer state of {WEIGHT}, which an optimizer steps here"
+
+
+def test_another_layout_reads_the_first_replica_and_what_the_first_copy_has_of_its_own(
+    alone: World, one_worker: Path
+) -> None:
+    """Where there is none of this rank's number; what a rank has of its own is refused."""
+    of = trained(one_worker)
+    entries = metadata(of.saved())
+    here = of.wanted(entries, of.about())
+    assert here.keys() | {"groups", "about"} == of.saved().keys()
+    moved = {("of_copy", "3", *path[2:]) if path[0] == "of_copy" else path: entries[path] for path in entries}
+    moved["of_copy", "0", "loader"] = BytesStorageMetadata()
+    other = of.about(program="another")
+    elsewhere = of.wanted(moved, other)
+    assert [*elsewhere["of_copy"]] == ["0"]
+    assert {name.split("/")[0] for name in elsewhere["replicas"]} == {"0"}
+    assert "of_rank['mine']" in str(of.content.lacking(elsewhere, there(moved)))
+    without = Content(of.pipe, [of.optimizer], [of.scheduler], replace(of.objects, of_rank={}))
+    assert without.lacking(without.wanted(there(moved), other, of.pipe.state_dict(0)), there(moved)) is None
+    assert without.left_out(there(moved)) == ["of_rank['mine']"]
+
+
+def test_memory_for_optimizer_state_is_apart_from_that_of_the_training(alone: World, one_worker: Path) -> None:
+    """An optimizer that has not stepped yet has none; what is as large as the parameter is laid out like it."""
+    of, fresh = trained(one_worker), Made(one_worker)
+    entries = metadata(of.saved())
+    wanted = fresh.wanted(entries, of.about())["state"][WEIGHT]
+    assert {key: tuple(tensor.shape) for key, tensor in wanted.items()} == {
+        "step": (),
+        "exp_avg": (3, 3),
+        "exp_avg_sq": (3, 3),
+    }
+    assert wanted["exp_avg"].dtype == torch.float64
+    assert fresh.wanted({}, of.about())["state"] == {name: {} for name in of.pipe.names.values()}
+
+
+def test_a_scheduler_whose_optimizer_is_not_known_is_kept_as_what_ranks_share(alone: World, one_worker: Path) -> None:
+    of = trained(one_worker)
+    elsewhere = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    plateaus = [ReduceLROnPlateau(elsewhere) for _ in range(2)]
+    plateaus[0].step(1.0)
+    saving, resuming = (Content(of.pipe, [of.optimizer], [of.scheduler, plateau], Objects()) for plateau in plateaus)
+    part = saving.part(of.pipe.state_dict())
+    assert [*part.state["shared"]] == ["schedulers[1]"]
+    groups = resuming.groups(part.state, of.about())
+    resuming.take(part.state, of.about(), groups)
+    assert plateaus[1].state_dict() == plateaus[0].state_dict()
+
+
+def test_what_ranks_share_is_the_same_on_all_of_them(alone: World, one_worker: Path) -> None:
+    """Of a copy alone where that is so; the message names what differs, on which ranks, and what to do."""
+    of = trained(one_worker)
+    part = of.content.part(of.pipe.state_dict())
+
+    def refused(**changed: Any) -> str:
+        with pytest.raises(Misuse) as error:
+            of.content.complete(part, [part.facts, replace(part.facts, **changed)], 0)
+        return str(error.value)
+
+    assert refused(shared={"count": {"numbers": "list 5"}}) == (
+        f"shared['count'] is not the same on rank 0 and on rank 1: numbers is {part.facts.shared['count']['numbers']} "
+        "and list 5; of_copy= or of_rank= keeps what differs"
+    )
+    assert refused(shared={}) == "shared= has 'count' on rank 0, and not on rank 1"
+    assert refused(of_copy={"loader": {}, "more": {}}).startswith("of_copy['loader'] is not the same on rank 0 and on")
+    of.content.complete(part, [part.facts, replace(part.facts, copy=1, of_copy={"loader": {}})], 0)
+
+
+def test_groups_of_a_parameter_that_differ_between_ranks_go_to_the_rank_that_had_them(
+    alone: World, one_worker: Path
+) -> None:
+    """And to a rank that there was not, those of the first one."""
+    about = About(2, 1, 1, "", "", 1, 1, {0: {"a": "x", "b": "y"}, 1: {"a": "z"}})
+    assert [about.group_of(place) for place in (0, 1, 2)] == [
+        {"a": "x", "b": "y"},
+        {"a": "z", "b": "y"},
+        {"a": "x", "b": "y"},
+    ]
+
+
+def test_groups_of_format_1_have_settings_alone(alone: World, one_worker: Path) -> None:
+    of = trained(one_worker)
+    old = {"groups": {WEIGHT: ((("lr", 0.3),),)}}
+    assert of.content.groups(old, of.about(format=1)) == {WEIGHT: KeptGroup({"lr": 0.3})}
+
+
+def test_a_buffer_that_is_in_no_state_dict_and_has_changed_is_named(alone: World, one_worker: Path) -> None:
+    class Cached(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+    of = Made(one_worker, build=lambda *_: Cached().double())
+    assert of.about().unsaved == []
+    of.pipe.stages[1].get_buffer("cache").add_(1)
+    assert of.about().unsaved == ["stages.1.cache"]
+    assert "0/stages.1.cache" not in of.saved()["replicas"]

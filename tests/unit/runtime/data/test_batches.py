@@ -1,0 +1,171 @@
+"""Which item of the dataset goes where, and what is said of a dataset that cannot be used."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from chimera_runtime.blame import ModelError
+from chimera_runtime.data.batches import Batches
+from chimera_runtime.errors import Misuse
+from tests.unit.runtime.datasets import Flowing, Sized
+from tests.unit.runtime.models import model
+
+ITEMS = 26
+
+
+class Numbers:
+    """Item i is the pair (i, -i)."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, number: int) -> tuple[float, float]:
+        return float(number), -float(number)
+
+
+def batches(dataset: Any = None, **changed: Any) -> Batches:
+    sizes: dict[str, Any] = {"micro_batch_size": 2, "micro_batches": 2, "parts": 1, "copies": 3, "copy": 0, "seed": 7}
+    return Batches(Numbers() if dataset is None else dataset, **sizes | changed)
+
+
+def items(copies: Sequence[Batches], update: int) -> list[int]:
+    """The items of an update in order: by copy, by micro-batch, by their place in it."""
+    passes = copies[0].micro_batches * copies[0].parts
+    return [int(i) for one in copies for micro in range(passes) for i in one.input(update, micro).tolist()]
+
+
+def test_an_epoch_has_every_item_once_but_for_those_that_do_not_fill_an_update() -> None:
+    """26 items, 12 an update: two updates an epoch, each epoch in an order of its own."""
+    copies = [batches(copy=copy) for copy in range(3)]
+    epochs = [items(copies, update) + items(copies, update + 1) for update in (0, 2)]
+    for epoch in epochs:
+        assert len(epoch) == 24
+        assert set(Counter(epoch).values()) == {1}
+    assert epochs[0] != epochs[1]
+
+
+def test_targets_belong_to_their_inputs() -> None:
+    copy = batches(copy=1)
+    assert torch.equal(copy.input(1, 1), -copy.target(1, 1))
+
+
+def test_parts_share_the_items_of_a_micro_batch_in_order() -> None:
+    whole, halves = batches(), batches(parts=2)
+    for micro in range(2):
+        assert whole.input(0, micro).tolist() == [halves.input(0, 2 * micro + part).item() for part in range(2)]
+
+
+def test_the_seed_alone_decides_the_order() -> None:
+    assert items([batches(seed=1)], 0) == items([batches(seed=1)], 0) != items([batches(seed=2)], 0)
+
+
+def test_micro_batches_counted_from_an_earlier_update_are_the_same() -> None:
+    """Over several epochs: those of all updates in a row, for a copy of three, cut in halves."""
+    counted = Batches(model().dataset(), 2, 2, 2, 3, 1, 7)
+    for micro in range(20):
+        update, number = divmod(micro, 4)
+        assert torch.equal(counted.input(0, micro), counted.input(update, number))
+        assert torch.equal(counted.target(1, micro), counted.target(update + 1, number))
+
+
+def test_what_an_item_draws_at_random_is_the_same_whoever_loads_it_when() -> None:
+    """In an epoch; the next one draws anew."""
+
+    class Noisy(Numbers):
+        def __getitem__(self, number: int) -> tuple[Any, Any]:
+            return torch.rand(()) + number, torch.rand(())
+
+    first, again = batches(Noisy()), batches(Noisy())
+    torch.manual_seed(1)
+    second = again.input(1, 0)
+    assert torch.equal(first.input(0, 1), again.input(0, 1))
+    assert torch.equal(first.input(1, 0), second)
+    by_item = {int(x): x % 1 for update in range(4) for x in first.input(update, 0).tolist()}
+    assert len(set(by_item.values())) == len(by_item)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (iter([(1, 2)]), "the dataset, of type list_iterator, is none: a map-style one has __len__ and __getitem__"),
+        (Sized(3), "the dataset has 3 items and one update takes B*N*W = 2*2*3 = 12; use a larger dataset"),
+        ([(1, 2)], "the dataset has 1 item and one update takes B*N*W = 2*2*3 = 12; use a larger dataset"),
+        ([(1, 2)] * 11, "the dataset has 11 items and one update takes"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used_is_refused_with_the_reason(dataset: Any, words: str) -> None:
+    with pytest.raises(Misuse) as refused:
+        batches(dataset).check()
+    assert words in str(refused.value)
+
+
+def test_a_dataset_that_just_suffices_passes() -> None:
+    batches([(1, 2)] * 12).check()
+
+
+@pytest.mark.parametrize(("item", "kind"), [(5, "int"), ((1, 2, 3), "tuple"), (torch.ones(2), "Tensor")])
+def test_an_item_that_is_no_pair_is_named(item: Any, kind: str) -> None:
+    with pytest.raises(Misuse, match=rf"item \d+ of the dataset is a {kind}, not a pair \(input, target\)"):
+        batches([item] * 12).input(0, 0)
+
+
+def test_errors_of_the_dataset_are_the_models() -> None:
+    class Broken(Numbers):
+        def __getitem__(self, number: int) -> tuple[float, float]:
+            raise KeyError(number)
+
+    class Endless(Numbers):
+        def __len__(self) -> int:
+            raise TypeError("no end")
+
+    with pytest.raises(ModelError, match=r"item \d+ of the dataset"):
+        batches(Broken()).input(0, 0)
+    with pytest.raises(ModelError, match="the length of the dataset"):
+        batches(Endless()).check()
+    with pytest.raises(ModelError, match="default_collate of a micro-batch"):
+        batches([(object(), 1)] * 12).input(0, 0)
+
+
+def test_keyword_arguments_are_those_of_the_same_items() -> None:
+    items = [(float(i), -float(i), {"mask": torch.tensor([i, i])}) for i in range(26)]
+    copy = batches(items, copy=1)
+    assert torch.equal(copy.keywords(1, 1)["mask"][:, 0], copy.input(1, 1))
+    assert batches(copy=1).keywords(1, 1) == {}
+
+
+def test_an_iterable_dataset_comes_in_its_order_and_is_read_once() -> None:
+    """26 items, 12 an update: two updates an epoch; a check asks for updates in any order."""
+    dataset = Flowing()
+    copies = [batches(dataset, copy=copy) for copy in range(3)]
+    assert [items(copies, update) for update in (1, 0, 2)] == [[*range(12, 24)], [*range(12)], [*range(12)]]
+    alone = batches(Flowing())
+    alone.check()
+    for micro in (0, 1, 0):
+        alone.input(1, micro)
+        alone.target(0, micro)
+    assert alone.dataset.read == [*range(24)]
+
+
+def test_a_sampler_decides_the_order_of_a_map_style_dataset_alone() -> None:
+    chosen = batches(sampler=[*range(25, 1, -1)])
+    chosen.check()
+    assert items([batches(sampler=chosen.sampler, copy=copy) for copy in range(3)], 1) == [*range(13, 1, -1)]
+    with pytest.raises(Misuse, match="the dataset has 3 items and one update takes"):
+        batches(sampler=[1, 2, 3]).check()
+    with pytest.raises(Misuse, match=r"a sampler is for a map-style dataset; this one is iterable .* leave that out"):
+        batches(Flowing(), sampler=[1, 2, 3]).check()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_micro_batch_is_collated_as_a_whole_and_then_cut(parts: int) -> None:
+    def together(items: list[Any]) -> Any:
+        assert len(items) == 2
+        return torch.tensor([[x, len(items)] for x, _ in items]), torch.tensor([y for _, y in items])
+
+    own, plain = batches(collate=together, parts=parts), batches(parts=parts)
+    for micro in range(2 * parts):
+        assert torch.equal(own.input(3, micro)[:, 0], plain.input(3, micro).float())
+        assert set(own.input(3, micro)[:, 1].tolist()) == {2}

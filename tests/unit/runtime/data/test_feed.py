@@ -1,0 +1,251 @@
+"""Mini-batches in each of their forms, taken apart into the same micro-batches."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from chimera_runtime.blame import ModelError
+from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.feed import Feed, items_of
+from chimera_runtime.errors import Misuse
+from chimera_runtime.values.keywords import KeywordNames
+from tests.unit.runtime.thread_ranks import job
+
+B, N = 2, 3
+X = torch.arange(B * N * 4.0).reshape(B * N, 4)
+Y = torch.arange(B * N)
+
+
+class Words(NamedTuple):
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+
+def feed(**changed: Any) -> Feed:
+    return Feed(job(micro_batches=N, **changed), B)
+
+
+def pair(micro: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return X[micro * B : (micro + 1) * B], Y[micro * B : (micro + 1) * B]
+
+
+def test_a_mini_batch_a_function_and_pairs_are_the_same() -> None:
+    whole, function, pairs = feed(), feed(), feed()
+    whole.put(0, (X, Y))
+    function.put(0, pair)
+    pairs.put_apart(0, [pair(m) for m in range(N)])
+    for micro in range(N):
+        for source in (whole, function, pairs):
+            assert torch.equal(source.input(0, micro), X[micro * B : (micro + 1) * B])
+            assert torch.equal(source.target(0, micro), Y[micro * B : (micro + 1) * B])
+
+
+def test_every_tensor_of_a_structure_is_cut_and_the_rest_is_handed_on() -> None:
+    source = feed()
+    batch = {"words": Words(X, X > 3), "scale": 0.5, "temperature": torch.tensor(2.0)}
+    source.put(0, (batch, [Y, {"weights": Y * 2}]))
+    last = source.input(0, N - 1)
+    assert type(last["words"]) is Words
+    assert torch.equal(last["words"].ids, X[-B:])
+    assert torch.equal(last["words"].mask, X[-B:] > 3)
+    assert (last["scale"], last["temperature"]) == (0.5, torch.tensor(2.0))
+    targets, weights = source.target(0, 0)
+    assert torch.equal(weights["weights"], targets * 2)
+
+
+def test_a_function_is_asked_for_the_micro_batches_that_are_used_alone() -> None:
+    asked: list[int] = []
+
+    def load(micro: int) -> tuple[Any, Any]:
+        asked.append(micro)
+        return pair(micro)
+
+    source = feed()
+    source.put(0, load)
+    source.input(0, 2)
+    assert asked == [2]
+
+
+def test_parts_of_a_micro_batch_follow_one_another() -> None:
+    source = feed(parts=2)
+    source.put(0, (X, Y))
+    assert [source.target(0, part).tolist() for part in range(2 * N)] == [[item] for item in range(2 * N)]
+
+
+def test_micro_batches_are_counted_on_into_later_updates() -> None:
+    source = feed()
+    source.put(4, (X, Y))
+    source.put(5, (X, Y + 100))
+    assert source.target(4, N).tolist() == [100, 101]
+    source.drop(4)
+    assert source.target(5, 0).tolist() == [100, 101]
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (
+            (X[:-1], Y),
+            r"dimension 0 of a tensor of the mini-batch is 5, and a step takes B\*N = 2\*3 = 6 on every rank",
+        ),
+        ((X, Y[:2]), r"dimension 0 of a tensor of the mini-batch is 2"),
+        (X, r"a batch is a Tensor, not a pair \(input, target\)"),
+        (
+            (X, Y, Y),
+            r"a batch is a tuple, not a pair \(input, target\); keyword arguments of stages stand third, in a dict",
+        ),
+    ],
+)
+def test_a_mini_batch_of_another_form_or_size_is_refused(batch: Any, words: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        feed().put(0, batch)
+
+
+def test_pairs_that_are_not_n_are_refused() -> None:
+    with pytest.raises(Misuse, match="two has N = 3: a step takes so many pairs, not 2"):
+        feed().put_apart(0, [pair(0), pair(1)])
+
+
+def test_a_micro_batch_of_another_size_is_refused_by_its_number() -> None:
+    source = feed()
+    source.put(0, lambda _micro: (X, Y))
+    with pytest.raises(Misuse, match="micro-batch 1: dimension 0 of a tensor is 6, and was 2 in the example"):
+        source.input(0, 1)
+
+
+def test_an_error_of_the_function_is_the_callers() -> None:
+    source = feed()
+    source.put(0, lambda micro: [][micro])
+    with pytest.raises(ModelError, match="the function that was given to step"):
+        source.input(0, 1)
+
+
+def test_an_example_tells_the_size_of_a_micro_batch() -> None:
+    assert items_of(({"x": X, "t": torch.tensor(1)}, Y)) == B * N
+    with pytest.raises(Misuse, match="has tensors with 2 and 6 there"):
+        items_of((X, Y[:2]))
+    with pytest.raises(Misuse, match="has no tensor"):
+        items_of(("x", 1))
+
+
+def test_keyword_arguments_are_cut_as_the_rest() -> None:
+    source = feed(parts=2)
+    source.put(0, (X, Y, {"mask": X > 3, "more": [Y]}))
+    keywords = source.keywords(0, 3)
+    assert torch.equal(keywords["mask"], X[3:4] > 3)
+    assert keywords["more"][0].tolist() == [3]
+    source.put(0, (X, Y))
+    assert source.keywords(0, 3) == {}
+    with pytest.raises(Misuse, match=r"dimension 0 of a tensor of the mini-batch is 2"):
+        source.put(0, (X, Y, {"mask": X[:2]}))
+    with pytest.raises(Misuse, match="a batch is a tuple, not a pair"):
+        source.put(0, (X, Y, {1: X}))
+
+
+def test_what_cannot_be_cut_is_refused_unless_it_comes_by_micro_batch() -> None:
+    names = ["a", "b", "c", "d", "e", "f"]
+    with pytest.raises(Misuse, match=r"a batch: the keyword arguments\['names'\] is a list of 6 entries, as many as"):
+        feed().put(0, (X, Y, {"names": names}))
+    with pytest.raises(
+        Misuse, match=r"a batch: the target is of type object, which cannot be cut into micro-batches: give"
+    ):
+        feed().put(0, (X, object()))
+    by_number = feed()
+    by_number.put(0, lambda micro: (*pair(micro), {"names": names[micro * B : (micro + 1) * B]}))
+    assert by_number.keywords(0, 1) == {"names": ["c", "d"]}
+    parted = feed(parts=2)
+    parted.put(0, lambda micro: (*pair(micro), {"names": names[micro * B : (micro + 1) * B]}))
+    with pytest.raises(Misuse, match=r"micro-batch 1: .* is a list of 2 entries"):
+        parted.keywords(0, 2)
+    with pytest.raises(Misuse, match="the example: the input is of type object"):
+        parted.put_example((object(), Y[:B]))
+    with pytest.raises(Misuse, match=r"the example is a tuple, not a pair \(input, target\)"):
+        feed().put_example((X, Y, Y))  # type: ignore[arg-type]
+
+
+def test_micro_batches_in_a_list_are_looked_at_before_the_step_begins() -> None:
+    source = feed()
+    source.names = KeywordNames(frozenset(), frozenset())
+    source.put_apart(0, [pair(0), None, (X[:B], Y[:B], {})])  # type: ignore[list-item]
+    with pytest.raises(Misuse, match="micro-batch 1 has the keyword argument mask and the example of the pipeline has"):
+        source.put_apart(0, [pair(0), (*pair(1), {"mask": X[:B]}), pair(2)])
+
+
+@pytest.mark.parametrize("given", [(X, Y, {"mask": X}), lambda micro: (*pair(micro), {"mask": X[:B]})])
+def test_a_name_that_the_example_lacks_is_refused_in_every_form(given: Any) -> None:
+    source = feed()
+    source.names = KeywordNames(frozenset(), frozenset())
+
+    def use() -> None:
+        source.put(0, given)
+        source.target(0, 0)
+
+    with pytest.raises(Misuse, match="has the keyword argument mask and the example of the pipeline has none"):
+        use()
+
+
+class Numbered:
+    """Item i is i, -i and a keyword argument of 2*i."""
+
+    def __len__(self) -> int:
+        return 4 * B * N
+
+    def __getitem__(self, number: int) -> tuple[float, float, dict[str, float]]:
+        return float(number), -float(number), {"twice": 2.0 * number}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batches_give_inputs_targets_and_keyword_arguments_of_the_update(parts: int) -> None:
+    loaded, source = Batches(Numbered(), B, N, parts, 1, 0, 0), feed(parts=parts)
+    source.put_example(loaded)
+    source.put(3, loaded)
+    for update in (0, 3):
+        for micro in range(N * parts):
+            inputs = source.input(update, micro)
+            assert torch.equal(inputs, loaded.input(update, micro))
+            assert torch.equal(source.target(update, micro), -inputs)
+            assert torch.equal(source.keywords(update, micro)["twice"], 2 * inputs)
+
+
+# What ranks compare.
+
+
+def test_all_forms_of_a_mini_batch_have_the_same_facts_once_a_micro_batch_is_loaded() -> None:
+    for update in range(N + 1):
+        whole, function, pairs = feed(), feed(), feed()
+        whole.put(update, (X, Y))
+        function.put(update, pair)
+        pairs.put_apart(update, [pair(m) for m in range(N)])
+        for micro in range(N):
+            function.input(update, micro)
+            pairs.target(update, micro)
+        digests = [{key: number for key, (number, _) in of.facts(update).items()} for of in (whole, function, pairs)]
+        assert digests[0].keys() == {("data", 0, 0), ("data", 0, 1)}
+        assert digests[0] == digests[1] == digests[2]
+
+
+def test_facts_are_those_of_the_moment_at_which_a_micro_batch_is_loaded() -> None:
+    """A function may fill the same memory again for each micro-batch."""
+    memory, source, expected = torch.empty(B, 4), feed(), feed()
+
+    def load(micro: int) -> tuple[torch.Tensor, None]:
+        return memory.copy_(X[micro * B : (micro + 1) * B]), None
+
+    source.put(0, load)
+    expected.put(0, (X, None))
+    for micro in range(N):
+        source.input(0, micro)
+    assert source.facts(0)["data", 0, 0][0] == expected.facts(0)["data", 0, 0][0]
+
+
+def test_facts_are_told_once_and_those_of_the_example_are_not_those_of_the_first_update() -> None:
+    source = feed()
+    source.put_example(pair(0))
+    source.input(0, 0)
+    source.put(0, lambda micro: pair(micro + 1))
+    source.input(0, 0)
+    other = feed()
+    other.put(0, (X.roll(-B, 0), Y.roll(-B, 0)))
+    assert source.facts(0)["data", 0, 0][0] == other.facts(0)["data", 0, 0][0]
+    assert source.facts(0) == {}

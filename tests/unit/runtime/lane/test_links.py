@@ -1,0 +1,133 @@
+"""Links: which message goes where, into which slot, under which tag, and that it is taken once."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from chimera_runtime.errors import BadModel
+from chimera_runtime.lane.links import Incoming, Outgoing
+from chimera_runtime.ranks.messages import tag_of
+from chimera_runtime.values.aliases import Slots
+from chimera_runtime.values.tensors import Tensors
+
+STAGES = 4
+
+
+class Transfer:
+    """A message to or from the peer, which notes that it has been waited for."""
+
+    def __init__(self, peer: "Peer", tensors: Tensors, tag: int) -> None:
+        self.peer, self.tensors, self.tag = peer, tensors, tag
+
+    def wait(self) -> None:
+        self.peer.waited.append(self.tag)
+
+
+class Peer:
+    """Notes what is posted."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Tensors, int]] = []
+        self.posted: list[tuple[Tensors, int]] = []
+        self.waited: list[int] = []
+
+    def isend(self, tensors: Tensors, tag: int) -> Transfer:
+        self.sent.append((tensors, tag))
+        return Transfer(self, tensors, tag)
+
+    def irecv(self, buffers: Tensors, tag: int) -> Transfer:
+        self.posted.append((buffers, tag))
+        return Transfer(self, buffers, tag)
+
+
+def slot(rows: int) -> Tensors:
+    return torch.zeros(rows, 3), torch.zeros(rows)
+
+
+def incoming(peer: Any, slots: Slots) -> Incoming:
+    return Incoming(peer, 1, 2, STAGES, slots)
+
+
+def test_a_message_is_sent_under_the_tag_of_its_micro_batch_and_its_stages() -> None:
+    peer, message = Peer(), (torch.ones(2),)
+    link = Outgoing(peer, 2, 1, STAGES)
+    link.isend(5, message)
+    link.isend((7, 8), message)
+    assert peer.sent == [(message, tag_of(5, 2, 1, STAGES)), (message, tag_of((7, 8), 2, 1, STAGES))]
+
+
+def test_a_send_is_waited_for_by_its_micro_batches_in_any_order_and_once() -> None:
+    peer = Peer()
+    link = Outgoing(peer, 0, 1, STAGES)
+    for micros in (0, 1, (2, 3)):
+        link.isend(micros, ())
+    link.wait((2, 3))
+    link.wait(0)
+    assert peer.waited == [tag_of((2, 3), 0, 1, STAGES), tag_of(0, 0, 1, STAGES)]
+    with pytest.raises(KeyError):
+        link.wait(0)
+    with pytest.raises(KeyError):
+        link.wait(2)
+    link.isend(0, ())
+    link.wait(0)
+
+
+def test_a_message_comes_into_the_slot_that_it_is_posted_for() -> None:
+    peer, slots = Peer(), Slots((1, 1), lambda _room: slot(2))
+    link = incoming(peer, slots)
+    link.irecv(4, into=1)
+    link.irecv(6, into=0)
+    assert peer.posted == [(slots[1], tag_of(4, 1, 2, STAGES)), (slots[0], tag_of(6, 1, 2, STAGES))]
+    assert link.take(4) is slots[1]
+    assert link.take(6) is slots[0]
+
+
+def test_a_group_comes_into_as_much_of_a_roomy_slot_as_it_fills() -> None:
+    """A slot with room for three micro-batches of two rows each."""
+    peer, slots = Peer(), Slots((3,), lambda room: slot(2 * room))
+    link = incoming(peer, slots)
+    for micros, rows in (((0, 1, 2), 6), ((3, 4), 4), (5, 2), ((6,), 2)):
+        link.irecv(micros, into=0)
+        buffers, tag = peer.posted[-1]
+        assert tag == tag_of(micros, 1, 2, STAGES)
+        assert [tuple(t.shape) for t in buffers] == [(rows, 3), (rows,)]
+        assert [t.data_ptr() for t in buffers] == [t.data_ptr() for t in slots[0]]
+        buffers[0].fill_(rows)
+        assert (link.take(micros)[0] == rows).all()
+
+
+def test_a_message_may_be_waited_for_before_it_is_taken_and_is_taken_once() -> None:
+    peer = Peer()
+    link = incoming(peer, Slots((1,), slot))
+    link.irecv(3, into=0)
+    link.wait(3)
+    assert peer.waited == [tag_of(3, 1, 2, STAGES)]
+    link.take(3)
+    for again in (link.take, link.wait):
+        with pytest.raises(KeyError):
+            again(3)
+
+
+def test_what_was_not_posted_can_neither_be_waited_for_nor_taken() -> None:
+    link = incoming(Peer(), Slots((1,), slot))
+    with pytest.raises(KeyError):
+        link.wait(0)
+    with pytest.raises(KeyError):
+        link.take(0)
+
+
+def test_a_message_that_is_written_before_it_has_left_is_an_error_of_the_model() -> None:
+    message = torch.ones(2)
+    link = Outgoing(Peer(), 2, 3, STAGES)
+    link.isend(5, (message,))
+    link.wait(5)
+    link.isend(6, (message,))
+    message.add_(1)
+    with pytest.raises(BadModel, match=r"stage 2 handed on memory for micro-batch 6 .* before stage 3 had it"):
+        link.wait(6)
+    back = Outgoing(Peer(), 2, 1, STAGES)
+    back.isend((7, 8), (message,))
+    message.add_(1)
+    with pytest.raises(BadModel, match="stage 2 handed back memory for micro-batch 7"):
+        back.wait((7, 8))

@@ -1,0 +1,161 @@
+"""Ranges have the lines of the program as their names, and change nothing of what runs within them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from chimera_runtime.lane import Lane, ranges
+from chimera_runtime.lane.ranges import Ranges, Unranged
+from chimera_runtime.program.program import Turns
+from chimera_runtime.ranks.world import World
+from chimera_runtime.start import assemble
+from chimera_runtime.start.rank_context import Setting
+from tests.unit.runtime.models import facts, setting
+from tests.unit.runtime.thread_ranks import alone_job, worlds
+
+CPU = torch.device("cpu")
+
+
+def named(run: Callable[[], Any]) -> list[str]:
+    """The ranges of a run, in the order in which they begin."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        run()
+    events = [e for e in recorded.events() if e.is_user_annotation and not e.name.startswith("Optimizer.")]
+    return [event.name for event in sorted(events, key=lambda event: event.time_range.start)]
+
+
+def weights(stages: dict[int, Any]) -> list[Any]:
+    return [p.tolist() for stage in stages.values() for p in stage.module.parameters()]
+
+
+def test_every_call_of_a_lane_is_a_range_of_its_line_and_trains_as_without(alone: World) -> None:
+    with worlds(alone, alone_job()) as (world,):
+        trained = []
+        for naming in (Unranged(), Ranges(CPU)):
+            made, built = setting(world)
+            made = replace(made, ranges=naming)
+            stages = assemble.assemble(made, built, made.model.steps)
+            lane = made.lane(made.parts(stages))
+            lane.begin(0)
+            names = named(lambda made=made, lane=lane: made.script.update(lane))  # type: ignore[misc]
+            trained.append((weights(stages), names))
+    (plain, silent), (ranged, names) = trained
+    assert silent == []
+    assert ranged == plain
+    operations = [f"{letter} m{m} s{s}" for m in range(2) for letter, s in (("F", 0), ("F", 1), ("B", 1), ("B", 0))]
+    assert [name for name in names if name[0] in "FB"] == operations
+    ends = {f"{line} s{s}" for line in ("all_reduce", "wait all_reduce", "step") for s in range(2)}
+    assert set(names) - {*operations} == ends
+
+
+class Link:
+    """A link that does nothing but count its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def _called(self, *_arguments: Any, **_keywords: Any) -> int:
+        self.calls += 1
+        return self.calls
+
+    irecv = isend = wait = take = _called
+
+
+def test_messages_are_named_with_their_ends_the_other_worker_and_the_slot() -> None:
+    ranged = Ranges(CPU)
+    link = Link()
+    incoming, outgoing = ranged.incoming(link, 2, 1, 3), ranged.outgoing(link, 1, 2, 3)
+
+    def run() -> None:
+        incoming.irecv(4, into=1)
+        incoming.wait(4)
+        assert incoming.take(4) == 3
+        outgoing.isend((4, 5), ())
+        outgoing.wait((4, 5))
+
+    assert named(run) == [
+        "recv m4 s2->s1 from w3 into 1",
+        "wait recv m4 s2->s1",
+        "send m4,m5 s1->s2 to w3",
+        "wait send m4,m5 s1->s2",
+    ]
+    assert link.calls == 5
+
+
+def test_ties_and_versions_are_named_as_in_the_program() -> None:
+    class Shared:
+        """Weights that count their sums."""
+
+        sums = 0
+
+        def all_reduce(self) -> None:
+            self.sums += 1
+
+        def stash(self, version: int) -> None:
+            assert version == 2
+
+    tie = Ranges(CPU).tie((0, 3), Shared())
+    assert named(lambda: (tie.all_reduce(), tie.stash(2))) == ["all_reduce s0+s3", "stash s0+s3 v2"]
+    assert tie.sums == 1
+
+
+def turn(lane: Lane, m: int) -> None:
+    """Of a stream on one worker: an update for each micro-batch, on the newest weights."""
+    first, last = lane.stage(0), lane.stage(1)
+    first.at(m).forward(m, lane.input(m))
+    last.at(m).forward(m, first.outputs(m), lane.target(m))
+    last.at(m).backward(m)
+    first.at(m).backward(m, last.input_gradients(m))
+    for stage in (first, last):
+        stage.all_reduce(m + 1)
+        stage.wait_all_reduce(m + 1)
+        stage.step(m + 1)
+
+
+def test_operations_of_a_stream_name_their_version_and_what_is_not_in_the_run_has_no_range(alone: World) -> None:
+    of_stream = facts(0, 1, turns=Turns(-1, 2, 1, 0), initial=(0, 0))
+
+    def streamed(made: Setting, built: Any) -> list[str]:
+        made = replace(made, ranges=Ranges(CPU))
+        made.script.turn = turn  # type: ignore[method-assign,assignment]
+        lane = made.lane(made.parts(assemble.assemble(made, built, made.model.steps)))
+        return named(lambda: made.run(lane, 2))
+
+    with worlds(alone, alone_job(micro_batches=1, period=1, reads=(((0, 1),), ((0, 1),)))) as (world,):
+        names = streamed(*setting(world, of_stream))
+    operations = [name for name in names if name[0] in "FB"]
+    assert operations == [
+        f"{o} v{m}" for m in range(2) for o in (f"F m{m} s0", f"F m{m} s1", f"B m{m} s1", f"B m{m} s0")
+    ]
+
+
+def test_an_update_is_a_range_around_its_lines() -> None:
+    ranged = Ranges(CPU)
+
+    def run() -> None:
+        with ranged.update(3):
+            ranged.incoming(Link(), 1, 0, 1).wait(0)
+
+    assert named(run) == ["update 3", "wait recv m0 s1->s0"]
+    with Unranged().update(3):
+        pass
+
+
+def test_on_a_gpu_each_range_is_one_of_nvtx_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[str] = []
+
+    @contextmanager
+    def of_nvtx(name: str) -> Iterator[None]:
+        marks.append(f"begin {name}")
+        yield
+        marks.append("end")
+
+    monkeypatch.setattr(ranges.torch.cuda.nvtx, "range", of_nvtx)
+    outgoing = Ranges(torch.device("cuda", 0)).outgoing(Link(), 0, 1, 1)
+    assert named(lambda: outgoing.wait(0)) == ["wait send m0 s0->s1"]
+    assert marks == ["begin wait send m0 s0->s1", "end"]

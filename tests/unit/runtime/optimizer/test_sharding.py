@@ -1,0 +1,159 @@
+"""Weights that are cut over ranks: who has which rows, that all come together again, and what stays whole."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.optimizer import sharding
+from chimera_runtime.optimizer.sharding import Sharding, buckets, cut
+from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.ranks.world import World
+from tests.unit.runtime.gpu_model import ModelGpu
+from tests.unit.runtime.thread_ranks import alone_job, groups, together, worlds
+
+SHAPES = ((7, 4), (3,), (), (1, 6, 2), (2, 2), (0, 3))
+
+
+@contextmanager
+def replicas(alone: World, copies: int, timeout: float = 20.0) -> Iterator[list[World]]:
+    """The worlds of the ranks that hold the only stage, and can sum."""
+    with worlds(alone, alone_job(stages=1), copies, timeout) as ranks, groups(copies) as members:
+        sums = [{(0,): (member if copies > 1 else None, tuple(range(copies)))} for member in members]
+        yield [replace(world, sums=group) for world, group in zip(ranks, sums, strict=True)]
+
+
+def parameters(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    made = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+    transposed, single = torch.randn(6, 5, generator=generator).t(), torch.randn(4, 3, generator=generator)
+    return [*made, nn.Parameter(transposed), nn.Parameter(single)]
+
+
+def test_a_parameter_is_cut_along_the_first_dimension_that_has_a_row_for_each_rank() -> None:
+    cuts = [made and (made.dimension, made.rows) for made in (cut(p, 3) for p in parameters())]
+    assert cuts == [(0, 3), (0, 1), None, (1, 2), None, (1, 1), (0, 2), (0, 2)]
+    assert [cut(p, 1) for p in parameters()] == [None] * len(parameters()), "a rank alone has all"
+
+
+def test_shards_are_the_parameters_without_gap_or_overlap_in_their_memory(alone: World) -> None:
+    with replicas(alone, 3) as ranks:
+        shared = parameters()
+        shared[0].mark = "kept"  # type: ignore[attr-defined]
+        shards = [Sharding(world, (0,), shared).shards for world in ranks]
+    assert [[tuple(shard.shape) for shard in of_rank[:2]] for of_rank in shards] == [
+        [(3, 4), (1,)],
+        [(3, 4), (1,)],
+        [(1, 4), (1,)],
+    ]
+    assert all(of_rank[0].mark == "kept" for of_rank in shards)  # type: ignore[attr-defined]
+    for place, parameter in enumerate(shared):
+        made = cut(parameter, 3)
+        with torch.no_grad():
+            for of_rank in shards if made else shards[:1]:
+                of_rank[place].add_(1)
+    for parameter, before in zip(shared, parameters(), strict=True):
+        torch.testing.assert_close(parameter.data, before.data + 1, msg=f"{tuple(parameter.shape)}")
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 5])
+@pytest.mark.parametrize("bucket", [1, 64, sharding.BUCKET])
+def test_what_each_rank_changes_of_its_shards_all_have_afterwards(
+    alone: World, monkeypatch: pytest.MonkeyPatch, copies: int, bucket: int
+) -> None:
+    monkeypatch.setattr(sharding, "BUCKET", bucket)
+
+    def changed(world: World) -> list[nn.Parameter]:
+        held = parameters()
+        made = Sharding(world, (0,), held)
+        for shard in made.shards:
+            shard.data.mul_(3.0)
+        made.gather()
+        return held
+
+    with replicas(alone, copies) as ranks:
+        results = together([lambda world=world: changed(world) for world in ranks])  # type: ignore[misc]
+    for held in results:
+        for parameter, before in zip(held, parameters(), strict=True):
+            assert torch.equal(parameter, before * 3.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex128])
+def test_any_dtype_is_gathered_bit_by_bit(alone: World, dtype: torch.dtype) -> None:
+    def changed(world: World) -> list[nn.Parameter]:
+        held = parameters(dtype)
+        made = Sharding(world, (0,), held)
+        for shard in made.shards:
+            shard.data.neg_()
+        made.gather()
+        return held
+
+    with replicas(alone, 2) as ranks:
+        first, second = together([lambda world=world: changed(world) for world in ranks])  # type: ignore[misc]
+    for mine, theirs, before in zip(first, second, parameters(dtype), strict=True):
+        assert torch.equal(mine, -before)
+        assert torch.equal(theirs, -before)
+
+
+def test_a_bucket_has_at_most_its_bytes_and_one_row_where_that_is_more() -> None:
+    made = cut(nn.Parameter(torch.zeros(10, 4)), 2)
+    other = cut(nn.Parameter(torch.zeros(4, 2)), 2)
+    assert made is not None
+    assert other is not None
+    listed = [[(made is piece.cut, piece.first, piece.count) for piece in b] for b in buckets([made, other], 40)]
+    assert listed == [
+        [
+            (True, 0, 2),
+        ],
+        [(True, 2, 2)],
+        [(True, 4, 1), (False, 0, 2)],
+    ]
+    assert [len(bucket) for bucket in buckets([made], 3)] == [1] * 5
+
+
+@pytest.mark.parametrize("lazy", [(), ("outgoing",), ("incoming",), ("outgoing", "incoming")])
+def test_shards_of_a_gpu_are_gathered_by_gloo(alone: World, lazy: tuple[str, ...]) -> None:
+    """The CPU in place of the GPU computes at once; copies are as late as they may be."""
+
+    def changed(world: World) -> list[nn.Parameter]:
+        gpu, held = ModelGpu(lazy), parameters()
+        made = Sharding(replace(world, staging=Staging(gpu)), (0,), held)
+        for shard in made.shards:
+            shard.data.mul_(3.0)
+        made.gather()
+        assert gpu.blocked["staging"] > 0
+        return held
+
+    with replicas(alone, 2) as ranks:
+        results = together([lambda world=world: changed(world) for world in ranks])  # type: ignore[misc]
+    for held in results:
+        for parameter, before in zip(held, parameters(), strict=True):
+            assert torch.equal(parameter, before * 3.0)
+
+
+def test_a_rank_that_does_not_gather_is_named(alone: World) -> None:
+    with replicas(alone, 2, timeout=0.3) as ranks:
+        made = Sharding(ranks[1], (0,), parameters())
+        with pytest.raises(PeerLost, match=r"rank 1 \(worker 0\): wait for the weights of stage 0: rank 0: no answer"):
+            made.gather()
+
+
+def test_shards_show_the_gradients_of_the_parameters_and_let_them_go(alone: World) -> None:
+    first, second = nn.Parameter(torch.zeros(4, 2)), nn.Parameter(torch.zeros(4))
+    first.grad = torch.arange(8.0).reshape(4, 2)
+    first.main_grad = first.grad.double()  # type: ignore[attr-defined]
+    with replicas(alone, 2) as ranks:
+        made = Sharding(ranks[1], (0,), [first, second])
+    made.show_gradients()
+    shard, without = made.shards
+    assert shard.grad is not None
+    assert shard.grad.tolist() == [[4.0, 5.0], [6.0, 7.0]]
+    assert shard.main_grad.tolist() == shard.grad.tolist()  # type: ignore[attr-defined]
+    assert without.grad is None
+    made.hide_gradients()
+    assert (shard.grad, shard.main_grad) == (None, None)  # type: ignore[attr-defined]
+    assert first.grad is not None

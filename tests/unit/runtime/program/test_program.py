@@ -1,0 +1,130 @@
+"""The facts of a program and its scripts: they belong together, and are read as they were written."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.program.program import (
+    INTERFACE,
+    Compiled,
+    EvaluationFacts,
+    RankFacts,
+    StageFacts,
+    Turns,
+    load,
+    spread,
+)
+from tests.unit.runtime.thread_ranks import job
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """A directory with scripts of this program and of others."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "rank_0.py").write_text(f'INTERFACE = {INTERFACE}\nPROGRAM = "ours"\n')
+    (tmp_path / "rank_1.py").write_text(f'INTERFACE = {INTERFACE}\nPROGRAM = "another"\n')
+    (tmp_path / "rank_3.py").write_text(f'INTERFACE = {INTERFACE + 1}\nPROGRAM = "ours"\n')
+    return Compiled(tmp_path, job(), ())
+
+
+def test_a_ranks_script_is_of_the_program_that_is_started(compiled: Compiled) -> None:
+    assert compiled.script(0).PROGRAM == "ours"
+    with pytest.raises(Misuse, match=r"rank_1\.py is of another program than program\.json: compile again"):
+        compiled.script(1)
+
+
+def test_a_script_that_is_missing_is_no_fault_of_ours(compiled: Compiled) -> None:
+    with pytest.raises(Misuse, match=r"has no rank_2\.py: compile again"):
+        compiled.script(2)
+    (compiled.directory / "rank_2.py").write_text("import nowhere\n")
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        compiled.script(2)
+
+
+def test_a_script_for_another_interface_is_one_message(compiled: Compiled) -> None:
+    with pytest.raises(Misuse, match=r"rank_3\.py was written for interface \d+ of chimera_runtime, and this is "):
+        compiled.script(3)
+
+
+OURS = f'"interface": {INTERFACE}'
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "{", f"{{{OURS}}}", f'{{{OURS}, "ranks": [{{}}]}}', "\0"])
+def test_facts_that_are_damaged_are_one_message(tmp_path: Path, text: str) -> None:
+    (tmp_path / "program.json").write_text(text)
+    with pytest.raises(Misuse, match=r"program\.json is not as it was written: compile again"):
+        load(tmp_path)
+
+
+def test_facts_for_another_interface_are_one_message(tmp_path: Path) -> None:
+    (tmp_path / "program.json").write_text(f'{{"interface": {INTERFACE + 1}}}')
+    with pytest.raises(Misuse, match=r"program\.json was written for interface "):
+        load(tmp_path)
+
+
+def test_a_directory_without_a_program_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.out").mkdir()
+    (tmp_path / "file.out").touch()
+    for name in ("nothere.out", "empty.out", "file.out"):
+        with pytest.raises(Misuse) as refused:
+            load(Path(name))
+        assert str(refused.value) == f"{name} is no output directory: `chimera compile SCHEME --out {name}` writes one"
+        assert refused.value.__suppress_context__, "the traceback is about the directory, not about a file inside"
+
+
+STAGE = StageFacts((1, 2), (1,), 3, (2, 1), ((0, 2), (4, 5)), (-1, 0))
+RANKS = (
+    RankFacts(
+        {0: STAGE},
+        ((1, 0, 1),),
+        ((0, 1, 1), (0, 1, 3)),
+        (((0, 2, 1, 1),), ((0, 1, 0, 0),)),
+        Turns(-2, 3, 2, 1),
+        ((0, 1), (2, 3)),
+        (),
+        EvaluationFacts({1: (1, 2)}, ((0, 1, 1),), ((0, 1, 3),)),
+    ),
+    RankFacts({}, (), (), (), None, (), ((0, 2),), EvaluationFacts({}, (), ())),
+)
+
+
+def test_facts_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Lists as tuples, numbers of stages as numbers, whatever is nested in what."""
+    whole = job(recomputing=(0,), period=2, reads=(((-1, 2),), ((0, 1), (1, 1))))
+    facts = {"interface": INTERFACE, **asdict(whole), "ranks": [asdict(rank) for rank in RANKS]}
+    (tmp_path / "program.json").write_text(json.dumps(facts))
+    compiled = load(tmp_path)
+    assert (compiled.job, compiled.ranks, compiled.directory) == (whole, RANKS, tmp_path)
+    hash(compiled.job)
+
+
+def test_peers_are_the_workers_at_the_other_ends_of_all_links() -> None:
+    assert [rank.peers for rank in RANKS] == [(1, 3), ()]
+
+
+def test_turns_grow_with_the_updates() -> None:
+    assert [*Turns(-2, 3, 2, 1).of(4)] == [-2, 0, 2, 4, 6]
+    assert [*Turns(0, 0, 1, 0).of(3)] == [0, 1, 2]
+
+
+def test_the_turns_that_can_be_run_begin_like_those_of_every_longer_run() -> None:
+    """A turn with ``ahead`` 1 is about updates up to the next one, which has to be there."""
+    turns = Turns(-2, 3, 2, 1)
+    assert [[*turns.given(updates)] for updates in range(5)] == [[-2], [-2], [-2, 0], [-2, 0], [-2, 0, 2]]
+
+
+def test_runs_are_half_open() -> None:
+    assert [*spread(((0, 2), (4, 5), (7, 7)))] == [0, 1, 4]
+
+
+def test_a_job_counts_passes_cycles_and_holders() -> None:
+    """Two pipes in opposite directions over three workers, micro-batches in halves."""
+    both = job(workers=3, stages=3, micro_batches=4, parts=2, placement=((0, 1, 2), (2, 1, 0)))
+    assert (both.passes, both.cycle) == (8, 8)
+    assert both.holders == ((0, 2), (1,), (0, 2))
+    assert job(period=5).cycle == 5

@@ -1,0 +1,44 @@
+"""Digests of weights: any change of a bit shows."""
+
+import pytest
+import torch
+from torch import nn
+
+from chimera_runtime.ranks.readout import from_host
+from chimera_runtime.stage.replicas import Replicas, bits, digest, is_due
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_weights_are_compared_often_at_first_and_then_now_and_then() -> None:
+    assert [update for update in range(500) if is_due(update)] == [
+        *(1, 2, 4, 8, 16, 32, 64, 100, 128, 200, 256, 300, 400),
+    ]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex128]
+)
+def test_a_bit_changes_the_digest_and_a_copy_does_not(dtype: torch.dtype) -> None:
+    weights = [torch.randn(5, 7).to(dtype), torch.ones(3).to(dtype)]
+    others = [weight.clone() for weight in weights]
+    assert int(bits(weights)) == int(bits(others)) < 2**20
+    others[1].view(torch.uint8)[0] ^= 1
+    assert int(bits(weights)) != int(bits(others))
+
+
+def test_parameters_count_in_their_order_and_whatever_their_memory_is_like() -> None:
+    first, other = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(4, 6))
+    assert int(bits([first, other])) != int(bits([other, first]))
+    assert int(bits([first])) == int(bits([first.detach().t().contiguous().t()]))
+    assert int(bits([torch.zeros(0)])) == 0
+
+
+def test_groups_without_parameters_have_no_digest() -> None:
+    replicas = Replicas({(0,): [torch.ones(2)], (1,): []}, from_host)
+    assert list(replicas.begin()) == list(replicas.begin([(0,), (1,)])) == [(0,)]
+    number, text = digest(replicas.begin()[0,])
+    assert text() == {"a digest of their bits": f"{number:x}"}

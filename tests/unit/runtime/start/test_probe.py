@@ -1,0 +1,375 @@
+"""What is found out of stages at start, that nothing remains of it, and what a stage must not return."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from chimera_runtime import auxiliary_loss
+from chimera_runtime.blame import ModelError
+from chimera_runtime.data.batches import Batches
+from chimera_runtime.errors import Misuse
+from chimera_runtime.ranks.world import World
+from chimera_runtime.start import assemble, probe
+from chimera_runtime.start.probe import Findings
+from chimera_runtime.values.nested import ONE_TENSOR, form_of
+from tests.unit.runtime.models import ITEMS, item, loss, model, setting
+from tests.unit.runtime.staged import tuple_of
+from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
+
+WIDTH = 2
+
+
+def stages(*modules: Callable[[], nn.Module]) -> Any:
+    """A model of such stages."""
+    return model(lambda stage, _stages: modules[stage]().double())
+
+
+def found(alone: World, *modules: Callable[[], nn.Module], measures: bool = False, **facts: Any) -> Findings:
+    with worlds(alone, alone_job(stages=len(modules), **facts)) as (world,):
+        return setting(world, of_model=stages(*modules), measures=measures, options="--micro-batch-size 3")[0].findings
+
+
+class Lambda(nn.Module):
+    """A linear layer, and then something else."""
+
+    def __init__(self, then: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.then = nn.Linear(WIDTH, WIDTH), then
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.then(self.linear(x))
+
+
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def then(function: Callable[[torch.Tensor], Any]) -> Callable[[], nn.Module]:
+    return lambda: Lambda(function)
+
+
+class First(nn.Module):
+    """Uses the first tensor of several."""
+
+    def forward(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return tensors[0] * 2
+
+
+# Boundaries.
+
+
+def test_a_boundary_is_what_a_stage_returns_for_a_micro_batch(alone: World) -> None:
+    boundaries = found(alone, then(lambda y: (y, y.detach() + 1, y.argmax(1), y * 3)), First, linear).boundaries
+    first, second = boundaries
+    assert (first.form, second.form) == (tuple_of(4), ONE_TENSOR)
+    assert first.shapes == ((3, WIDTH), (3, WIDTH), (3,), (3, WIDTH))
+    assert first.dtypes == (torch.float64, torch.float64, torch.int64, torch.float64)
+    assert first.recorded == (True, False, False, True)
+    assert first.differentiable == (True, False, False, False), "nobody uses the last one"
+    assert second.differentiable == (True,)
+
+
+def test_a_gradient_that_stops_later_does_not_come_back_at_all(alone: World) -> None:
+    class Stopping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.detach()
+
+    boundaries = found(alone, linear, linear, Stopping, linear).boundaries
+    assert [b.recorded for b in boundaries] == [(True,), (True,), (False,)]
+    assert [b.differentiable for b in boundaries] == [(False,), (False,), (False,)]
+
+
+def test_a_stage_that_requires_gradients_of_its_input_asks_nothing_of_a_stage_without_a_graph(alone: World) -> None:
+    class Requiring(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.requires_grad_() * 2
+
+    boundaries = found(alone, linear, then(torch.Tensor.detach), Requiring, linear).boundaries
+    assert [b.recorded for b in boundaries] == [(True,), (False,), (True,)]
+    assert [b.differentiable for b in boundaries] == [(False,), (False,), (True,)]
+
+
+@pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 0), (1, 1, 0)])
+def test_all_ranks_find_the_same_wherever_the_stages_are(alone: World, placement: tuple[int, ...]) -> None:
+    modules = (then(lambda y: (y, y.detach() + 1)), First, then(lambda y: y.sum(1)))
+    expected = found(alone, *modules, measures=True)
+    workers = max(placement) + 1
+    with worlds(alone, job(workers=workers, stages=3, placement=(placement,))) as ranks:
+        used = stages(*modules)
+        batches = Batches(model().items(), 3, 2, 1, 1, 0, 0)
+        # Built before: ranks are threads here, and building draws from the generator that the probe watches.
+        built = [assemble.modules(world, used, 0) for world in ranks]
+
+        def find(world: World, modules: dict[int, nn.Module]) -> Findings:
+            return probe.find(world, used, batches, modules, 0, True)
+
+        findings = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
+    assert findings == [expected] * workers
+
+
+def first_of_two(alone: World, output: Callable[[torch.Tensor], Any], backend: str) -> None:
+    """The first stage is looked at on a rank of its own; nobody is there to take what it hands on."""
+    used = stages(then(output), First)
+    with worlds(replace(alone, backend=backend), job()) as (world, _):
+        batches = Batches(used.items(), 1, 2, 1, 1, 0, 0)
+        probe.find(world, used, batches, assemble.modules(world, used, 0), 0, False)
+
+
+def short(y: torch.Tensor) -> Any:
+    return y, y.argmax(1).short()
+
+
+def test_a_dtype_that_the_backend_cannot_send_is_refused_before_anything_is_sent(alone: World) -> None:
+    with pytest.raises(Misuse, match=r"stage 0 returned a tensor of torch\.int16, which the backend nccl cannot send"):
+        first_of_two(alone, short, "nccl")
+
+
+def test_what_stays_on_a_worker_may_have_any_dtype(alone: World) -> None:
+    (boundary,) = found(replace(alone, backend="nccl"), then(short), First).boundaries
+    assert boundary.dtypes == (torch.float64, torch.int16)
+
+
+def test_a_tensor_on_another_device_is_refused_before_anything_is_sent(alone: World) -> None:
+    with pytest.raises(Misuse, match="stage 0 returned a tensor on meta, and its rank computes on cpu"):
+        first_of_two(alone, lambda y: (y, y.to("meta")), "gloo")
+
+
+class Handing(nn.Module):
+    """Hands on a dict, and takes a mask."""
+
+    def forward(self, x: Any, mask: torch.Tensor) -> Any:
+        return {"x": x * mask[:, None], "nothing": None, "heads": 2}
+
+
+class Taking(nn.Module):
+    """Takes such a dict, and all keyword arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, state: Any, **keywords: Any) -> torch.Tensor:
+        assert set(keywords) == {"mask"}
+        assert state["nothing"] is None
+        output: torch.Tensor = self.linear(state["x"]) * state["heads"]
+        return output
+
+
+def masked() -> list[Any]:
+    return [(x, y, {"mask": torch.tensor(float(i % 2))}) for i, (x, y) in enumerate(map(item, range(ITEMS)))]
+
+
+def test_structures_and_keyword_arguments_are_found_on_all_ranks(alone: World) -> None:
+    modules = (linear, Handing, Taking)
+    used = model(lambda stage, _stages: modules[stage]().double(), items=masked)
+    with worlds(alone, job(workers=2, stages=3, placement=((0, 1, 0),))) as ranks:
+        batches = Batches(used.dataset(), 3, 2, 1, 1, 0, 0)
+        built = [assemble.modules(world, used, 0) for world in ranks]
+
+        def find(world: World, modules: dict[int, nn.Module]) -> Findings:
+            return probe.find(world, used, batches, modules, 0, False)
+
+        first, second = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
+    assert first == second
+    assert [boundary.form for boundary in first.boundaries] == [
+        ONE_TENSOR,
+        form_of({"x": ..., "nothing": None, "heads": 2}),
+    ]
+    assert [traits.keywords for traits in first.traits] == [(), ("mask",), ("mask",)]
+
+
+def test_a_keyword_argument_that_no_stage_takes_is_refused(alone: World) -> None:
+    used = model(lambda stage, _stages: linear().double(), items=masked)
+    with (
+        worlds(alone, alone_job()) as (world,),
+        pytest.raises(Misuse, match="no stage takes the keyword argument mask"),
+    ):
+        setting(world, of_model=used)
+
+
+def test_auxiliary_losses_are_known_by_stage_and_keep_micro_batches_apart(alone: World) -> None:
+    """A gradient comes back for what they alone depend on."""
+
+    class Balanced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, tensors: Any) -> torch.Tensor:
+            auxiliary_loss("spare", tensors[1].mean())
+            auxiliary_loss("balance", tensors[0].mean())
+            y: torch.Tensor = self.linear(tensors[0].detach())
+            return y
+
+    findings = found(alone, then(lambda y: (y, y * 3, y + 1)), Balanced, linear)
+    assert findings.auxiliary == ("balance", "spare")
+    assert [traits.auxiliary for traits in findings.traits] == [(), ("balance", "spare"), ()]
+    assert [traits.alone for traits in findings.traits] == ["", "has auxiliary losses", ""]
+    assert findings.boundaries[0].differentiable == (True, True, False)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3.0, 8.0), (0.0, 2.0), (None, None)])
+def test_a_loss_with_a_count_says_what_an_update_may_count(
+    alone: World, count: float | None, expected: float | None
+) -> None:
+    """Two micro-batches as the first one."""
+
+    def judge(output: torch.Tensor, target: torch.Tensor) -> Any:
+        return loss(output, target) if count is None else (loss(output, target), count)
+
+    used = model(lambda stage, _stages: linear().double(), judge)
+    with worlds(alone, alone_job()) as (world,):
+        findings = setting(world, of_model=used, options="--micro-batch-size 3")[0].findings
+    assert findings.expected_count == expected
+    assert [boundary.counted for boundary in findings.boundaries] == [expected is not None]
+
+
+# Traits.
+
+
+@pytest.mark.parametrize(
+    ("module", "alone_because"),
+    [
+        (linear, ""),
+        (then(lambda y: nn.functional.dropout(y, 0.5)), "draws random numbers"),
+        (lambda: nn.BatchNorm1d(WIDTH), "updates its buffers running_mean, running_var, num_batches_tracked"),
+        (lambda: nn.BatchNorm1d(WIDTH, track_running_stats=False), ""),
+    ],
+)
+def test_why_a_stage_cannot_run_several_micro_batches_at_once(
+    alone: World, module: Callable[[], nn.Module], alone_because: str
+) -> None:
+    """Batch statistics that are not kept cannot be seen from outside."""
+    traits = found(alone, module, linear).traits
+    assert traits[0].alone == alone_because
+    assert traits[1].alone == ""
+
+
+def test_a_tensor_without_dimensions_keeps_both_stages_from_it(alone: World) -> None:
+    traits = found(alone, then(lambda y: (y, y.sum())), First).traits
+    assert [t.alone for t in traits] == [
+        f"has {what} that are not tensors with the micro-batch in dimension 0" for what in ("outputs", "inputs")
+    ]
+
+
+def test_a_first_stage_whose_items_are_no_tensors_runs_them_one_by_one(alone: World) -> None:
+    class Named(nn.Linear):
+        def forward(self, batch: Any) -> torch.Tensor:
+            return super().forward(batch["x"])
+
+    items = [({"x": item(i)[0], "name": "text"}, item(i)[1]) for i in range(ITEMS)]
+    used = model(lambda *_: Named(WIDTH, WIDTH).double(), loss, lambda: items)
+    with worlds(alone, alone_job(stages=1)) as (world,):
+        (traits,) = setting(world, of_model=used)[0].findings.traits
+    assert traits.alone == "has inputs that are not tensors with the micro-batch in dimension 0"
+
+
+# Footprints.
+
+
+def test_footprints_are_measured_where_they_are_asked_for(alone: World) -> None:
+    """A linear layer saves its input; what it hands on, two tensors of three rows, it does not need."""
+    assert found(alone, linear, linear).footprints == []
+    first, last = found(alone, linear, linear, measures=True).footprints
+    size = 3 * WIDTH * 8
+    assert (first.activations, first.inputs, first.saved_inputs, first.results, first.targets) == (size,) * 4 + (0,)
+    assert last.targets == 3 * 8
+
+
+class Again(nn.Module):
+    """Layers of which the forward runs again in a backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.linear, x, use_reentrant=False)
+
+
+def test_what_the_halves_of_a_backward_leave_behind_is_measured_where_backwards_are_split(alone: World) -> None:
+    """In tensors of three rows.
+
+    Between two layers the first half lets go of nothing, for the second layer keeps the whole graph before it; both
+    keep the gradient of their result, of which one was received. What comes behind the last layer is let go of. What
+    would run again is let go of as a whole, but for the input, which is not the graph's own. The first stage leaves all
+    to the second half.
+    """
+    two = partial(nn.Sequential, nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    behind = partial(nn.Sequential, nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    stages = (linear, two, behind, Again, linear)
+    footprints = found(alone, *stages, measures=True, split_backward=tuple(range(len(stages)))).footprints
+    size = 3 * WIDTH * 8
+    halves = [(of.released, of.operands, of.received_operands) for of in footprints]
+    assert halves == [(0, size, size), (0, 2 * size, size), (size, size, 0), (0, 0, 0), (halves[-1][0], size, 0)]
+    for none in found(alone, *stages, measures=True).footprints:
+        assert (none.released, none.operands, none.received_operands) == (0, 0, 0)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "stage 0 returned None; return a tensor, or tensors in tuples, lists and dicts"),
+        (5, "stage 0 returned a int; return"),
+        ((), "stage 0 returned a tuple; return"),
+        ({"x": torch.ones(2), "y": {object()}}, "stage 0 returned a dict with a set in it; return"),
+    ],
+)
+def test_what_a_stage_must_not_return_is_named(alone: World, returned: Any, words: str) -> None:
+    with pytest.raises(Misuse) as refused:
+        found(alone, then(lambda _: returned), linear)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("judged", "words"),
+    [
+        (lambda *_: 5.0, "loss returned a float; return the mean over the micro-batch, a tensor of one number"),
+        (lambda output, _: output, r"loss returned a tensor of shape \(3, 2\); return"),
+    ],
+)
+def test_a_loss_is_one_number(alone: World, judged: Any, words: str) -> None:
+    used = model(lambda *_: linear().double(), judged)
+    with worlds(alone, alone_job()) as (world,), pytest.raises(Misuse, match=words):
+        setting(world, of_model=used, options="--micro-batch-size 3")
+
+
+def test_a_stage_that_is_run_again_must_leave_its_input_alone(alone: World) -> None:
+    def changing() -> nn.Module:
+        return nn.Sequential(nn.ReLU(inplace=True), linear())
+
+    with pytest.raises(ModelError):
+        found(alone, linear, changing)
+    with pytest.raises(Misuse, match="stage 0 changes its input in place, but is to run on it again"):
+        found(alone, changing, linear, recomputing=(0,))
+    found(alone, changing, linear)
+
+
+def test_a_tensor_without_dimensions_cannot_be_sent_for_several_micro_batches(alone: World) -> None:
+    def summing() -> nn.Module:
+        return Lambda(lambda y: y.sum())
+
+    class Scalar(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    found(alone, summing, Scalar)
+    with pytest.raises(Misuse, match="stage 0 returns a tensor without dimensions, but handles several micro-batches"):
+        found(alone, summing, Scalar, grouped=(0,))
+
+
+def test_errors_of_the_stages_are_the_models(alone: World) -> None:
+    def forward(_: torch.Tensor) -> torch.Tensor:
+        raise ValueError
+
+    with pytest.raises(ModelError, match="the forward of stage 1"):
+        found(alone, linear, then(forward))

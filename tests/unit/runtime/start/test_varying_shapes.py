@@ -1,0 +1,113 @@
+"""Updates of several shapes, on one rank that holds both stages; on real ranks they are trained end to end."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from chimera_runtime.data.feed import Feed
+from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.start import assemble, probe
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.varying_shapes import Lengths
+from tests.unit.runtime.models import facts, model
+from tests.unit.runtime.thread_ranks import alone_job, worlds
+
+B, LONGEST = 2, 5
+
+FORWARDS: list[int] = []
+"""The sizes of the forwards of `Counting`."""
+
+
+class Counting(nn.Module):
+    """Notes its forwards, and has statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.grows = nn.BatchNorm1d(1), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        FORWARDS.append(len(x))
+        x = self.norm(x[:, None, :])[:, 0]
+        return torch.cat([x] * 9, 1) if self.grows else x
+
+
+def batch(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows(length), rows(length)
+
+
+def rows(*sizes: int) -> torch.Tensor:
+    """The items of two micro-batches."""
+    return torch.rand(2 * B, *sizes, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(name="made")
+def _made(alone: World) -> Any:
+    """A stage that hands on its input, with receive buffers as if it came from elsewhere."""
+    with worlds(alone, alone_job(stages=2)) as (world,):
+        used = model(lambda *_: Counting())
+        feed = Feed(world.job, B)
+        x, y = batch(LONGEST)
+        feed.put(0, lambda _: (x[:B], y[:B]))
+        built = assemble.modules(world, used, 0)
+        findings = probe.find(world, used, feed, built, 0, False)
+        script: Any = None
+        known = facts(0, 1, inputs=(1, 2), gradients=(1,))
+        setting = Setting(world, script, known, used, findings, 0, feed)
+        stages = assemble.assemble(setting, built, None)
+        yield Lengths(world, feed, built, stages, findings), feed, stages
+
+
+def shapes(stages: dict[int, Stage]) -> list[Any]:
+    return [[tuple(t.shape) for slot in slots for t in slot] for slots in (stages[1].inputs, stages[0].gradients)]
+
+
+def test_buffers_follow_the_shapes_and_each_shape_is_found_out_once(made: Any) -> None:
+    lengths, feed, stages = made
+    slots, memory = stages[1].inputs, stages[1].inputs[1][0].data_ptr()
+    FORWARDS.clear()
+    before = [buffer.clone() for buffer in stages[0].module.buffers()]
+    for length, found in ((LONGEST, 0), (3, 1), (3, 1), (LONGEST, 1), (2, 2), (3, 2)):
+        feed.put(7, batch(length))
+        lengths.check(7)
+        state = torch.get_rng_state()
+        lengths.begin(7)
+        assert shapes(stages) == [[(B, length), (2 * B, length)], [(B, length)]]
+        assert len(FORWARDS) == found
+        assert torch.equal(state, torch.get_rng_state())
+    assert stages[1].inputs is slots, "links hold the list"
+    assert slots[1][0].data_ptr() == memory
+    assert all(map(torch.equal, before, stages[0].module.buffers()))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (rows(LONGEST + 1), r"a tensor of a micro-batch is \(2, 6\), and the example's is \(2, 5\): make"),
+        (rows(2, 2), r"a tensor of a micro-batch is \(2, 2, 2\), and the example's is \(2, 5\)"),
+        ([rows(2)] * 2, "a micro-batch has other tensors than the example: 2 and not 1"),
+    ],
+)
+def test_what_is_larger_than_the_example_is_refused(made: Any, inputs: Any, words: str) -> None:
+    lengths, feed, _ = made
+    feed.put(1, (inputs, rows()))
+    with pytest.raises(Misuse, match=words):
+        lengths.check(1)
+
+
+def test_a_stage_that_hands_on_more_for_less_is_an_error_of_the_model(made: Any) -> None:
+    lengths, feed, stages = made
+    stages[0].module.grows = True
+    feed.put(1, batch(3))
+    with pytest.raises(BadModel, match=r"stage 0 returned for shapes .*: a tensor \(2, 27\)"):
+        lengths.begin(1)
+
+
+def test_without_a_flush_all_updates_are_alike(alone: World) -> None:
+    streaming = alone_job(stages=2, period=2, reads=(((0, 2),),) * 2)
+    findings: Any = None
+    with worlds(alone, streaming) as (world,), pytest.raises(Misuse, match=r"two has no flush: .* leave out varying="):
+        Lengths(world, Feed(world.job, B), {}, {}, findings)

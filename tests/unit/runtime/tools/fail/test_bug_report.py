@@ -1,0 +1,102 @@
+"""What a bug report needs is in one file, whichever ranks are left to write it, and no secret is."""
+
+import json
+import sys
+import threading
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.tools.fail.bug_report import Bundle
+from chimera_runtime.tools.open.stdio import Unwritable, say
+from tests.unit.runtime.thread_ranks import together
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
+    directory = tmp_path / "compiled"
+    directory.mkdir()
+    (directory / "schedule.sir").write_text("a program\n")
+    (directory / "report.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--model", "m.py", "--", "--token", "hf_secret"])
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
+
+    def bundle(rank: int = 0, file: str = "bundle.zip") -> Bundle:
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        return Bundle(Namespace(bundle=tmp_path / file, backend="gloo", device=None), directory, rank)
+
+    return bundle
+
+
+def read(path: Path) -> dict[str, str]:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
+def test_every_rank_adds_its_part_and_the_first_the_program_and_the_versions(
+    make: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """All at the same moment."""
+    bundles = [make(rank) for rank in range(4)]
+    together([lambda b=b, r=r: b.add(f"train.py: rank {r} failed\nTraceback") for r, b in enumerate(bundles)])  # type: ignore[misc]
+    texts = read(tmp_path / "bundle.zip")
+    assert {*texts} == {"about.json", "schedule.sir", "report.json", *(f"rank_{rank}.txt" for rank in range(4))}
+    assert texts["schedule.sir"] == "a program\n"
+    for rank in range(4):
+        assert f"rank {rank} on " in texts[f"rank_{rank}.txt"]
+        assert f"at its end:\ntrain.py: rank {rank} failed\nTraceback" in texts[f"rank_{rank}.txt"]
+    about = json.loads(texts["about.json"])
+    assert about["packages"]["torch"]
+    assert about["environment"]["NCCL_DEBUG"] == "WARN"
+
+
+def test_no_secret_is_in_it(make: Callable[..., Bundle], tmp_path: Path) -> None:
+    make().add("train.py: failed")
+    texts = read(tmp_path / "bundle.zip")
+    assert json.loads(texts["about.json"])["command"] == ["train.py", "--model", "m.py", "--", "(2 left out)"]
+    assert not any("hf_secret" in text or "sesame" in text for text in texts.values())
+
+
+def test_the_last_lines_and_where_every_thread_is_are_in_it(make: Callable[..., Bundle], tmp_path: Path) -> None:
+    bundle, woken = make(), threading.Event()
+
+    def waiting_for_a_message() -> None:
+        woken.wait(30)
+
+    thread = threading.Thread(target=waiting_for_a_message, name="stuck")
+    thread.start()
+    say("step 3/10")
+    bundle.add("train.py: failed")
+    woken.set()
+    thread.join()
+    text = read(tmp_path / "bundle.zip")["rank_0.txt"]
+    assert "step 3/10" in text.partition("the last lines that it wrote:")[2]
+    assert "in waiting_for_a_message" in text.partition("thread stuck:")[2]
+
+
+def test_a_bundle_of_an_earlier_run_goes_and_a_file_of_yours_stays(make: Callable[..., Bundle], tmp_path: Path) -> None:
+    make(1).add("of the run before")
+    make(0).add("of this run")
+    assert "rank_1.txt" not in read(tmp_path / "bundle.zip")
+    (tmp_path / "mine.zip").write_text("mine")
+    with pytest.raises(Misuse, match=r"--bundle .*mine\.zip: exists and was not written by --bundle"):
+        make(file="mine.zip")
+    assert (tmp_path / "mine.zip").read_text() == "mine"
+    with pytest.raises(Unwritable, match=r"--bundle .*: No such file or directory"):
+        make(file="nowhere/b.zip")
+
+
+def test_without_a_failure_there_is_no_file_and_one_that_cannot_be_written_stops_nothing(
+    make: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = make()
+    assert not (tmp_path / "bundle.zip").exists()
+    (tmp_path / "bundle.zip").mkdir()
+    bundle.add("train.py: failed")
+    assert capsys.readouterr().err.startswith("train.py: rank 0: --bundle ")

@@ -1,0 +1,244 @@
+"""The file of a trace: its directory, its lines, and what there is of it however the run ends."""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.ranks.world import World
+from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.tools.record import recorder as to
+from chimera_runtime.tools.record.event_clock import EventClock, HostClock
+from chimera_runtime.tools.record.recorder import Recorder, prepare
+from tests.unit.runtime.models import given, setting
+from tests.unit.runtime.thread_ranks import alone_job, worlds
+
+PROGRAM = b"a program\n"
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "schedule.sir").write_bytes(PROGRAM)
+    return folder
+
+
+@pytest.fixture
+def known(alone: World) -> Iterator[Setting]:
+    with worlds(alone, alone_job()) as (world,):
+        yield setting(world, options="--micro-batch-size 3")[0]
+
+
+@pytest.fixture
+def folder(known: Setting, tmp_path: Path, scripts: Path) -> Path:
+    prepare(known.world, tmp_path / "trace", scripts)
+    return tmp_path / "trace"
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# The directory.
+
+
+def test_a_directory_is_made_with_the_program_in_it(folder: Path) -> None:
+    assert (folder / "schedule.sir").read_bytes() == PROGRAM
+    assert {path.name for path in folder.iterdir()} == {"schedule.sir", ".chimera-trace"}
+
+
+def test_an_older_trace_goes_and_what_else_lies_there_stays(known: Setting, folder: Path, scripts: Path) -> None:
+    for name in ("rank_0.jsonl", "rank_7.jsonl.part", "notes.txt"):
+        (folder / name).write_text("old")
+    prepare(known.world, folder, scripts)
+    assert {path.name for path in folder.iterdir()} == {"schedule.sir", ".chimera-trace", "notes.txt"}
+
+
+def test_a_directory_of_somebody_else_is_refused_and_left_alone(known: Setting, tmp_path: Path, scripts: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rank_0.jsonl").write_text("precious")
+    with pytest.raises(Misuse, match=r"mine: exists and was not written by --trace; choose another directory"):
+        prepare(known.world, tmp_path / "mine", scripts)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["rank_0.jsonl"]
+    (tmp_path / "empty").mkdir()
+    prepare(known.world, tmp_path / "empty", scripts)
+
+
+def test_a_directory_that_cannot_be_made_is_told(known: Setting, tmp_path: Path, scripts: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Misuse, match=r"--trace .*file.*: (Not a directory|File exists)"):
+        prepare(known.world, tmp_path / "file" / "trace", scripts)
+
+
+def test_one_rank_of_a_machine_makes_it(
+    known: Setting, tmp_path: Path, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "LOCAL_RANK", "1")
+    prepare(known.world, tmp_path / "trace", scripts)
+    assert not (tmp_path / "trace").exists()
+
+
+# The lines.
+
+
+def test_the_first_line_is_about_the_run_and_the_last_about_its_end(known: Setting, folder: Path) -> None:
+    recorder = Recorder(known, given(folder))
+    assert [path.name for path in folder.glob("rank_*")] == ["rank_0.jsonl.part"]
+    recorder.close()
+    assert [path.name for path in folder.glob("rank_*")] == ["rank_0.jsonl"]
+    about, operations, end = lines(folder / "rank_0.jsonl")
+    assert about.pop("clock").keys() == {"at", "offset", "uncertainty"}
+    assert about == {
+        "format": "chimera trace",
+        "version": 1,
+        "scheme": "two",
+        "program": hashlib.sha256(PROGRAM).hexdigest(),
+        "rank": 0,
+        "worker": 0,
+        "copy": 0,
+        "copies": 1,
+        "layout": "pipeline",
+        "backend": "gloo",
+        "updates": 5,
+        "micro_batch_size": 3,
+        "rehearse": None,
+        "sharded_optimizer": False,
+    }
+    assert operations == {"operations": []}
+    assert end["ended"] is None
+    assert end["clock"]["offset"] == 0
+
+
+def test_every_verb_has_the_words_of_schedule_sir(known: Setting, folder: Path) -> None:
+    recorder = Recorder(known, given(folder))
+    recorder.first = 2
+    recorder.ran(to.FORWARD, 3, 1, 5)
+    recorder.ran(to.BACKWARD, (1, 2), 0, 5)
+    recorder.ran_pair(1, 1, (0,), 0, 5)
+    tag = (3 * 2 + 1) * 2 + 1
+    for verb in (to.SEND, to.RECV, to.WAIT_SEND, to.WAIT_RECV):
+        recorder.talked(verb, tag, 5)
+    recorder.note(to.LOAD_INPUT, 2, 0, 5)
+    recorder.note(to.LOAD_TARGET, 2, 1, 5)
+    for verb in (to.ALL_REDUCE, to.WAIT_ALL_REDUCE, to.STEP):
+        recorder.note(verb, 4, 1, 5)
+    recorder.note(to.STASH, 4, 4 * 2 + 1, 5)
+    recorder.note(to.DROP, 0, 0 * 2 + 1, 5)
+    recorder.close()
+    rows = lines(folder / "rank_0.jsonl")[1]["operations"]
+    assert [(update, words) for update, words, *_ in rows] == [
+        (3, "F m3 s1"),
+        (2, "B m1 s0"),
+        (2, "F m1 s1 & B m0 s0"),
+        (3, "send m3 s1->s0"),
+        (3, "recv m3 s1->s0"),
+        (3, "wait send m3 s1->s0"),
+        (3, "wait recv m3 s1->s0"),
+        (2, "load input m0"),
+        (2, "load target m1"),
+        (4, "all_reduce s1"),
+        (4, "wait all_reduce s1"),
+        (4, "step s1"),
+        (4, "stash s1 v4"),
+        (0, "drop s1 v0"),
+    ]
+    assert all(start == 5 < end for *_, start, end in rows)
+
+
+def test_much_is_written_before_the_end_and_little_is_not(
+    known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostClock, "most", 3)
+    recorder = Recorder(known, given(folder))
+    part = folder / "rank_0.jsonl.part"
+    for number in range(4):
+        recorder.note(to.STEP, number, 0, 0)
+        recorder.spill()
+        assert len(lines(part)) == (2 if number >= 2 else 1)
+    recorder.close()
+    counts = [len(line["operations"]) for line in lines(folder / "rank_0.jsonl") if "operations" in line]
+    assert counts == [3, 1]
+
+
+# However it ends.
+
+
+def test_a_run_that_ends_early_keeps_what_there_is_and_why(known: Setting, folder: Path) -> None:
+    recorder = Recorder(known, given(folder))
+    recorder.note(to.STEP, 0, 1, 0)
+    recorder.abandon("train.py: rank 1 has died")
+    recorder.abandon("a second time")
+    _, operations, end = lines(folder / "rank_0.jsonl")
+    assert [words for _, words, *_ in operations["operations"]] == ["step s1"]
+    assert end == {"ended": "train.py: rank 1 has died", "clock": None}
+
+
+class Full:
+    """A file on a disk that is full."""
+
+    def write(self, _: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Nothing is written."""
+
+
+def test_a_disk_that_is_full_is_one_message_and_nothing_where_the_run_ends_anyway(
+    known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostClock, "most", 0)
+    recorder = Recorder(known, given(folder))
+    recorder._file.close()
+    recorder._file = Full()  # type: ignore[assignment]
+    with pytest.raises(Misuse, match=r"--trace .*trace: No space left on device"):
+        recorder.spill()
+    with pytest.raises(Misuse, match="No space left on device"):
+        recorder.close()
+    recorder.abandon("nothing more can be done")
+
+
+def test_a_directory_that_went_away_is_one_message(known: Setting, folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    with pytest.raises(Misuse, match=r"--trace .*trace: No such file or directory"):
+        Recorder(known, given(folder))
+
+
+def test_on_a_gpu_times_are_those_of_its_events(known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written as nanoseconds of the host's clock, with others in every piece that is written."""
+
+    class Timing:
+        """Each event a millisecond after the one before."""
+
+        def __init__(self) -> None:
+            self.events = -1
+
+        def mark(self) -> int:
+            self.events += 1
+            return self.events
+
+        def synchronise(self, event: int) -> None:
+            assert event == self.events, "the last"
+
+        def milliseconds(self, start: int, end: int) -> float:
+            return float(end - start)
+
+    monkeypatch.setattr(EventClock, "most", 2)
+    monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(Timing(), lambda: 1000))
+    recorder = Recorder(known, given(folder))
+    for micro in range(3):
+        recorder.ran(to.FORWARD, micro, 1, recorder.now())
+        recorder.spill()
+    recorder.close()
+    _, *pieces, _ = lines(folder / "rank_0.jsonl")
+    times = [[line[2:] for line in piece["operations"]] for piece in pieces]
+    later = [1000 + 10**6 * event for event in range(7)]
+    assert times == [[later[1:3], later[3:5]], [later[5:7]]]

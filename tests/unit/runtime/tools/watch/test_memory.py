@@ -1,0 +1,208 @@
+"""What a rank needs, against sums by hand; the tests with torchrun compare it with what is really allocated."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.ranks.world import World
+from chimera_runtime.tools.watch.memory import Need, bytes_of, refuse_beyond, state_bytes
+from chimera_runtime.values.sizes import shown
+from tests.unit.runtime.models import facts, model, setting
+from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
+
+BYTES = 8
+B = 3
+FIRST, LAST = 4 * BYTES, 2 * BYTES
+"""The weights of the two stages: 2 by 2 and 1 by 2 numbers."""
+MESSAGE = B * 2 * BYTES
+TARGET = B * BYTES
+
+
+def said(world: World, known: Any, limit: int = 10**9, of_model: Any = None) -> str:
+    made, built = setting(world, known, of_model, options=f"--micro-batch-size {B}", measures=True)
+    return refuse_beyond(limit, made, made.model.steps, {s: built[s] for s in known.stages})
+
+
+def need(text: str) -> dict[str, str]:
+    """The parts of what the fullest rank needs."""
+    parts = text.split(": ", 2)[2].split(" (stage")[0].split(", ")
+    return dict(part.split(" ", 1) for part in parts)  # type: ignore[misc]
+
+
+def test_a_need_is_the_sum_of_its_parts() -> None:
+    assert Need(1, 20, 300, 4000, 50000).total == 54321
+
+
+def test_weights_gradients_and_optimizer_are_counted(alone: World) -> None:
+    """The gradients of the largest stage once more, and a number for each parameter; SGD has no state."""
+    with worlds(alone, alone_job()) as (world,):
+        text = said(world, facts(0, 1, kept=(((0, 0, 0), (1, 0, 0)),)))
+    assert need(text) == {
+        "weights": shown(FIRST + LAST),
+        "gradients": shown(FIRST + LAST + 2 * BYTES + FIRST),
+        "optimizer": "0 B",
+        "messages": "0 B",
+        "activations": "0 B",
+    }
+
+
+def test_every_further_copy_counts_what_is_trained(alone: World) -> None:
+    class Frozen(nn.Module):
+        def __init__(self, *_: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2, bias=False, dtype=torch.float64)
+            self.frozen = nn.Parameter(torch.ones(5, dtype=torch.float64), requires_grad=False)
+            self.register_buffer("buffer", torch.ones(7, dtype=torch.float64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    with worlds(alone, alone_job(stages=1)) as (world,):
+        text = said(world, facts(0, copies=3), of_model=model(Frozen))
+    assert need(text)["weights"] == shown((3 * 4 + 5 + 7) * BYTES)
+
+
+def test_receive_buffers_and_what_is_on_its_way_are_messages(alone: World) -> None:
+    """The middle one of three stages has slots for 2 + 1 activations and a gradient, and sends 1 and 2 of them."""
+    with worlds(alone, alone_job(stages=3)) as (world,):
+        text = said(world, facts(1, inputs=(2, 1), gradients=(1,), sending=(1, 2)))
+        assert need(text)["messages"] == shown((3 + 1 + 0 + 2) * MESSAGE)
+
+
+def test_of_what_is_sent_and_run_again_nothing_was_saved(alone: World) -> None:
+    """The tanh saves its result, which is what is sent: it counts as an activation, unless the stage runs again."""
+    known = facts(0, sending=(1, 0))
+    for recomputing, messages in (((), 0), ((0,), MESSAGE)):
+        with worlds(alone, alone_job(recomputing=recomputing)) as (world,):
+            assert need(said(world, known))["messages"] == shown(messages)
+
+
+def test_activations_are_those_of_the_fullest_moment(alone: World) -> None:
+    """A forward of stage 0 keeps input and result; stage 1 its input, which is that result, and losses aside."""
+    with worlds(alone, alone_job()) as (world,):
+        text = said(world, facts(0, kept=(((0, 1, 0),), ((0, 3, 0),), ((0, 2, 0),))))
+        assert need(text)["activations"] == shown(3 * 2 * MESSAGE)
+        assert f"(stage 0: 1 x M_theta = {shown(FIRST)}, 3 x M_a = {shown(2 * MESSAGE)})" in text
+
+
+def test_of_what_a_forward_keeps_a_received_input_is_among_the_messages(alone: World) -> None:
+    """The last stage keeps its input, and its output less the target for the loss."""
+    kept = (((1, 3, 0),),)
+    with worlds(alone, alone_job()) as (world,):
+        assert need(said(world, facts(1, kept=kept)))["activations"] == shown(3 * (MESSAGE + TARGET))
+    with worlds(alone, job()) as ranks:
+        known = [facts(0, kept=(((0, 0, 0),),)), facts(1, copies=40, kept=kept)]
+        text, _ = together([lambda w=w, k=k: said(w, k) for w, k in zip(ranks, known, strict=True)])  # type: ignore[misc]
+    assert "rank 1 (worker 1) needs" in text
+    assert need(text)["activations"] == shown(3 * TARGET)
+
+
+def test_of_a_forward_that_runs_again_its_input_is_kept_and_its_target(alone: World) -> None:
+    """Unless that lies in a receive buffer already: stage 1 of two workers receives all of its inputs."""
+    with worlds(alone, alone_job(recomputing=(0, 1))) as (world,):
+        assert need(said(world, facts(0, kept=(((0, 0, 2),),))))["activations"] == shown(2 * MESSAGE)
+        assert need(said(world, facts(1, kept=(((1, 0, 2),),))))["activations"] == shown(2 * (MESSAGE + TARGET))
+    two = job(recomputing=(0, 1))
+    with worlds(alone, two) as ranks:
+        kept = [facts(0, kept=(((0, 0, 2),),)), facts(1, kept=(((1, 0, 40),),))]
+        texts = together([lambda w=w, k=k: said(w, k) for w, k in zip(ranks, kept, strict=True)])  # type: ignore[misc]
+    assert texts[0] == texts[1]
+    assert texts[0].split(": ")[2].startswith("weights")
+    assert need(texts[0])["activations"] == shown(40 * TARGET)
+    assert "rank 1 (worker 1) needs" in texts[0]
+
+
+def test_more_than_the_limit_stops_every_rank_with_the_fullest_named(alone: World) -> None:
+    messages = []
+    with worlds(alone, job()) as ranks:
+        kept = [facts(0, kept=(((0, 5, 0),),)), facts(1)]
+
+        def refused(world: World, known: Any) -> None:
+            with pytest.raises(Misuse) as error:
+                said(world, known, 64)
+            messages.append(str(error.value))
+
+        together([lambda w=w, k=k: refused(w, k) for w, k in zip(ranks, kept, strict=True)])  # type: ignore[misc]
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("--memory-limit 64 B: rank 0 (worker 0) needs ")
+    assert messages[0].endswith("choose a smaller --micro-batch-size, a scheme that recomputes, or more stages")
+
+
+@pytest.mark.parametrize(("limit", "others"), [(10, "; 1 other rank needs too much as well; "), (600, "); choose")])
+def test_others_that_need_too_much_are_counted(alone: World, limit: int, others: str) -> None:
+    with worlds(alone, job()) as ranks:
+        kept = [facts(0, kept=(((0, 9, 0),),)), facts(1)]
+
+        def refused(world: World, known: Any) -> str:
+            with pytest.raises(Misuse) as error:
+                said(world, known, limit)
+            return str(error.value)
+
+        text, _ = together([lambda w=w, k=k: refused(w, k) for w, k in zip(ranks, kept, strict=True)])  # type: ignore[misc]
+    assert others in text
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [
+        (lambda parameters: torch.optim.SGD(parameters, lr=1), 0),
+        (lambda parameters: torch.optim.SGD(parameters, lr=1, momentum=0.9), 10 * 4),
+        (lambda parameters: torch.optim.Adam(parameters, lr=1), 2 * 10 * 4 + 4),
+        (lambda _: None, 2 * 10 * 4),
+    ],
+)
+def test_the_state_of_an_optimizer_is_measured_without_memory_or_guessed_at_two_a_weight(
+    optimizer: Any, state: int
+) -> None:
+    """Adam keeps two numbers a weight, and how many steps it has made."""
+    parameter = nn.Parameter(torch.ones(10))
+    before = torch.get_rng_state()
+    assert state_bytes(optimizer, [parameter]) == state
+    assert torch.equal(torch.get_rng_state(), before)
+    assert parameter.grad is None
+    assert torch.equal(parameter, torch.ones(10))
+
+
+def test_an_optimizer_is_given_what_the_model_wrote_on_its_parameters() -> None:
+    parameter = nn.Parameter(torch.ones(10))
+    parameter.scale = 3  # type: ignore[attr-defined]
+    scales: list[int] = []
+
+    def optimizer(parameters: Any) -> Any:
+        scales.extend(p.scale for p in parameters)
+        return torch.optim.SGD(parameters, lr=1)
+
+    state_bytes(optimizer, [parameter])
+    assert scales == [3]
+
+
+def test_bytes_are_those_of_the_elements() -> None:
+    assert bytes_of([torch.ones(3), torch.ones(2, 2, dtype=torch.float64), torch.ones(())]) == 12 + 32 + 4
+    assert bytes_of([]) == 0
+
+
+def test_replicas_that_share_the_state_need_a_share_of_it_and_others_are_told_that_they_could(alone: World) -> None:
+    """Four and two numbers on two ranks: momentum of two and one."""
+    momentum = model(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    needed = {}
+    for is_sharded in (False, True):
+        with worlds(alone, alone_job(), copies=2) as pair:
+            sums = dict.fromkeys(alone_job().groups, (None, (0, 1)))
+            known = facts(0, 1, kept=(((0, 0, 0), (1, 0, 0)),))
+
+            def text(world: World, limit: int, is_sharded: bool = is_sharded, known: Any = known) -> str:
+                made, built = setting(world, known, momentum, options=f"--micro-batch-size {B}", measures=True)
+                return refuse_beyond(limit, made, momentum.steps, built, is_sharded)
+
+            pair = [replace(world, sums=sums) for world in pair]
+            needed[is_sharded], _ = together([partial(text, world, 10**9) for world in pair])
+            with pytest.raises(Misuse, match=r"or more stages(, or --shard-optimizer)?$") as error:
+                together([partial(text, world, 1) for world in pair])
+            assert str(error.value).endswith("--shard-optimizer") != is_sharded
+    assert need(needed[False])["optimizer"] == shown(FIRST + LAST)
+    assert need(needed[True])["optimizer"] == shown((FIRST + LAST) // 2)

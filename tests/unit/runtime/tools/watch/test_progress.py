@@ -1,0 +1,369 @@
+"""What is told of updates: losses of all ranks, when an overlapping update is over, and nothing that stops training."""
+
+import gc
+import json
+import re
+import time
+import weakref
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.ranks.world import World
+from chimera_runtime.tools.open.stdio import Unwritable
+from chimera_runtime.tools.watch import progress as telling
+from chimera_runtime.tools.watch.log import Log
+from chimera_runtime.tools.watch.metrics import Metrics
+from chimera_runtime.tools.watch.progress import NotFinite, PartialOutcomes, Progress, Sinks, UpdateEnds, in_hours
+from chimera_runtime.values.losses import Tally
+from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
+
+
+class Marks:
+    """Stands in for the progress: how many updates are over."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def mark(self) -> None:
+        self.count += 1
+
+
+class Stage:
+    """Makes steps, and tells of each."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.on_step: Any = None
+
+    def step(self) -> None:
+        self.updates += 1
+        self.on_step(self)
+
+
+def watched(*stages: Stage) -> Marks:
+    marks = Marks()
+    ends = UpdateEnds(marks, len(stages))  # type: ignore[arg-type]
+    for stage in stages:
+        stage.on_step = ends.stepped
+    return marks
+
+
+def test_an_update_is_over_when_every_stage_has_stepped() -> None:
+    early, late = Stage(), Stage()
+    marks = watched(early, late)
+    counts = []
+    for stage in (early, early, late, late, late, early):
+        stage.step()
+        counts.append(marks.count)
+    assert counts == [0, 0, 1, 2, 2, 3]
+
+
+@pytest.fixture
+def no_collection() -> Any:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_stages_go_as_soon_as_nobody_holds_them() -> None:
+    """They hold communicators, whose threads must not outlive the ranks' last meeting."""
+    stage = Stage()
+    watched(stage)
+    stage.step()
+    held = weakref.ref(stage)
+    del stage
+    assert held() is None
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """What was printed, without the seconds and what follows from them."""
+    return [re.sub(r"  [\d.]+ s\b.*", "", line).split() for line in capsys.readouterr().out.splitlines()]
+
+
+def updates(world: World, losses: list[float], **options: Any) -> None:
+    """A run in which this rank computes some losses."""
+    progress = Progress(world, len(losses), options.pop("rehearsal", False), **options)
+    for loss in losses:
+        progress.begin()
+        progress.end(Tally(loss, 1.0))
+    progress.finish()
+    progress.close()
+
+
+def test_rank_0_tells_the_mean_over_all_ranks(alone: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each says what it computed, of one micro-batch."""
+    with worlds(alone, job()) as (first, second):
+        together([lambda: updates(first, [1.0, 2.0]), lambda: updates(second, [3.0, 6.0])])
+    assert lines(capsys) == [["step", "1/2", "loss", "2.000000"], ["step", "2/2", "loss", "4.000000"]]
+
+
+def test_a_rehearsal_has_no_losses(alone: World, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "m.json")
+    with worlds(alone, alone_job()) as (world,):
+        updates(world, [1.0] * 10, rehearsal=True, sinks=Sinks(metrics))
+    assert lines(capsys) == [["step", *f"{number:>2}/10".split()] for number in range(1, 11)]
+    assert json.loads((tmp_path / "m.json").read_text())["loss"] == [None] * 10
+
+
+class Clock:
+    """Stands in for the module `time`: every look at it is a second later, and CPU time passes twice as fast."""
+
+    def __init__(self) -> None:
+        self.now = self.cpu = 100.0
+
+    def time(self) -> float:
+        self.now += 1
+        return self.now
+
+    def process_time(self) -> float:
+        self.cpu += 2
+        return self.cpu
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "period", "seconds"), [(False, 0, [1, 2, 2]), (True, 0, [1, 1, 1]), (True, 2, [1, 2, 2])]
+)
+def test_an_update_lasts_from_the_end_of_the_one_before_unless_all_began_it_together(
+    alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearsal: bool, period: int, seconds: list[float]
+) -> None:
+    """In a rehearsal with a flush they meet before each."""
+    monkeypatch.setattr(telling, "time", Clock())
+    metrics = Metrics(tmp_path / "m.json")
+    with worlds(alone, alone_job(period=period)) as (world,):
+        updates(world, [0.0] * 3, rehearsal=rehearsal, sinks=Sinks(metrics))
+    kept = json.loads((tmp_path / "m.json").read_text())
+    assert kept["step_seconds"] == seconds
+    assert kept["cpu_seconds"] == [2] * 3
+
+
+def test_an_update_that_is_told_later_has_lasted_until_its_mark(
+    alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three updates end a second apart, and are told together; one without a mark ends when it is told."""
+    monkeypatch.setattr(telling, "time", Clock())
+    metrics = Metrics(tmp_path / "m.json")
+    with worlds(alone, alone_job(period=2)) as (world,):
+        progress = Progress(world, 4, False, Sinks(metrics))
+        progress.begin()
+        for _ in range(3):
+            progress.mark()
+        telling.time.time()
+        for loss in range(4):
+            progress.end(Tally(float(loss), 1.0))
+        progress.finish()
+        progress.close()
+    kept = json.loads((tmp_path / "m.json").read_text())
+    assert kept["loss"] == [0.0, 1.0, 2.0, 3.0]
+    assert kept["step_seconds"] == [1, 1, 1, 2]
+    assert kept["cpu_seconds"] == [2] * 4
+
+
+def test_updates_that_overlap_are_gathered_together_and_told_one_by_one(
+    alone: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On four workers with an update for each micro-batch, four at a time, and the rest at the end."""
+    streaming = job(workers=4, stages=4, placement=((0, 1, 2, 3),), micro_batches=1, period=1)
+    with worlds(alone, streaming, timeout=20.0) as ranks:
+        told: list[list[int]] = [[] for _ in ranks]
+
+        def run(world: World) -> None:
+            progress = Progress(world, 6, False)
+            progress.begin()
+            for update in range(6):
+                progress.end(Tally(float(update), 0.25))
+                told[world.place.rank].append(len(progress._facts))
+            progress.finish()
+            progress.close()
+
+        together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
+    assert told == [[1, 2, 3, 0, 1, 0]] * 4
+    assert [line[-1] for line in lines(capsys)] == [f"{4 * update:.6f}" for update in range(6)]
+
+
+def test_a_line_that_cannot_be_written_is_told_after_training(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no further one is tried; numbers go on to the file."""
+    tried: list[str] = []
+
+    def say(line: str) -> None:
+        tried.append(line)
+        raise Unwritable("standard output: No space left on device")
+
+    monkeypatch.setattr(telling, "say", say)
+    with worlds(alone, alone_job()) as (world,), pytest.raises(Unwritable, match="No space left on device"):
+        updates(world, [1.0, 2.0, 3.0])
+    assert len(tried) == 1
+
+
+def test_every_update_is_a_line_of_the_log_with_what_the_loop_said_of_it(alone: World, tmp_path: Path) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    with worlds(alone, alone_job()) as (world,):
+        progress = Progress(world, 2, False, Sinks(log=log, items=6))
+        for norm in (None, 2.5):
+            progress.begin()
+            progress.end(Tally(3.0, 2.0), norm=norm, learning_rates={0: [0.1]})
+        progress.finish()
+        progress.close()
+    first, second = (json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
+    assert first["items_per_second"] == pytest.approx(6 / first["seconds"])
+    assert [*first] == ["update", "loss", "learning_rates", "seconds", "items_per_second"]
+    assert [*second] == ["update", "loss", "norm", "learning_rates", "seconds", "items_per_second"]
+    assert (second["update"], second["loss"], second["norm"]) == (2, 1.5, 2.5)
+
+
+def test_what_all_ranks_have_said_is_told_when_a_run_fails(alone: World, tmp_path: Path) -> None:
+    """It would be read at the end of the next update, which never comes; of that no rank has said anything."""
+    log = Log(tmp_path / "log.jsonl")
+    with worlds(alone, job()) as (first, second):
+        progress, other = Progress(first, 5, False, Sinks(log=log)), Progress(second, 5, False)
+        for each in (progress, other):
+            each.begin()
+            each.end(Tally(1.0, 1.0))
+        deadline = time.monotonic() + 30
+        while not progress._pending[0][0].is_completed() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        progress.begin()
+        assert (tmp_path / "log.jsonl").read_text() == ""
+        for _ in range(2):
+            progress.keep()
+        (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+        other.finish()
+    assert (json.loads(line)["update"], json.loads(line)["loss"]) == (1, 1.0)
+
+
+class Seconds:
+    """Stands in for the module `time`: an update takes 4 s, but a look at the screen comes 0.04 s after the last."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.looks = 0
+
+    def time(self) -> float:
+        self.now += 2
+        return self.now
+
+    def process_time(self) -> float:
+        return 0.0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return 0.04 * self.looks
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is shown on a terminal in passing, as ``~ text``, and what is said there for good."""
+    put: list[str] = []
+    monkeypatch.setattr(telling, "time", Seconds())
+    monkeypatch.setattr(telling, "is_terminal", lambda _: True)
+    monkeypatch.setattr(telling, "show", lambda text: put.append(f"~ {text}"))
+    monkeypatch.setattr(telling, "say", put.append)
+    return put
+
+
+def test_a_terminal_has_one_line_for_all_updates_with_speed_and_remaining_time(
+    alone: World, terminal: list[str]
+) -> None:
+    """Every third is shown, as the others would be replaced at once; the last one stays."""
+    with worlds(alone, alone_job()) as (world,):
+        updates(world, [1.0] * 5, sinks=Sinks(items=6, peak_seconds=1.0))
+    end = "items/s"
+    assert terminal == [
+        f"~ step 1/5  loss 1.000000  2.000 s  3 {end}  50% of peak  0:08 left",
+        f"~ step 4/5  loss 1.000000  4.000 s  1.5 {end}  25% of peak  0:03 left",
+        f"step 5/5  loss 1.000000  4.000 s  1.5 {end}  25% of peak",
+    ]
+
+
+def test_a_held_out_loss_is_a_line_below_that_of_its_update_and_its_time_is_none_of_an_updates(
+    alone: World, terminal: list[str], tmp_path: Path
+) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    with worlds(alone, alone_job()) as (world,):
+        progress = Progress(world, 2, False, Sinks(log=log, items=6))
+        for _ in range(2):
+            progress.begin()
+            progress.end(Tally(1.0, 1.0))
+            telling.time.now += 1000  # type: ignore[attr-defined]
+            progress.evaluated(0.5)
+        progress.finish()
+        progress.close()
+    first = "step 1/2  loss 1.000000  2.000 s  3 items/s  0:02 left"
+    assert terminal[:3] == [f"~ {first}", first, "step 1/2  held out 0.500000"]
+    assert terminal[-2].startswith("step 2/2  loss 1.000000  4.000 s")
+    assert terminal[-1] == "step 2/2  held out 0.500000"
+    kept = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert kept[1] == {"update": 1, "held_out": 0.5}
+    assert [line.get("seconds") for line in kept] == [2, None, 4, None]
+
+
+def test_evaluations_of_overlapping_updates_find_all_of_them_told(
+    alone: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four are gathered together; an evaluation after the second does not wait for the others, on any rank."""
+    streaming = job(workers=4, stages=4, placement=((0, 1, 2, 3),), micro_batches=1, period=1)
+    with worlds(alone, streaming, timeout=20.0) as ranks:
+
+        def run(world: World) -> None:
+            progress = Progress(world, 5, False)
+            progress.begin()
+            for update in range(5):
+                progress.end(Tally(1.0, 1.0))
+                if update == 1:
+                    progress.evaluated(2.0)
+            progress.finish()
+            progress.close()
+
+        together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
+    assert [line[-2:] for line in lines(capsys)] == [
+        *([["loss", "1.000000"]] * 2),
+        ["out", "2.000000"],
+        *([["loss", "1.000000"]] * 3),
+    ]
+
+
+def test_a_board_has_the_numbers_of_the_log(alone: World) -> None:
+    class Board:
+        facts: ClassVar[list[Any]] = []
+
+        def add(self, facts: Any) -> None:
+            self.facts.append(facts)
+
+        def close(self) -> None:
+            self.facts.append("closed")
+
+    with worlds(alone, alone_job()) as (world,):
+        updates(world, [1.5], sinks=Sinks(items=6, board=Board(), peak_seconds=0.01))  # type: ignore[arg-type]
+    facts, closed = Board.facts
+    assert (facts["update"], facts["loss"], closed) == (1, 1.5, "closed")
+    assert facts["share_of_peak"] == pytest.approx(0.01 / facts["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0:00"), (7, "0:07"), (59.6, "1:00"), (750, "12:30"), (11220, "3:07:00")]
+)
+def test_a_remaining_time_is_one_of_a_clock(seconds: float, words: str) -> None:
+    assert in_hours(seconds) == words
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("-inf")])
+def test_a_loss_that_is_no_number_stops_where_that_was_asked_for(
+    alone: World, loss: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with worlds(alone, alone_job()) as (world,):
+        updates(world, [1.0, loss, 1.0])
+        assert len(lines(capsys)) == 3
+        with pytest.raises(NotFinite, match=f"--stop-on-nan: the loss of update 2 is {loss}"):
+            updates(world, [1.0, loss, 1.0], sinks=Sinks(stop_on_nan=True))
+
+
+def test_what_a_rank_computed_of_a_loss_is_not_taken_for_the_loss(alone: World) -> None:
+    """No other rank takes part: two would be needed for a sum, which there is of one update in 16."""
+    with worlds(alone, job(micro_batches=1, period=1)) as (first, _):
+        outcome = PartialOutcomes(first, counted=False).launch(2, Tally(1.5, 2.0))
+        assert (outcome.update, outcome.computed_here) == (2, Tally(1.5, 2.0))
+        with pytest.raises(Misuse, match=r"gathered on rank 0 by the progress of train\.py.* leave out hooks="):
+            _ = outcome.loss

@@ -1,0 +1,32 @@
+"""Without tools a pipeline is what it is."""
+
+import pytest
+
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.lane import Lane
+from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.update import hooks
+from chimera_runtime.update.hooks import Hooks
+from chimera_runtime.values.losses import Tally
+from tests.unit.runtime.models import setting
+from tests.unit.runtime.thread_ranks import alone_job, worlds
+
+
+def test_plain_hooks_make_plain_stages_and_a_plain_lane(alone: World) -> None:
+    plain = Hooks()
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world)
+        plain.ready(made, built)
+        assert plain.stage_maker(made) is Stage
+        assert type(plain.lane(made, {})) is Lane
+        assert plain.outcomes(world, False, ()).launch(0, Tally(6.0, 4.0)).loss == 1.5
+    assert (plain.measures, plain.loads) == (False, True)
+
+
+def test_without_tools_a_rank_that_is_not_answered_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[PeerLost] = []
+    monkeypatch.setattr(hooks, "end_process", ended.append)
+    error = PeerLost("nobody answers", [1])
+    Hooks().lost(error)
+    assert ended == [error]
