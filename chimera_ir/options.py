@@ -29,7 +29,7 @@ Spell = Callable[[str], str]
 """How the user writes an option, by its name in `Options`."""
 
 _LAYOUTS = ("pipeline", "replica")
-_COMMUNICATORS = (Communicators.DIRECTED.value, Communicators.PAIR.value)
+_COMMUNICATORS = tuple(choice.value for choice in Communicators)
 _PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split", "shard_optimizer")
 
 

@@ -33,9 +33,8 @@ from chimera_ir.ir.ops import (
 
 SPOILT = ("spoilt",)
 TRANSPORTS = ("directed", "tagged")
-SHARED = ("pair", "single")
-"""A stream for each pair of workers, or for all, in the order of posting: what is next begins when the last is over."""
-
+SHARED = "pair"
+"""A stream for each pair of workers, in the order of posting: an operation begins when the one before it is over."""
 
 Group = tuple[int, ...]
 """A stage by itself, or stages that share parameters."""
@@ -114,7 +113,7 @@ class Executor:
         self.workers = [Worker(number, lane) for number, lane in enumerate(program.lanes)]
         self.sent: dict[Link, dict[object, Transfer]] = {}
         self.posted: dict[Link, dict[object, Transfer]] = {}
-        self.queues: defaultdict[tuple[int, ...], list[tuple[Link, Transfer]]] = defaultdict(list)
+        self.queues: defaultdict[tuple[int, int], list[tuple[Link, Transfer]]] = defaultdict(list)
         self.read: dict[tuple[int, Group], int] = {}
         self.sums: dict[Group, list[Sum]] = {group: [] for group in groups}
         self.added = dict.fromkeys(groups, 0)
@@ -162,7 +161,7 @@ class Executor:
 
     def transferable(self) -> list[tuple[Link, Transfer, Transfer]]:
         """What may arrive next: of each queue its head, or any message of which both ends are posted."""
-        if self.transport in SHARED:
+        if self.transport == SHARED:
             return self.begun()
         pairs = []
         for link, sends in self.sent.items():
@@ -177,7 +176,7 @@ class Executor:
 
     def queue(self, worker: int, peer: int) -> list[tuple[Link, Transfer]]:
         """What a worker has posted and is not over, of what shares a stream with its messages with a peer."""
-        return self.queues[(worker, peer) if self.transport == "pair" else (worker,)]
+        return self.queues[worker, peer]
 
     def begun(self) -> list[tuple[Link, Transfer, Transfer]]:
         """The messages of which both ends are at the heads of their streams."""
@@ -186,7 +185,7 @@ class Executor:
         return [(link, heads[link[0], link], heads[link[1], link]) for link in dict.fromkeys(both)]
 
     def transfer(self, link: Link, send: Transfer, recv: Transfer) -> None:
-        for ends in (link, link[::-1]) if self.transport in SHARED else ():
+        for ends in (link, link[::-1]) if self.transport == SHARED else ():
             self.queue(*ends).pop(0)
         del self.sent[link][send.tag], self.posted[link][recv.tag]
         recv.cell.value = send.expected if send.cell.value == send.expected else SPOILT

@@ -83,13 +83,10 @@ def lower(
     Raises
     ------
     ValueError
-        If ``ahead`` is negative; for a single communicator; for some updates of a stream, of which the stream can be
-        lowered (`stream_of`).
+        If ``ahead`` is negative; for some updates of a stream, of which the stream can be lowered (`stream_of`).
     """
     if ahead < 0:
         raise ValueError("ahead must be at least 0")
-    if communicators is Communicators.SINGLE:
-        raise ValueError("no order of posts is known with which every program finishes with a single communicator")
     if isinstance(schedule, ScheduleStream):
         return lower_stream(schedule, ahead, duration, communicators)
     if schedule.header.asynchronous:

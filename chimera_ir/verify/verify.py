@@ -108,15 +108,15 @@ class Verified:
 
     @cached_property
     def communications(self) -> tuple[Communication, ...]:
-        """What is known of it with fewer communicators than the rule "channels" asks for, and with these."""
+        """Whether it finishes with each choice of communicators."""
         return tuple(communications(self.level, self.program, self.certificates[0].played))
 
     def blocked(self, communicators: Communicators) -> str:
-        """Where it stops with some communicators, in a few words; empty if it is proven to finish."""
+        """The operations that block it with some communicators, in a few words; empty if it is proven to finish."""
         return next(known.blocked for known in self.communications if known.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
-        """What is known of it together with the forwards alone, which are made only where it depends on them."""
+        """Whether it and its evaluation both finish; the evaluation is made only if the result depends on it."""
         if not any(known.finishes for known in self.communications[1:]):
             return self.communications
         return tuple(

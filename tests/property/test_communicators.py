@@ -23,7 +23,7 @@ from tests.repeatable import examples
 from tests.unit.test_lookahead import ends
 
 _FEW = examples(150)
-_SHARED = st.sampled_from([Communicators.DIRECTED, Communicators.PAIR])
+_SHARED = st.sampled_from(Communicators)
 
 
 def stream(seed: int, ahead: int, communicators: Communicators) -> ProgramStream:

@@ -1,10 +1,11 @@
-"""What a program finishes with: a communicator for each direction between two workers, for both, or a single one.
+"""Programs with a communicator for each direction between two workers, or with one for both.
 
 The oracle is `tests.executor`, which runs each choice by its rules and shares nothing with the proof.
 """
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +28,6 @@ from chimera_ir.lower.lower import lower
 from chimera_ir.predict.replay import pace
 from chimera_ir.profile.cluster import Link
 from chimera_ir.verify.communicators import Communication
-from chimera_ir.verify.in_order import replay_in_streams
 from chimera_ir.verify.verify import Checked, Verified, verify_program
 from tests.executor import verdict
 from tests.lowered import evaluated
@@ -80,67 +80,45 @@ def test_what_is_compiled_for_both_directions_is_proven_for_them(scheme: str, ah
         assert_as_executed(made)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("scheme", library.names())
-def test_to_compare_orders_is_to_play_the_streams(scheme: str, ahead: int) -> None:
-    made = verified(scheme, 4, 4, ahead)
-    for communicators, communication in known(made).items():
-        streams = replay_in_streams(made.program, communicators).played
-        ends = all(place == len(lane) for place, lane in zip(streams.places, streams.lanes, strict=True))
-        assert ends == communication.finishes
-
-
 def test_communicators_are_counted_for_one_copy() -> None:
     counts = {each.value: known(verified("chimera", 4, 4))[each].count for each in Communicators}
-    assert counts == {"directed": 6, "pair": 3, "single": 1}
+    assert counts == {"directed": 6, "pair": 3}
     ring = {each.value: known(verified("interleaved", 4, 4))[each].count for each in Communicators}
-    assert ring == {"directed": 8, "pair": 4, "single": 1}
+    assert ring == {"directed": 8, "pair": 4}
     alone = verified("gpipe", 1, 2)
-    assert [(each.count, each.finishes) for each in alone.communications] == [(0, True)] * 3
+    assert [(each.count, each.finishes) for each in alone.communications] == [(0, True)] * 2
 
 
 def test_a_circle_is_told_by_the_operations_that_are_never_over() -> None:
     told = known(verified("dapple", 2, 4))
     assert told[Communicators.DIRECTED].blocked == ""
-    assert told[Communicators.PAIR].blocked == told[Communicators.SINGLE].blocked
     assert told[Communicators.PAIR].blocked == (
         "`recv m0 s1->s0 from w1 into 0` on worker 0 and `recv m1 s0->s1 from w0 into 1` on worker 1 wait for each "
         "other"
     )
 
 
-def test_with_a_single_one_a_whole_ring_of_workers_may_wait() -> None:
-    told = known(verified("breadth_first", 4, 8, ahead=0))
-    assert told[Communicators.PAIR].finishes
-    assert told[Communicators.SINGLE].blocked == (
-        "`send m3 s0->s1 to w1` on worker 0, `send m2 s1->s2 to w2` on worker 1, `send m1 s2->s3 to w3` on worker 2 "
-        "and `send m0 s3->s4 to w0` on worker 3 wait for each other"
-    )
-
-
-@pytest.mark.parametrize(("scheme", "single"), [("gpipe", True), ("gems", True), ("breadth_first", False)])
-def test_an_order_in_which_it_finishes_obeys_the_streams(scheme: str, single: bool) -> None:
+@pytest.mark.parametrize(("scheme", "ahead"), [("gpipe", 0), ("gems", 0), ("breadth_first", 0), ("chimera", 1)])
+def test_an_order_in_which_it_finishes_obeys_the_streams(scheme: str, ahead: int) -> None:
     """Played one by one, each event comes after all that it must wait for; no stream is entered out of turn."""
-    made = verified(scheme, 4, 8, ahead=0)
-    assert known(made)[Communicators.SINGLE].finishes == single
+    made = verified(scheme, 4, 8, ahead, communicators=Communicators.PAIR)
     for communicators, communication in known(made).items():
-        if communication.finishes:
-            assert_in_order(made.program, replay_in_streams(made.program, communicators).played.order, communicators)
+        assert communication.played is not None
+        assert_in_order(made.program, communication.played.order, communicators)
 
 
-def assert_in_order(program: Program, order: object, communicators: Communicators) -> None:
+def assert_in_order(program: Program, order: Iterable[int], communicators: Communicators) -> None:
     """The instructions of an order, with the transfers that their posts allow, one stream operation after the other."""
     lines = [(worker, line) for worker, lane in enumerate(program.lanes) for line in lane]
-    queues: dict[tuple[int, ...], list[object]] = {}
+    queues: dict[tuple[int, int, bool], list[object]] = {}
     posted: Counter[object] = Counter()
     over: set[object] = set()
-    for event in order:  # type: ignore[attr-defined]
-        if event >= len(lines):
-            continue  # a start, which this repeats by itself
+    for event in order:
         worker, line = lines[event]
         match line:
             case Send(message, peer) | Recv(message, peer):
-                key = communicators.stream(worker, peer, isinstance(line, Send))
+                directed = communicators is Communicators.DIRECTED
+                key = worker, peer, directed and isinstance(line, Send)
                 queues.setdefault(key, []).append(message)
             case WaitSend(message) | WaitRecv(message):
                 assert message in over
@@ -164,7 +142,6 @@ def test_the_report_says_what_is_proven_and_where_it_blocks() -> None:
     assert json.loads(late("gpipe").report_json)["communicators"] == {
         "directed": {"count": 6, "proven": True},
         "pair": {"count": 3, "proven": True},
-        "single": {"count": 1, "proven": True},
     }
     blocked = json.loads(chimera_ir.compile("gpipe", D=4, N=4).report_json)["communicators"]["pair"]
     assert (blocked["count"], blocked["proven"]) == (3, False)
@@ -172,7 +149,7 @@ def test_the_report_says_what_is_proven_and_where_it_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "lines"), [("gpipe", ["pair (3), single (1)"]), ("breadth_first", ["pair (4)"]), ("dapple", [])]
+    ("scheme", "lines"), [("gpipe", ["pair (3)"]), ("breadth_first", ["pair (4)"]), ("dapple", [])]
 )
 def test_the_table_of_the_report_has_a_line_for_what_is_proven(scheme: str, lines: list[str]) -> None:
     said = printed(lambda console: console.print(table.show(late(scheme).report))).splitlines()
@@ -182,20 +159,19 @@ def test_the_table_of_the_report_has_a_line_for_what_is_proven(scheme: str, line
 
 def test_evaluations_count_as_well() -> None:
     """Those of a schedule in two directions cross in other places than its training."""
-    compilation = chimera_ir.compile("amdp", D=8, N=16, options=PAIR)
-    assert all(each.finishes for each in compilation.verified.communications)
-    assert [each.blocked[:14] for each in compilation.report.communicators] == ["", "", "in evaluations"]
-    assert json.loads(compilation.files["program.json"])["communicators"] == ["directed", "pair"]
+    training, evaluation = verified("gems", 4, 4, ahead=0), evaluated(verified("gems", 4, 4))
+    assert [each.finishes for each in training.communications] == [True] * 2
+    assert [each.blocked[:14] for each in training.with_evaluation(lambda: evaluation)] == ["", "in evaluations"]
 
 
 def test_an_evaluation_of_a_text_finishes_with_what_the_text_finishes_with() -> None:
-    assert [each.finishes for each in verified("gems", 4, 4, ahead=0).communications] == [True] * 3
+    assert [each.finishes for each in verified("gems", 4, 4, ahead=0).communications] == [True] * 2
     assert not evaluated(verified("gems", 4, 4)).communications[1].finishes
-    assert [each.blocked for each in late("gems").report.communicators] == [""] * 3
+    assert [each.blocked for each in late("gems").report.communicators] == [""] * 2
 
 
 def test_what_runs_a_program_knows_what_is_proven() -> None:
-    assert json.loads(late("gpipe").files["program.json"])["communicators"] == ["directed", "pair", "single"]
+    assert json.loads(late("gpipe").files["program.json"])["communicators"] == ["directed", "pair"]
     assert json.loads(late("dapple").files["program.json"])["communicators"] == ["directed"]
 
 
@@ -231,7 +207,7 @@ def test_the_command_asks_for_it_by_the_word_of_train_py(run: Run) -> None:
     assert asked != run("dapple", "--communicators", "directed", "--emit", "program").out
 
 
-CHOICES = (Communicators.DIRECTED, Communicators.PAIR)
+CHOICES = tuple(Communicators)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +230,7 @@ def test_so_many_programs_of_the_library_are_proven_as_the_page_says(
         known = program.with_evaluation(lambda program=program: evaluated(program, communicators=choice))  # type: ignore[misc]
         proven.update(each.communicators.value for each in known if each.finishes)
     counts = [proven[each.value] for each in Communicators]
-    sentence = f"| `--communicators {choice.value}` | {{}} | {{}} | {{}} | {{}} |"
+    sentence = f"| `--communicators {choice.value}` | {{}} | {{}} | {{}} |"
     compare("gpus.md", sentence, len(programs), *counts, update=update_goldens)
 
 

@@ -67,11 +67,6 @@ def test_no_stage_posts_a_negative_number_of_operations_ahead():
         lower(order(one_direction(2, 2)), -1)
 
 
-def test_no_order_of_posts_is_made_for_a_single_communicator():
-    with pytest.raises(ValueError, match="with a single communicator"):
-        lower(order(one_direction(2, 2)), communicators=Communicators.SINGLE)
-
-
 IN_TURN = """schedule in_turn
 workers 2
 stages 2
