@@ -113,17 +113,17 @@ def _screen(compilation: Compilation, details: bool) -> str:
     from chimera_ir.console import printed
     from chimera_ir.cost import table
     from chimera_ir.picture import terminal
-    from chimera_ir.predict import screen, show
+    from chimera_ir.predict import prediction_table, screen
 
     report, timeline, prediction = compilation.whole_report, compilation.timeline, compilation.prediction
     summary = compilation.summary
     baseline = library.called(summary.speed.baseline)
 
     def draw(console: "Console") -> None:
-        console.print(table.heading(report), *([show.heading(prediction)] if prediction else []), sep="\n")
+        console.print(table.heading(report), *([prediction_table.heading(prediction)] if prediction else []), sep="\n")
         console.print(*screen.show(report, summary, prediction, console.width, baseline), sep="\n")
         if details:
-            console.print(table.show(report), *([show.show(prediction)] if prediction else []))
+            console.print(table.show(report), *([prediction_table.show(prediction)] if prediction else []))
         console.print("", terminal.picture(timeline, console.width), table.proof(report), sep="\n")
 
     return printed(draw)

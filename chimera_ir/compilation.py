@@ -31,7 +31,7 @@ from chimera_ir.syntax.ast import Scheme
 from chimera_ir.undisturbed import undisturbed
 
 if TYPE_CHECKING:
-    from chimera_ir.cost.model import Durations
+    from chimera_ir.cost.durations import Durations
     from chimera_ir.cost.report import Report
     from chimera_ir.cost.simulate import Timeline
     from chimera_ir.elaborate.elaborate import Outline
@@ -238,7 +238,7 @@ class Compilation:
     @_level
     def scripts(self) -> "ProvenScripts":
         """Scripts that run the program, with the proof that every rank's script does what the program says."""
-        from chimera_ir.codegen.render import scripts
+        from chimera_ir.codegen.output_files import scripts
         from chimera_ir.verify.verify import verify_scripts
 
         verified, evaluation = self.verified, self.verified_evaluation
@@ -353,12 +353,11 @@ class Compilation:
     def _ordered(self) -> _Ordered:
         """The schedule, verified, and the plan before it."""
         from chimera_ir.lower.order import order
-        from chimera_ir.verify.erase import erased
-        from chimera_ir.verify.verify import verify_schedule
+        from chimera_ir.verify.verify import schedule_in, verify_schedule
 
         _ = self._durations  # refused before operations are made
         entry = self._outlined.plan() if isinstance(self._entry, Scheme) else self._entry
-        plan, schedule = (entry, order(entry)) if isinstance(entry, Plan) else (None, erased(entry))
+        plan, schedule = (entry, order(entry)) if isinstance(entry, Plan) else (None, schedule_in(entry))
         checked = verify_schedule(schedule, plan)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chimera_ir import texts
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import COST_LETTERS, Costs
+from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.request import MAX_OPERATIONS, Request, Tie, require_settable

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from chimera_ir.cost.model import CostModel, Costs
+from chimera_ir.cost.durations import CostModel, Costs
 from chimera_ir.errors import NoSuchTie, ParameterError
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.sharing import Communicators

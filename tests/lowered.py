@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from chimera_ir.codegen.render import scripts
+from chimera_ir.codegen.output_files import scripts
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.streams import ProgramStream, stream_of
 from chimera_ir.lower.forwards import forwards

@@ -20,27 +20,17 @@ CEILINGS = {
 """Variables with a vague name, by part of the package; a part that is not listed has none."""
 
 SHARED_MODULES = {
-    "events.py": 3,
     "groups.py": 2,
-    "memory.py": 2,
-    "model.py": 3,
-    "read.py": 2,
-    "render.py": 2,
+    "model.py": 2,
     "repeats.py": 2,
-    "show.py": 2,
-    "words.py": 2,
 }
 """Names of several modules, with their number."""
 
 SHARED_CLASSES = {
     "Choice": 2,
-    "Comparison": 2,
     "Link": 2,
-    "Memory": 2,
     "MisplacedLine": 2,
-    "Span": 2,
     "UnknownOperation": 2,
-    "Window": 2,
 }
 """Names of several classes, with their number. A class with an underscore is read in its own module alone."""
 

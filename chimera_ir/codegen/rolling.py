@@ -73,7 +73,7 @@ def roll(
     slots
         The slots of each shelf, of which a turn may use a part; None if the lane uses all.
     """
-    return tuple(_joined(_pieces(_Lane(header, lane, slots), 0, len(lane))))
+    return tuple(_joined(_pieces(_NumberedLane(header, lane, slots), 0, len(lane))))
 
 
 def unrolled(piece: Piece) -> Iterator[Instruction]:
@@ -91,7 +91,7 @@ def unrolled(piece: Piece) -> Iterator[Instruction]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _Repetition:
     """``rounds`` times ``length`` lines from ``start``, each round ``step`` micro-batches after the one before."""
 
     start: int
@@ -110,7 +110,7 @@ class _Stretch:
         return self.length * (self.rounds - 1)
 
 
-class _Lane:
+class _NumberedLane:
     """A lane as numbers: the kind and the first micro-batch of the instruction at each place, and slots by shelf."""
 
     def __init__(
@@ -128,7 +128,7 @@ class _Lane:
             self.kinds.append(known)
             self.micros.append(micro or 0)
 
-    def stretch(self, anchor: int, length: int, low: int, high: int) -> _Stretch | None:
+    def stretch(self, anchor: int, length: int, low: int, high: int) -> _Repetition | None:
         """The longest stretch through a place that repeats after ``length`` lines, between ``low`` and ``high``."""
         step = self.micros[anchor + length] - self.micros[anchor]
         if step <= 0:
@@ -141,7 +141,7 @@ class _Lane:
         while end + length < high and self._again(end, length, step, rings):
             end += 1
         rounds = (end + length - start) // length
-        stretch = _Stretch(start, length, rounds, step)
+        stretch = _Repetition(start, length, rounds, step)
         return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
     def rings(self, start: int, length: int) -> dict[Shelf, Ring]:
@@ -229,7 +229,7 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield Straight(tuple(straight))
 
 
-def _pieces(lane: _Lane, low: int, high: int) -> Iterator[Piece]:
+def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
     best = _best(lane, low, high)
     if best is not None:
         yield from _pieces(lane, low, best.start)
@@ -244,9 +244,9 @@ def _pieces(lane: _Lane, low: int, high: int) -> Iterator[Piece]:
         yield Straight(tuple(lane.instructions[low:high]))
 
 
-def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
+def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
     """The stretch that saves most lines among those through a few places."""
-    best: _Stretch | None = None
+    best: _Repetition | None = None
     for part in (2, 1, 3):
         anchor = low + (high - low) * part // 4
         for length in _lengths(lane, anchor, high):
@@ -260,7 +260,7 @@ def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
     return best
 
 
-def _lengths(lane: _Lane, anchor: int, high: int) -> Iterator[int]:
+def _lengths(lane: _NumberedLane, anchor: int, high: int) -> Iterator[int]:
     """The distances from a place to the next ones with the same kind of instruction."""
     count = 0
     for place in range(anchor + 1, high):

@@ -41,7 +41,7 @@ class Route(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class LinkVariables:
     """The variables of a worker's incoming and outgoing links, by route."""
 
     incoming: Mapping[Route, str]
@@ -53,14 +53,14 @@ def weights(group: WeightGroup) -> str:
     return f"stage{group[0]}" if len(group) == 1 else f"tie_{'_'.join(f's{stage}' for stage in group)}"
 
 
-def links(parts: Parts) -> Links:
+def links(parts: Parts) -> LinkVariables:
     """The links that a lane uses, ascending.
 
     A link is called after its stages, as in ``in_s0_s1``, and after the other worker where there are several such.
     """
     incoming = {_route(recv.message, recv.source) for recv in parts.recvs.lines}
     outgoing = {_route(send.message, send.to) for send in parts.sends.lines}
-    return Links(_named("in", incoming), _named("out", outgoing))
+    return LinkVariables(_named("in", incoming), _named("out", outgoing))
 
 
 def _route(message: Message, worker: Worker) -> Route:
@@ -81,7 +81,7 @@ class Scribe:
 
     header: Header
     worker: Worker
-    links: Links
+    links: LinkVariables
     notation: Notation
 
     def statement(self, instruction: Instruction) -> str:

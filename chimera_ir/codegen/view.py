@@ -7,7 +7,7 @@ from chimera_ir.codegen.facts import title
 from chimera_ir.codegen.loops import counter, lane_lines, turn_lines
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.codegen.rolling import Loop, roll
-from chimera_ir.codegen.statements import Links, Scribe, links, weights
+from chimera_ir.codegen.statements import LinkVariables, Scribe, links, weights
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Parts
 from chimera_ir.ir.ops import singles
@@ -111,7 +111,7 @@ def _groups(parts: Parts) -> list[WeightGroup]:
     return sorted(groups, key=lambda group: (len(group) > 1, group))
 
 
-def _bindings(groups: Iterable[WeightGroup], used: Links) -> Iterator[str]:
+def _bindings(groups: Iterable[WeightGroup], used: LinkVariables) -> Iterator[str]:
     for group in groups:
         call = "stage" if len(group) == 1 else "tie"
         yield f"{weights(group)} = lane.{call}({', '.join(map(str, group))})"

@@ -26,7 +26,7 @@ from chimera_ir.commands.sections import (
     report,
 )
 from chimera_ir.compilation import Compilation, Level
-from chimera_ir.cost.model import COST_LETTERS, Costs
+from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.errors import (

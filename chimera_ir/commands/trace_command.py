@@ -1,4 +1,4 @@
-"""``chimera trace``: what ``train.py --trace`` recorded, beside what the schedule promised."""
+"""``chimera trace``: what ``train.py --trace`` recorded, compared with the prediction."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,17 @@ from chimera_ir import output as output_directory
 from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, Misuse, run, write
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, remark, report
 from chimera_ir.console import printed
-from chimera_ir.cost.numbers import rounded
+from chimera_ir.cost.number_text import rounded
 from chimera_ir.options import read_inputs
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.profile.warnings import WARNING, shown
-from chimera_ir.trace import show
+from chimera_ir.trace import presentation
 from chimera_ir.trace.compare import compare
 from chimera_ir.trace.drawing import draw
-from chimera_ir.trace.events import events
-from chimera_ir.trace.foretold import foretold
-from chimera_ir.trace.page import page
-from chimera_ir.trace.read import BadTrace, read
+from chimera_ir.trace.event_format import events
+from chimera_ir.trace.presentation import page
+from chimera_ir.trace.profile_source import profile_source
+from chimera_ir.trace.trace_files import BadTrace, read
 from chimera_ir.visible import visible
 
 NAME = "chimera-trace"
@@ -59,7 +59,7 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
         for warning in shown(inputs.warnings if inputs else ()):
             remark(f"{WARNING}{warning}")
         trace = read(directory)
-        comparison = compare(trace, foretold(trace, inputs) if inputs else None)
+        comparison = compare(trace, profile_source(trace, inputs) if inputs else None)
     except BadTrace as error:
         raise Unreadable(str(error)) from error
     drawing = draw(comparison)
@@ -67,9 +67,9 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     target = directory / "view" if out is None else out
     output_directory.write(target, files, f".{NAME}")
     if as_json:
-        write(json.dumps(rounded(show.as_json(comparison)), indent=2) + "\n")
+        write(json.dumps(rounded(presentation.as_json(comparison)), indent=2) + "\n")
         return
-    report(printed(lambda console: console.print(show.text(comparison))))
+    report(printed(lambda console: console.print(presentation.text(comparison))))
     report(f"wrote {visible(str(target))}: {', '.join(files)}\n")
 
 

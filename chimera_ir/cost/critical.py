@@ -30,7 +30,7 @@ class CriticalPath:
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class Structure:
     """The part of a timeline that depends on neither costs nor recomputation.
 
     ``turn`` is the folded turn of an asynchronous schedule.
@@ -49,8 +49,8 @@ class Skeleton:
         return _preferred(operations if turn is None else [operations[number] for number in turn.numbers])
 
 
-def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
-    """The skeleton of a verified schedule, which is the same for all costs; ``net`` is given if it is known.
+def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
+    """The structure of a verified schedule, which is the same for all costs; ``net`` is given if it is known.
 
     Raises
     ------
@@ -61,10 +61,10 @@ def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
     if len(net.order) < len(net.operations):
         raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
     turn = fold(net, header) if header.asynchronous else None
-    return Skeleton(net, turn)
+    return Structure(net, turn)
 
 
-def critical_path(header: Header, bones: Skeleton, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
+def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
     """A critical path with the most backward passes, and the end of each operation in the earliest run.
 
     Of several with as many, it is one with the most pairs, and then the most input gradients. Without split backwards
@@ -75,19 +75,19 @@ def critical_path(header: Header, bones: Skeleton, durations: Sequence[int]) -> 
     ValueError
         If an asynchronous schedule shows no turn of its steady state: it was not verified.
     """
-    net = bones.net
+    net = structure.net
     if not net.operations:
         return _counted(header, net, (), Fraction(0), 1), []
-    if bones.turn is not None:
-        return _cycle(header, net, durations, bones.turn, bones.preferred), net.ends(durations)
-    return _path(header, net, durations, bones.preferred)
+    if structure.turn is not None:
+        return _cycle(header, net, durations, structure.turn, structure.preferred), net.ends(durations)
+    return _path(header, net, durations, structure.preferred)
 
 
-def update_length(header: Header, bones: Skeleton, durations: Sequence[int]) -> Fraction:
+def update_length(header: Header, structure: Structure, durations: Sequence[int]) -> Fraction:
     """The length of `critical_path` in linear time, without building the path."""
-    turn = bones.turn
+    turn = structure.turn
     if turn is None:
-        return Fraction(max(bones.net.ends(durations), default=0))
+        return Fraction(max(structure.net.ends(durations), default=0))
     return critical(turn.waits, [durations[number] for number in turn.numbers]).cycle.ratio / updates_a_turn(header)
 
 

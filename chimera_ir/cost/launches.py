@@ -4,8 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
-from chimera_ir.cost.events import Launched, Stepped
-from chimera_ir.cost.simulate import Timed, Timeline
+from chimera_ir.cost.simulate import Launched, Stepped, Timed, Timeline
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Parts, Program, Strategy

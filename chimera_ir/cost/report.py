@@ -1,19 +1,20 @@
 """The report: the figures of a schedule beside those of the baseline of the same size, with remarks for the user."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
-from chimera_ir.cost.events import Launched
-from chimera_ir.cost.footprint import activations, between_halves, held, stashed_inputs
-from chimera_ir.cost.model import Durations
-from chimera_ir.cost.simulate import Timeline, idle, mean, simulate
-from chimera_ir.cost.staleness import Staleness, staleness, warning
+from chimera_ir.cost.durations import Durations
+from chimera_ir.cost.simulate import Launched, Timeline, idle, mean, simulate
+from chimera_ir.flow import live
+from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.kinds import PAIR, Pairing
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Operation
+from chimera_ir.ir.ops import Operation, singles
+from chimera_ir.plural import counted
 
 _Json = dict[str, object]
 
@@ -58,6 +59,17 @@ class Figures:
     def steady_bubble_ratio(self) -> Fraction:
         """The share of the steady period, over all workers, in which they idle."""
         return idle(mean(self.work), self.steady_period)
+
+
+class Staleness(NamedTuple):
+    """The age of the weights that an update's gradients are computed with.
+
+    ``updates`` has for each stage the most steps between the weights that a micro-batch reads and the weights that it
+    updates. ``micro_batches`` counts those of an update that read old weights on any stage.
+    """
+
+    updates: tuple[int, ...]
+    micro_batches: int
 
 
 class Shared(NamedTuple):
@@ -179,6 +191,58 @@ def report(
     return Report(figures, base, stale, launches, verified, remarks)
 
 
+def activations(schedule: Schedule) -> tuple[Fraction, ...]:
+    """Per worker, the peak of the activations of stages that do not recompute, in M_a."""
+    return live.whole(schedule.header, live.activations(schedule))
+
+
+def stashed_inputs(schedule: Schedule) -> tuple[Fraction, ...]:
+    """Per worker, the peak number of inputs that stages keep for recomputation, in whole micro-batches."""
+    return live.whole(schedule.header, live.inputs(schedule))
+
+
+def between_halves(schedule: Schedule) -> tuple[Fraction, ...]:
+    """Per worker, the peak of what waits for its weight gradient alone; part of `activations`, and counted like it."""
+    return live.whole(schedule.header, live.between_halves(schedule))
+
+
+def held(header: Header) -> tuple[int, ...]:
+    """Per worker, the number of stages that it holds; a stage placed twice on a worker counts once."""
+    return tuple(len(stages) for stages in header.stages_of)
+
+
+def staleness(schedule: Schedule) -> Staleness:
+    """The staleness of a schedule, in the update where most micro-batches read old weights.
+
+    Update k turns version k into version k+1; without a flush, its micro-batches may have read an older version.
+    """
+    oldest = [0] * schedule.header.stages
+    late: dict[int, set[Micro]] = defaultdict(set)
+    for lane in schedule.lanes:
+        for operation in singles(lane):
+            if operation.version is not None:
+                update = schedule.header.update_of(operation.micros)
+                oldest[operation.stage] = max(oldest[operation.stage], update - operation.version)
+                if operation.version < update:
+                    late[update].update(operation.micros)
+    return Staleness(tuple(oldest), max(map(len, late.values()), default=0))
+
+
+def warning(stale: Staleness, of: int) -> Iterator[str]:
+    """A warning for the user, if any stage reads old weights; an update has ``of`` micro-batches."""
+    most, least = max(stale.updates), min(stale.updates)
+    if most > 0:
+        old = f"{counted(most, 'update')} old"
+        first, last = stale.updates.index(most), stale.updates.index(least)
+        where = "" if most == least else f" on stage {first}, {least} on stage {last}"
+        late = (
+            "all micro-batches"
+            if stale.micro_batches == of
+            else f"{stale.micro_batches} of {counted(of, 'micro-batch')}"
+        )
+        yield f"without a flush, gradients of {late} come from old weights: {old}{where}"
+
+
 def _splits(schedule: Schedule) -> bool:
     """Whether the schedule has operations that are one half of a backward, the first one."""
     kinds = {operation.kind for lane in schedule.lanes for operation in lane}
@@ -228,7 +292,7 @@ def _remarks(schedule: Schedule) -> tuple[str, ...]:
 
 def _costs(figures: Figures) -> Iterator[tuple[str, int | float]]:
     """Each kind with its cost; that of pairs where the schedule has any."""
-    for kind, cost in figures.costs.told(figures.header, figures.path, figures.counts):
+    for kind, cost in figures.costs.report_costs(figures.header, figures.path, figures.counts):
         if kind != PAIR.letter or kind in figures.counts:
             yield kind, _number(cost)
 

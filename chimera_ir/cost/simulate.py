@@ -11,12 +11,12 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from chimera_ir.cost.critical import CriticalPath, Skeleton, critical_path, skeleton, update_length
-from chimera_ir.cost.events import Event
-from chimera_ir.cost.model import Alike, Durations, alike
+from chimera_ir.cost.critical import CriticalPath, Structure, critical_path, structure_of, update_length
+from chimera_ir.cost.durations import Alike, Durations, alike
 from chimera_ir.cost.overlap import steady_period
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.ids import Version, WeightGroup, Worker
+from chimera_ir.ir.levels import Header, Schedule, Strategy
 from chimera_ir.ir.ops import Operation
 
 
@@ -26,6 +26,36 @@ class Timed(NamedTuple):
     operation: Operation
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The launch of the sum of a group's gradients on one worker; times in the unit of the costs.
+
+    ``free`` is how long the worker idles from the launch to the wait for the sum, or to the worker's last operation if
+    that comes first: regions (a) and (b) of Figure 6. ``flush`` is the time from the last operation to the end of the
+    makespan if the wait comes after all operations, region (c); without a flush it is 0.
+    """
+
+    worker: Worker
+    group: WeightGroup
+    strategy: Strategy
+    at: Fraction
+    free: Fraction
+    flush: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A step of an asynchronous program, which makes ``version`` of a group's weights."""
+
+    worker: Worker
+    group: WeightGroup
+    version: Version
+    at: Fraction
+
+
+Event = Launched | Stepped
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +101,18 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedRun:
     """The earliest run of a schedule; ``durations`` are by the numbers of its operations, all times in ticks."""
 
     header: Header
-    bones: Skeleton
+    structure: Structure
     tick: Fraction
     durations: Sequence[int]
 
     @cached_property
     def ends(self) -> Sequence[int]:
         """The end of each operation."""
-        return self.bones.net.ends(self.durations)
+        return self.structure.net.ends(self.durations)
 
     @cached_property
     def span(self) -> int:
@@ -92,27 +122,27 @@ class Run:
     @cached_property
     def length(self) -> Fraction:
         """The time of an update."""
-        streams = self.bones.turn is not None
-        return update_length(self.header, self.bones, self.durations) if streams else Fraction(self.span)
+        streams = self.structure.turn is not None
+        return update_length(self.header, self.structure, self.durations) if streams else Fraction(self.span)
 
     @property
     def critical_path(self) -> CriticalPath:
         """Of several critical paths one with the largest number of backward passes (C_b)."""
-        return critical_path(self.header, self.bones, self.durations)[0]
+        return critical_path(self.header, self.structure, self.durations)[0]
 
 
-def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
+def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun:
     """The earliest run, each of whose times is computed where it is asked for, in linear time."""
     tick, duration = ticks(header, costs)
-    return Run(header, bones, tick, [duration(operation) for operation in bones.net.operations])
+    return TimedRun(header, structure, tick, [duration(operation) for operation in structure.net.operations])
 
 
 def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
     """The timeline of the earliest run of a verified schedule; ``net`` is given if it is known."""
-    header, bones = schedule.header, skeleton(schedule, net)
-    operations = bones.net.operations
-    run = earliest(header, bones, costs)
-    path, ends = critical_path(header, bones, run.durations)
+    header, structure = schedule.header, structure_of(schedule, net)
+    operations = structure.net.operations
+    run = earliest(header, structure, costs)
+    path, ends = critical_path(header, structure, run.durations)
     timed = [
         Timed(operation, end - duration, end)
         for operation, end, duration in zip(operations, ends, run.durations, strict=True)
@@ -126,9 +156,9 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
         span=max(ends, default=0),
         lanes=lanes,
         critical_path=path,
-        clock_span=update_length(header, bones, [1] * len(operations)),
+        clock_span=update_length(header, structure, [1] * len(operations)),
         work=tuple(_work(header, lane) for lane in lanes),
-        steady_period=path.length if header.asynchronous else steady_period(header, bones.net, run.durations, path),
+        steady_period=path.length if header.asynchronous else steady_period(header, structure.net, run.durations, path),
     )
 
 

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.events import Launched
-from chimera_ir.cost.numbers import Unit, decimal, exact, percent
+from chimera_ir.cost.number_text import Unit, decimal, exact, percent
 from chimera_ir.cost.report import Figures, Report
+from chimera_ir.cost.simulate import Launched
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted
 

@@ -17,7 +17,7 @@ _SWATCH, _SIGN, _GAP = 22, 48, 20
 """Pixels from a swatch to the next one, from a sign to its name, and from a name to the next entry."""
 
 
-class _Line(NamedTuple):
+class _EntryText(NamedTuple):
     """The words of an entry, and the pixels before them: room for a sign, or for the colours of chunks."""
 
     words: str
@@ -36,7 +36,7 @@ def legend(looks: Looks, kinds: Sequence[Kind], names: Iterable[str], left: int,
     The entries continue in a new row where the width is used up; a name has room for a sign before it.
     """
     x = left
-    for line in [*_lines(looks, kinds), *(_Line(plain(name), _SIGN) for name in names)]:
+    for line in [*_lines(looks, kinds), *(_EntryText(plain(name), _SIGN) for name in names)]:
         if x > left and x + line.length > width:
             x, y = left, y + 24
         yield Entry(x, y, tuple(_swatches(looks, kinds, line, x)), x + line.indent, line.words)
@@ -70,16 +70,16 @@ def chunks_shown(looks: Looks) -> tuple[int, ...]:
     return tuple(range(looks.chunks)) if looks.chunks <= SWATCHES else (*range(SWATCHES - 1), looks.chunks - 1)
 
 
-def _lines(looks: Looks, kinds: Sequence[Kind]) -> Iterator[_Line]:
+def _lines(looks: Looks, kinds: Sequence[Kind]) -> Iterator[_EntryText]:
     chunks = chunks_shown(looks)
     indent = _SWATCH * len(kinds) * len(chunks) + 4
     for number, strand in enumerate(strands(looks.header)):
         if strand.micros:
-            yield _Line(plain(strand.name), indent, number, chunks)
-    yield from (_Line(sign, 0) for sign in signs(looks, kinds))
+            yield _EntryText(plain(strand.name), indent, number, chunks)
+    yield from (_EntryText(sign, 0) for sign in signs(looks, kinds))
 
 
-def _swatches(looks: Looks, kinds: Sequence[Kind], line: _Line, x: int) -> Iterator[Swatch]:
+def _swatches(looks: Looks, kinds: Sequence[Kind], line: _EntryText, x: int) -> Iterator[Swatch]:
     for place, (chunk, kind) in enumerate(product(line.chunks, kinds)):
         fill = looks.fill(ColourGroup(line.strand, chunk, Shade.of(kind)))
         yield Swatch(x + _SWATCH * place, fill, ink(kind), kind.letter + looks.letter(chunk))

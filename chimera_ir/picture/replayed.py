@@ -9,21 +9,20 @@ from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple, assert_never
 
-from chimera_ir.cost.numbers import percent
+from chimera_ir.cost.number_text import percent
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Tick, WorkerRow
-from chimera_ir.picture.svg import FAIR, FONT, LEGIBLE, MOST_BOXES, RISE, WIDEST, WIDTH, pixels, room, written
+from chimera_ir.picture.svg import FAIR, FONT, LEFT, LEGIBLE, MOST_BOXES, WIDEST, WIDTH, Scale, pixels, room, written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, named, plain, step
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle, shares
 from chimera_ir.predict.replay import Event, Replay
 
-_LEFT, _TOP = 46, 62
 _SUM, _MESSAGE, _CRITICAL, _STEP = "sum under way", "message", "critical path", "step"
 """The names of signs in the legend, beside those of the causes of idle time."""
 
@@ -32,7 +31,7 @@ _MOST = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdlePath:
     """Idle time of one cause as one path, with its entry in the legend; ``pattern`` names its fill in the template."""
 
     pattern: str
@@ -59,7 +58,7 @@ class ReplayPicture:
     summary: str
     rows: tuple[WorkerRow, ...]
     ticks: tuple[Tick, ...]
-    idle: tuple[Idle, ...]
+    idle: tuple[IdlePath, ...]
     families: tuple[Family, ...]
     messages: str
     sums: tuple[Box, ...]
@@ -71,23 +70,6 @@ class ReplayPicture:
     message_entry: tuple[Entry, ...]
     critical_entry: Entry
     step_entry: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Pixels per second, and the vertical measures: a lane, the strip of sums below it, and the gap to the next."""
-
-    pixel: Fraction
-    row: int
-    strip: int
-    gap: int
-    font: int
-
-    def x(self, time: float) -> Fraction:
-        return _LEFT + self.pixel * Fraction(time)
-
-    def y(self, worker: int) -> int:
-        return _TOP + worker * (self.row + self.strip + self.gap)
 
 
 def draw_replay(replay: Replay) -> str:
@@ -106,17 +88,17 @@ def drawing(replay: Replay) -> ReplayPicture:
     looks = Looks(replay.header)
     operations = [bar.what for lane in replay.lanes for bar in lane if isinstance(bar.what, Compute | Pair)]
     kinds = kinds_of(operations)
-    width = int(max(float(right), _LEFT + max(10 * len(heading), 7 * len(summary), least(looks, kinds)))) + 60
+    width = int(max(float(right), LEFT + max(10 * len(heading), 7 * len(summary), least(looks, kinds)))) + 60
     signs = {cause.value: bool(path) for cause, path in idle_paths.items()}
     signs |= {_SUM: any(_summing(replay)), _MESSAGE: bool(messages), _CRITICAL: True, _STEP: any(_steps(replay))}
     names = [name for name, used in signs.items() if used]
-    entries = [*legend(looks, kinds, [*pairs_of(operations), *names], _LEFT, width, bottom + 44)]
+    entries = [*legend(looks, kinds, [*pairs_of(operations), *names], LEFT, width, bottom + 44)]
     strand_entries, entry_of = entries[: -len(names)], dict(zip(names, entries[-len(names) :], strict=True))
     one_by_one = sum(map(len, replay.lanes)) <= MOST_BOXES
     return ReplayPicture(
         width=width,
         height=entries[-1].y + 28,
-        left=_LEFT,
+        left=LEFT,
         right=pixels(right),
         bottom=bottom,
         stroke="1" if scale.row > 16 else "0.5",
@@ -125,7 +107,7 @@ def drawing(replay: Replay) -> ReplayPicture:
         step=STEP,
         heading=heading,
         summary=summary,
-        rows=tuple(WorkerRow(f"P{worker}", scale.y(worker), _baseline(worker, scale)) for worker in range(workers)),
+        rows=tuple(map(scale.worker_row, range(workers))),
         ticks=tuple(_ticks(replay, scale)),
         idle=tuple(_idle_entry(cause, path, entry_of[cause.value]) for cause, path in idle_paths.items() if path),
         families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
@@ -142,7 +124,7 @@ def drawing(replay: Replay) -> ReplayPicture:
     )
 
 
-def _scale(replay: Replay) -> _Scale:
+def _scale(replay: Replay) -> Scale:
     """The scale of a timeline, or a larger one if all labels then fit, within limits for the shortest operation."""
     lengths = [Fraction(event.end) - Fraction(event.start) for event in _computes(replay)]
     shortest = min((length for length in lengths if length > 0), default=Fraction(1))
@@ -153,7 +135,7 @@ def _scale(replay: Replay) -> _Scale:
     labelled = max((room(text, font) for text in labels), default=Fraction(0)) / shortest
     least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
     most = _MOST if _timed(chain(replay.messages, replay.sums)) else _MOST // 2
-    return _Scale(min(max(WIDTH / span, least), most / shortest, WIDEST / span), row, strip, gap, font)
+    return Scale(min(max(WIDTH / span, least), most / shortest, WIDEST / span), row, gap, font, strip)
 
 
 def _computes(replay: Replay) -> Iterator[Event]:
@@ -166,6 +148,11 @@ class _Bar(NamedTuple):
     event: Event
     operation: Compute
     row: Row
+
+    def area(self, scale: Scale) -> tuple[float, float, int, int]:
+        """The start, the end, the upper edge and the height of its box."""
+        top, height = self.row.within(scale.y(self.event.workers[0]), scale.row)
+        return self.event.start, self.event.end, top, height
 
 
 def _bars(replay: Replay) -> Iterator[_Bar]:
@@ -215,40 +202,30 @@ def _period(replay: Replay, event: Event) -> str:
     return f"{_time(replay, event.start)} to {_time(replay, event.end)}"
 
 
-def _baseline(worker: int, scale: _Scale) -> str:
-    return pixels(scale.y(worker) + Fraction(scale.row, 2) + scale.font * Fraction(36, 100))
-
-
-def _ticks(replay: Replay, scale: _Scale) -> Iterator[Tick]:
+def _ticks(replay: Replay, scale: Scale) -> Iterator[Tick]:
     """Marks at round times, in a unit that suits the length of the replay."""
     factor, name = replay.unit.axis(Fraction(replay.span))
     distance = step(80 * factor / scale.pixel)
     for number in range(int(Fraction(replay.span) * factor / distance) + 1):
         time = number * distance
         text = f"{float(time):.10g}" + ("" if number or not name else f" {name}")
-        yield Tick(pixels(_LEFT + scale.pixel * time / factor), text)
+        yield Tick(pixels(LEFT + scale.pixel * time / factor), text)
 
 
-def _idle(replay: Replay, scale: _Scale) -> dict[Cause, str]:
+def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
     """The idle time of each cause, as one path."""
     paths: dict[Cause, list[str]] = {cause: [] for cause in Cause}
     for worker, lane in enumerate(idle(replay)):
         for cause, start, end in lane:
-            paths[cause].append(_span(start, end, scale.y(worker), scale.row, scale))
+            paths[cause].append(scale.outline(start, end, scale.y(worker), scale.row))
     return {cause: "".join(parts) for cause, parts in paths.items()}
 
 
-def _idle_entry(cause: Cause, path: str, entry: Entry) -> Idle:
-    return Idle(cause.name.lower(), path, entry.x, entry.y, entry.name)
+def _idle_entry(cause: Cause, path: str, entry: Entry) -> IdlePath:
+    return IdlePath(cause.name.lower(), path, entry.x, entry.y, entry.name)
 
 
-def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
-    """The rectangle of a stretch of time, as a part of a path."""
-    left, right = pixels(scale.x(start)), pixels(scale.x(end))
-    return f"M{left} {y}H{right}v{height}H{left}z"
-
-
-def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
+def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> Iterator[Family]:
     """The operations, group by group."""
     members: dict[tuple[ColourGroup, Row], list[_Bar]] = {}
     for bar in _bars(replay):
@@ -260,12 +237,12 @@ def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> 
             ink=ink(several[0].operation.kind),
             font=font,
             boxes=tuple(_box(bar, replay, scale) for bar in several) if one_by_one else (),
-            outline="" if one_by_one else "".join(_bar_outline(bar, scale) for bar in several),
+            outline="" if one_by_one else "".join(scale.outline(*bar.area(scale)) for bar in several),
             labels=tuple(_labels(several, font, looks, scale)),
         )
 
 
-def _stepping(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
+def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family]:
     """The steps of all stages, if they take time."""
     if several := [*_steps(replay)]:
         boxes = tuple(_step(event, replay, scale) for event in several) if one_by_one else ()
@@ -273,41 +250,29 @@ def _stepping(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Famil
         yield Family(STEP, PAPER, scale.font, boxes, outline, ())
 
 
-def _step(event: Event, replay: Replay, scale: _Scale) -> Box:
+def _step(event: Event, replay: Replay, scale: Scale) -> Box:
     assert isinstance(event.what, Step)
     title = f"step of {group_name(event.what.group)}, {_period(replay, event)}"
-    return _placed(event, scale.y(event.workers[0]), scale.row, title, scale)
+    return scale.box(event.start, event.end, scale.y(event.workers[0]), scale.row, title)
 
 
-def _box(bar: _Bar, replay: Replay, scale: _Scale) -> Box:
-    event, what, row = bar
+def _box(bar: _Bar, replay: Replay, scale: Scale) -> Box:
+    event, what, _ = bar
     title = f"{what.kind.noun} of {label(what)} on stage {what.stage}, {_period(replay, event)}"
-    return _placed(event, *row.within(scale.y(event.workers[0]), scale.row), title, scale)
+    return scale.box(*bar.area(scale), title)
 
 
-def _placed(event: Event, y: int, height: int, title: str, scale: _Scale) -> Box:
-    left, right = scale.x(event.start), scale.x(event.end)
-    return Box(pixels(left), y, pixels(right - left), height, title)
+def _outline(event: Event, scale: Scale) -> str:
+    return scale.outline(event.start, event.end, scale.y(event.workers[0]), scale.row)
 
 
-def _bar_outline(bar: _Bar, scale: _Scale) -> str:
-    event, _, row = bar
-    return _span(event.start, event.end, *row.within(scale.y(event.workers[0]), scale.row), scale)
-
-
-def _outline(event: Event, scale: _Scale) -> str:
-    return _span(event.start, event.end, scale.y(event.workers[0]), scale.row, scale)
-
-
-def _labels(several: list[_Bar], font: int, looks: Looks, scale: _Scale) -> Iterator[Label]:
+def _labels(several: list[_Bar], font: int, looks: Looks, scale: Scale) -> Iterator[Label]:
     """The labels of operations, if every one has room for its label."""
     widths = [scale.x(bar.event.end) - scale.x(bar.event.start) for bar in several]
     labels = [looks.label(bar.operation) for bar in several]
     if font >= LEGIBLE and all(room(text, font) <= width for text, width in zip(labels, widths, strict=True)):
-        for (event, _, row), text in zip(several, labels, strict=True):
-            middle = (scale.x(event.start) + scale.x(event.end)) / 2
-            top, height = row.within(scale.y(event.workers[0]), scale.row)
-            yield Label(pixels(middle), pixels(top + Fraction(height, 2) + font * RISE), text)
+        for bar, text in zip(several, labels, strict=True):
+            yield scale.label(*bar.area(scale), font, text)
 
 
 def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
@@ -315,18 +280,18 @@ def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
     return ((event, worker) for event in replay.sums if event.end > event.start for worker in event.workers)
 
 
-def _strip(event: Event, worker: Worker, replay: Replay, scale: _Scale) -> Box:
+def _strip(event: Event, worker: Worker, replay: Replay, scale: Scale) -> Box:
     assert isinstance(event.what, AllReduce)
     launched = f"launched by all at {_time(replay, event.posted)}, {_period(replay, event)}"
     title = f"sum of the gradients of {group_name(event.what.group)}, {launched}"
-    return _placed(event, scale.y(worker) + scale.row + 1, scale.strip - 1, title, scale)
+    return scale.box(event.start, event.end, scale.y(worker) + scale.row + 1, scale.strip - 1, title)
 
 
-def _rectangle(event: Event, worker: Worker, scale: _Scale) -> str:
-    return _span(event.start, event.end, scale.y(worker) + scale.row + 1, scale.strip - 1, scale)
+def _rectangle(event: Event, worker: Worker, scale: Scale) -> str:
+    return scale.outline(event.start, event.end, scale.y(worker) + scale.row + 1, scale.strip - 1)
 
 
-def _arrow(event: Event, scale: _Scale) -> str:
+def _arrow(event: Event, scale: Scale) -> str:
     """The line of a message or a notice, between the facing edges of two lanes."""
     source, target = (scale.y(worker) for worker in event.workers[:2])
     down = target > source
@@ -334,7 +299,7 @@ def _arrow(event: Event, scale: _Scale) -> str:
     return f"M{pixels(scale.x(event.start))} {start}L{pixels(scale.x(event.end))} {end}"
 
 
-def _marked(event: Event, scale: _Scale) -> str:
+def _marked(event: Event, scale: Scale) -> str:
     """The mark of an event on the critical path: an outline, or a line along a message."""
     match event.what:
         case Send() if event.role is not Role.POST:

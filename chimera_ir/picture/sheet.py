@@ -36,7 +36,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedPanel:
     """A panel's place in pixels, and its drawing."""
 
     x: int
@@ -57,7 +57,7 @@ class SheetPicture:
     height: int
     ink: str
     paper: str
-    panels: tuple[Placed, ...]
+    panels: tuple[PlacedPanel, ...]
 
 
 def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
@@ -98,6 +98,6 @@ def _offsets(lengths: Iterable[int]) -> list[int]:
     return offsets
 
 
-def _placed(caption: str, picture: Picture, x: int, y: int) -> Placed:
+def _placed(caption: str, picture: Picture, x: int, y: int) -> PlacedPanel:
     drawing = Drawing(svg.written("timeline.svg.j2", picture=picture))
-    return Placed(x, y, picture.left, _HEAD - 10, _HEAD, caption, drawing)
+    return PlacedPanel(x, y, picture.left, _HEAD - 10, _HEAD, caption, drawing)

@@ -14,9 +14,8 @@ from typing import NamedTuple, assert_never
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chimera_ir.cost.events import Event, Launched, Stepped
-from chimera_ir.cost.numbers import Unit
-from chimera_ir.cost.simulate import Timed, Timeline
+from chimera_ir.cost.number_text import Unit
+from chimera_ir.cost.simulate import Event, Launched, Stepped, Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import group_name
@@ -45,7 +44,8 @@ FONT = 13
 LEGIBLE = 8
 """The smallest font size of a label."""
 
-_LEFT, _TOP = 46, 62
+LEFT, TOP = 46, 62
+
 RISE = Fraction(36, 100)
 """From the baseline of digits to their middle, as a share of the font size."""
 
@@ -55,28 +55,58 @@ _GLYPH = Fraction(62, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
-    """Pixels per tick, and the vertical measures that follow from the number of workers."""
+class Scale:
+    """Pixels per unit of time (a tick or a second), and the heights in pixels that all lanes have in common.
+
+    ``row`` is the height of a lane, ``strip`` of the strip below it, ``gap`` of the space before the next lane.
+    """
 
     pixel: Fraction
     row: int
     gap: int
     font: int
+    strip: int = 0
 
-    def x(self, ticks: int) -> Fraction:
-        return _LEFT + self.pixel * ticks
+    def x(self, time: float) -> Fraction:
+        """The horizontal place of a time."""
+        return LEFT + self.pixel * Fraction(time)
 
     def y(self, worker: int) -> int:
-        return _TOP + worker * (self.row + self.gap)
+        """The upper edge of a worker's lane."""
+        return TOP + worker * (self.row + self.strip + self.gap)
+
+    def worker_row(self, worker: int) -> WorkerRow:
+        """The row of a worker, with its name."""
+        y = self.y(worker)
+        return WorkerRow(f"P{worker}", y, pixels(y + Fraction(self.row, 2) + self.font * RISE))
+
+    def box(self, start: float, end: float, y: int, height: int, title: str) -> Box:
+        """The box of a stretch of time, with the text that is shown when one points at it."""
+        left, right = self.x(start), self.x(end)
+        return Box(pixels(left), y, pixels(right - left), height, title)
+
+    def outline(self, start: float, end: float, y: int, height: int) -> str:
+        """The rectangle of a stretch of time, as a part of a path."""
+        left, right = pixels(self.x(start)), pixels(self.x(end))
+        return f"M{left} {y}H{right}v{height}H{left}z"
+
+    def label(self, start: float, end: float, y: int, height: int, font: int, text: str) -> Label:
+        """A text in the middle of a stretch of time."""
+        middle = (self.x(start) + self.x(end)) / 2
+        return Label(pixels(middle), pixels(y + Fraction(height, 2) + font * RISE), text)
 
 
-class _Placed(NamedTuple):
-    """An operation by itself, its worker and its times; ``row`` is the upper or the lower half for those of a pair."""
+class _PlacedOperation(NamedTuple):
+    """A compute operation with its worker and times; ``row`` is the half of the lane that one of a pair takes."""
 
     worker: int
     timed: Timed
     operation: Compute
     row: Row
+
+    def area(self, scale: Scale) -> tuple[int, int, int, int]:
+        """The start, the end, the upper edge and the height of its box."""
+        return self.timed.start, self.timed.end, *self.row.within(scale.y(self.worker), scale.row)
 
 
 def draw(timeline: Timeline) -> str:
@@ -122,19 +152,19 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     ends = (scale.x(lane[-1].end) for lane in timeline.lanes if lane)
     operations = [timed.operation for timed in chain(*timeline.lanes)]
     looks, kinds = Looks(timeline.header), kinds_of(operations)
-    words = _LEFT + max(10 * len(title), 7 * len(note), least(looks, kinds))
+    words = LEFT + max(10 * len(title), 7 * len(note), least(looks, kinds))
     width = max(int(max(ends, default=right)), words) + margin
     steady = tuple(_brackets(window, scale, width, bottom))
     signs = (*pairs_of(operations), "bubble", happening(timeline))
-    *entries, bubble, marked = legend(looks, kinds, signs, _LEFT, width, bottom + 44 + 22 * len(steady))
+    *entries, bubble, marked = legend(looks, kinds, signs, LEFT, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,
         height=(marked if timeline.events else bubble).y + 28,
-        left=_LEFT,
+        left=LEFT,
         right=pixels(right),
-        top=_TOP,
+        top=TOP,
         bottom=bottom,
-        chart=pixels(right - _LEFT),
+        chart=pixels(right - LEFT),
         row_height=scale.row,
         font=scale.font,
         stroke="1" if scale.row > 16 else "0.5",
@@ -142,7 +172,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
         paper=PAPER,
         heading=title,
         summary=note,
-        rows=tuple(_row(worker, scale) for worker in range(len(timeline.lanes))),
+        rows=tuple(map(scale.worker_row, range(len(timeline.lanes)))),
         ticks=tuple(_ticks(timeline, scale)),
         families=tuple(_families(timeline, looks, scale)),
         legend=tuple(entries),
@@ -170,7 +200,7 @@ def fair_unit(timeline: Timeline) -> Fraction:
     return min(box / shortest, Fraction(WIDEST, span)) / timeline.tick
 
 
-def _scale(timeline: Timeline, unit: Fraction) -> _Scale:
+def _scale(timeline: Timeline, unit: Fraction) -> Scale:
     """The scale for a unit of time in pixels, with the largest font whose labels fit all boxes, if there is one."""
     pixel = unit * timeline.tick
     many = len(timeline.lanes) > 16
@@ -178,7 +208,7 @@ def _scale(timeline: Timeline, unit: Fraction) -> _Scale:
     sizes = range(10 if many else FONT, 8, -1)
     longest = _longest_labels(chain.from_iterable(timeline.lanes), Looks(timeline.header)).items()
     fitting = (size for size in sizes if all(room(text, size) <= length * pixel for length, text in longest))
-    return _Scale(pixel, row, gap, next(fitting, 9))
+    return Scale(pixel, row, gap, next(fitting, 9))
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
@@ -194,22 +224,14 @@ def room(text: str, font: int) -> Fraction:
     return len(text) * font * _GLYPH + 3
 
 
-def _row(worker: int, scale: _Scale) -> WorkerRow:
-    return WorkerRow(f"P{worker}", scale.y(worker), _baseline(scale.y(worker), scale))
-
-
-def _baseline(y: int, scale: _Scale) -> str:
-    return pixels(y + Fraction(scale.row, 2) + scale.font * RISE)
-
-
-def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Family]:
+def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
     """The operations, group by group, with the labels that fit all boxes of their size."""
     one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
-    members: dict[tuple[ColourGroup, Row], list[_Placed]] = {}
+    members: dict[tuple[ColourGroup, Row], list[_PlacedOperation]] = {}
     for worker, lane in enumerate(timeline.lanes):
         for timed in lane:
             for row, operation in rows_of(timed.operation):
-                placed = _Placed(worker, timed, operation, row)
+                placed = _PlacedOperation(worker, timed, operation, row)
                 members.setdefault((looks.group(operation), row), []).append(placed)
     longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
 
@@ -224,7 +246,7 @@ def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Famil
             ink=ink(operations[0].operation.kind),
             font=font,
             boxes=tuple(_box(placed, timeline, scale) for placed in operations) if one_by_one else (),
-            outline="" if one_by_one else "".join(_outline(placed, scale) for placed in operations),
+            outline="" if one_by_one else "".join(scale.outline(*placed.area(scale)) for placed in operations),
             labels=tuple(_label(placed, font, looks, scale) for placed in operations if fits(placed.timed, font)),
         )
 
@@ -238,29 +260,15 @@ def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]
     return longest
 
 
-def _box(placed: _Placed, timeline: Timeline, scale: _Scale) -> Box:
-    worker, timed, _, row = placed
-    left, right = scale.x(timed.start), scale.x(timed.end)
-    top, height = row.within(scale.y(worker), scale.row)
-    return Box(pixels(left), top, pixels(right - left), height, _title(placed, timeline))
+def _box(placed: _PlacedOperation, timeline: Timeline, scale: Scale) -> Box:
+    return scale.box(*placed.area(scale), _title(placed, timeline))
 
 
-def _outline(placed: _Placed, scale: _Scale) -> str:
-    """The rectangle of an operation as a part of a path."""
-    worker, timed, _, row = placed
-    left, right = pixels(scale.x(timed.start)), pixels(scale.x(timed.end))
-    top, height = row.within(scale.y(worker), scale.row)
-    return f"M{left} {top}H{right}v{height}H{left}z"
+def _label(placed: _PlacedOperation, font: int, looks: Looks, scale: Scale) -> Label:
+    return scale.label(*placed.area(scale), font, looks.label(placed.operation))
 
 
-def _label(placed: _Placed, font: int, looks: Looks, scale: _Scale) -> Label:
-    worker, timed, operation, row = placed
-    middle = (scale.x(timed.start) + scale.x(timed.end)) / 2
-    top, height = row.within(scale.y(worker), scale.row)
-    return Label(pixels(middle), pixels(top + Fraction(height, 2) + font * RISE), looks.label(operation))
-
-
-def _title(placed: _Placed, timeline: Timeline) -> str:
+def _title(placed: _PlacedOperation, timeline: Timeline) -> str:
     _, timed, operation, _ = placed
     tick, show = timeline.tick, timeline.costs.unit.show
     pipe = timeline.header.pipe_of[operation.micros[0]].name
@@ -270,7 +278,7 @@ def _title(placed: _Placed, timeline: Timeline) -> str:
     return plain(f"{operation.kind.noun} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
 
 
-def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
+def _ticks(timeline: Timeline, scale: Scale) -> Iterator[Tick]:
     """Marks at round times, far enough apart to be read, and at the end."""
     span, length = timeline.shown, max(len(mark(timeline, timeline.shown)) * 9, 28)
     if span == 0:
@@ -279,15 +287,15 @@ def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
     apart = distance(timeline, length / per_unit)
     time = Fraction(0)
     while time == 0 or (span - time) * per_unit >= length:
-        yield Tick(pixels(_LEFT + time * per_unit), mark(timeline, time))
+        yield Tick(pixels(LEFT + time * per_unit), mark(timeline, time))
         time += apart
         if time > span:
             break
-    yield Tick(pixels(_LEFT + span * per_unit), mark(timeline, span))
+    yield Tick(pixels(LEFT + span * per_unit), mark(timeline, span))
 
 
-def _mark(event: Event, timeline: Timeline, scale: _Scale) -> EventMark:
-    x = pixels(_LEFT + event.at / timeline.tick * scale.pixel)
+def _mark(event: Event, timeline: Timeline, scale: Scale) -> EventMark:
+    x = pixels(LEFT + event.at / timeline.tick * scale.pixel)
     side = max(2, min(_MARK, scale.row // 4))
     words = _told(event, timeline.costs.unit)
     return EventMark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", words)
@@ -306,7 +314,7 @@ def _told(event: Event, unit: Unit) -> str:
             assert_never(event)
 
 
-def _brackets(window: Window | None, scale: _Scale, width: int, bottom: int) -> Iterator[Bracket]:
+def _brackets(window: Window | None, scale: Scale, width: int, bottom: int) -> Iterator[Bracket]:
     """The bracket of the steady state, if there is one; its text is behind it, or before it if there is no room."""
     if window is None:
         return
@@ -315,7 +323,7 @@ def _brackets(window: Window | None, scale: _Scale, width: int, bottom: int) -> 
     behind = end + 8 + 7 * len(text) <= width
     yield Bracket(
         path=f"M{left} {y}v6H{right}v-6",
-        lines=f"M{left} {_TOP - 6}V{bottom + 6}M{right} {_TOP - 6}V{bottom + 6}",
+        lines=f"M{left} {TOP - 6}V{bottom + 6}M{right} {TOP - 6}V{bottom + 6}",
         x=pixels(end + 8 if behind else start - 8),
         y=y + 8,
         anchor="start" if behind else "end",

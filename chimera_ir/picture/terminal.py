@@ -57,7 +57,7 @@ _STROKES = {Shade.LIGHT: _FORWARD, Shade.DARK: _BACKWARD, Shade.MIDDLE: _WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
+class _ColumnScale:
     """Columns per tick, and the most columns of a line of the picture; each tick in ``narrow`` has a column less."""
 
     column: Fraction
@@ -134,25 +134,25 @@ def _lanes(timeline: Timeline) -> list[list[_Labelled]]:
     ]
 
 
-def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int]]]:
+def _layout(timeline: Timeline, width: int) -> tuple[_ColumnScale, list[tuple[int, int]]]:
     """The scale, and the first and last column of each part of the picture."""
     scale, span = _legible(timeline, width), max(timeline.span, 1)
     if _lines(timeline, scale) <= LINES:
         scale = _squeezed(timeline, scale)
         return scale, _panels(chain(*_lanes(timeline)), scale, scale.at(span))
-    return _Scale(min(Fraction(width, span), scale.column), width), [(0, width)]
+    return _ColumnScale(min(Fraction(width, span), scale.column), width), [(0, width)]
 
 
-def _legible(timeline: Timeline, width: int) -> _Scale:
+def _legible(timeline: Timeline, width: int) -> _ColumnScale:
     """The smallest scale at which every operation shows its label and sign, or a slightly larger one."""
     operations, span = list(chain(*_lanes(timeline))), max(timeline.span, 1)
     shortest = min((shown.timed.end - shown.timed.start for shown in operations), default=span)
     needed = max((_needed(shown, shortest) for shown in operations), default=1)
     wide = min(max(width * shortest // span, needed), needed + _ROOM)
-    return _Scale(Fraction(wide, shortest), width)
+    return _ColumnScale(Fraction(wide, shortest), width)
 
 
-def _squeezed(timeline: Timeline, scale: _Scale) -> _Scale:
+def _squeezed(timeline: Timeline, scale: _ColumnScale) -> _ColumnScale:
     """The scale without the few columns that alone would take a second line, if nothing loses its label by that.
 
     They are columns in which every lane shows a bubble, or an operation that is longer than it has to be.
@@ -174,7 +174,7 @@ def _squeezed(timeline: Timeline, scale: _Scale) -> _Scale:
     return replace(scale, narrow=tuple(sorted(narrow))) if len(narrow) == excess else scale
 
 
-def _spare(lane: Sequence[_Labelled], scale: _Scale, bounds: Sequence[int]) -> list[list[int]]:
+def _spare(lane: Sequence[_Labelled], scale: _ColumnScale, bounds: Sequence[int]) -> list[list[int]]:
     """The columns that an operation or a bubble can spare, between any two bounds: one list for all of its places."""
     parts: list[list[int]] = []
     place_of = {bound: place for place, bound in enumerate(bounds)}
@@ -185,7 +185,7 @@ def _spare(lane: Sequence[_Labelled], scale: _Scale, bounds: Sequence[int]) -> l
     return parts + [[scale.at(bounds[-1]) - scale.at(bounds[len(parts)]) - 1]] * (len(bounds) - 1 - len(parts))
 
 
-def _lines(timeline: Timeline, scale: _Scale) -> int:
+def _lines(timeline: Timeline, scale: _ColumnScale) -> int:
     """The lines that a timeline takes at a scale."""
     return -(-scale.at(timeline.span) // scale.width) * (len(timeline.lanes) + 1)
 
@@ -195,7 +195,7 @@ def _needed(shown: _Labelled, shortest: int) -> int:
     return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
-def _panels(operations: Iterable[_Labelled], scale: _Scale, columns: int) -> list[tuple[int, int]]:
+def _panels(operations: Iterable[_Labelled], scale: _ColumnScale, columns: int) -> list[tuple[int, int]]:
     """Parts of the picture, as few as possible and about equally long, that end outside of labels."""
     within = {scale.at(shown.timed.start) + offset for shown in operations for offset in range(1, len(shown.name) + 1)}
     fewest = len(_cut(columns, scale.width, within))
@@ -214,12 +214,12 @@ def _cut(columns: int, width: int, within: Container[int]) -> list[tuple[int, in
     return [*panels, (start, columns)]
 
 
-def _rows(timeline: Timeline, scale: _Scale) -> list[Text]:
+def _rows(timeline: Timeline, scale: _ColumnScale) -> list[Text]:
     looks, columns = Looks(timeline.header), scale.at(timeline.span)
     return [_row(lane, looks, scale, columns) for lane in _lanes(timeline)]
 
 
-def _row(lane: Sequence[_Labelled], looks: Looks, scale: _Scale, columns: int) -> Text:
+def _row(lane: Sequence[_Labelled], looks: Looks, scale: _ColumnScale, columns: int) -> Text:
     row = Text()
     for shown in lane:
         start, end = scale.at(shown.timed.start), min(scale.at(shown.timed.end), columns)
@@ -237,7 +237,7 @@ def _strokes(shown: _Labelled, length: int) -> str:
     return name.ljust(length - len(sign), stroke) + sign
 
 
-def _bracket(window: Window | None, scale: _Scale, start: int, end: int) -> Iterator[str]:
+def _bracket(window: Window | None, scale: _ColumnScale, start: int, end: int) -> Iterator[str]:
     """The line below a part of the picture that marks the steady state, if the part shows it."""
     if window is None:
         return
@@ -248,7 +248,7 @@ def _bracket(window: Window | None, scale: _Scale, start: int, end: int) -> Iter
         yield shown
 
 
-def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
+def _axis(timeline: Timeline, scale: _ColumnScale, start: int, end: int) -> str:
     """The line of round times above their columns."""
     per_unit = scale.column / timeline.tick
     apart = distance(timeline, (len(mark(timeline, timeline.shown)) + 3) / per_unit)
@@ -304,12 +304,12 @@ def _ranges(micros: Sequence[Micro]) -> str:
     return ", ".join(words + ([".."] if len(runs) > RUNS else [])) or "none"
 
 
-def _lengths(timeline: Timeline, scale: _Scale) -> list[int]:
+def _lengths(timeline: Timeline, scale: _ColumnScale) -> list[int]:
     """The columns of each operation, lane by lane."""
     return [scale.at(timed.end) - scale.at(timed.start) for timed in chain.from_iterable(timeline.lanes)]
 
 
-def _notes(timeline: Timeline, scale: _Scale) -> Iterator[Text]:
+def _notes(timeline: Timeline, scale: _ColumnScale) -> Iterator[Text]:
     """Notes on what the picture leaves out because of its scale."""
     operations, lengths = list(chain.from_iterable(timeline.lanes)), _lengths(timeline, scale)
     looks = Looks(timeline.header)

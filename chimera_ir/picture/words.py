@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 
-from chimera_ir.cost.numbers import decimal, percent
+from chimera_ir.cost.number_text import decimal, percent
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.cost.window import Window
 from chimera_ir.ir.ids import Micro

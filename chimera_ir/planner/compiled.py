@@ -9,8 +9,8 @@ from itertools import chain
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
-from chimera_ir.cost.critical import Skeleton, skeleton
-from chimera_ir.cost.model import Alike, alike
+from chimera_ir.cost.critical import Structure, structure_of
+from chimera_ir.cost.durations import Alike, alike
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup
@@ -95,9 +95,9 @@ class CompiledScheme:
         return order(self.plan).lanes
 
     @cached_property
-    def skeleton(self) -> Skeleton:
-        """The skeleton of every timeline."""
-        return skeleton(self._schedule)
+    def structure(self) -> Structure:
+        """The structure of every timeline."""
+        return structure_of(self._schedule)
 
     @cached_property
     def _schedule(self) -> Schedule:
@@ -292,7 +292,7 @@ class Changed:
         if pattern not in self._lowerings:
             keys = self._all_alike if pattern else []
             known = dict(zip(self._representatives, pattern, strict=True)) if pattern else {}
-            self._lowerings[pattern] = Lowering(self.schedule, self.compiled.skeleton, keys, known)
+            self._lowerings[pattern] = Lowering(self.schedule, self.compiled.structure, keys, known)
         return self._lowerings[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
@@ -325,8 +325,8 @@ class Lowering:
     every operation takes 1.
     """
 
-    def __init__(self, schedule: Schedule, skeleton: Skeleton, keys: list[Alike], known: dict[Alike, int]) -> None:
-        self._schedule, self._skeleton, self._keys, self._known = schedule, skeleton, keys, known
+    def __init__(self, schedule: Schedule, structure: Structure, keys: list[Alike], known: dict[Alike, int]) -> None:
+        self._schedule, self._structure, self._keys, self._known = schedule, structure, keys, known
 
     @cached_property
     def level(self) -> Program | ProgramStream:
@@ -334,12 +334,12 @@ class Lowering:
         schedule = self._schedule
         if schedule.header.asynchronous:
             return lower(stream_of(schedule), duration=self._duration)
-        return lower(schedule, duration=self._duration, net=self._skeleton.net)
+        return lower(schedule, duration=self._duration, net=self._structure.net)
 
     @cached_property
     def launched(self) -> Launched:
         """The gradient sums of each worker, where there is a flush."""
-        net = self._skeleton.net
+        net = self._structure.net
         count = sum(map(len, self._schedule.lanes))
         durations = [self._known[key] for key in self._keys] if self._known else [1] * count
         ends = net.ends(durations)

@@ -16,10 +16,10 @@ from chimera_ir.planner.spent import Spent, spent
 from chimera_ir.planner.splits import best_split
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
-from chimera_ir.predict.memory import memory_of
+from chimera_ir.predict.memory_need import memory_of
+from chimera_ir.predict.prediction_table import size
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.show import size
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.layers import stages_of
@@ -251,7 +251,7 @@ class _Bench:
             header.scheme,
             header.asynchronous,
             any(pipe.recompute for pipe in header.pipes),
-            seconds_of(changed.schedule, compiled.skeleton, changed.launched(setting), setting),
+            seconds_of(changed.schedule, compiled.structure, changed.launched(setting), setting),
             tuple(needed),
             sum(map(len, compiled.lanes)),
             changed.digest,

@@ -9,7 +9,7 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.numbers import rounded
+from chimera_ir.cost.number_text import rounded
 from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.planner.rank import Ranking
@@ -17,7 +17,7 @@ from chimera_ir.planner.recommendation import Recommendation, percent
 from chimera_ir.planner.roles import Roles
 from chimera_ir.planner.space import LeftOut
 from chimera_ir.plural import counted
-from chimera_ir.predict.show import size
+from chimera_ir.predict.prediction_table import size
 
 _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "items/s", "time", "memory")
 _LEFT = ("scheme", "more")

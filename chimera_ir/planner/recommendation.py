@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chimera_ir.cost.numbers import seconds
+from chimera_ir.cost.number_text import seconds
 from chimera_ir.planner.judge import ALONE, Judged
 from chimera_ir.planner.lines import scheme_argument
 from chimera_ir.planner.needs import nearest, plain_need
 from chimera_ir.planner.rank import Ranking
 from chimera_ir.planner.space import Choice, Recomputation
 from chimera_ir.plural import counted
-from chimera_ir.predict.show import size
+from chimera_ir.predict.prediction_table import size
 
 _WORDS = ("computing", "recomputation", "bubbles", "optimizer steps", "messages", "gradient sums")
 """Names of the parts of an update, in the order of `Spent`."""

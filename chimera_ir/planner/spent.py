@@ -39,7 +39,7 @@ def spent(changed: Changed, setting: Setting, replays: bool) -> Spent:
     def seconds(of: Setting) -> float:
         if replays:
             return replay(changed.lowered(of), of).seconds
-        return seconds_of(changed.schedule, changed.compiled.skeleton, changed.launched(of), of)
+        return seconds_of(changed.schedule, changed.compiled.structure, changed.launched(of), of)
 
     work, recomputation = _computing(changed, setting)
     bare, stepping, talking, whole = map(seconds, (no_steps, no_messages, no_sums, setting))

@@ -8,7 +8,7 @@ with all gradients of the smallest of them: T is then at most too high. Its step
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from chimera_ir.cost.model import Durations
+from chimera_ir.cost.durations import Durations
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (

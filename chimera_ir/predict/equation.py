@@ -15,10 +15,10 @@ from fractions import Fraction
 from itertools import accumulate
 from math import lcm
 
-from chimera_ir.cost.critical import Skeleton, skeleton
+from chimera_ir.cost.critical import Structure, structure_of
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import launch_places
-from chimera_ir.cost.model import Costs
-from chimera_ir.cost.simulate import Run, earliest
+from chimera_ir.cost.simulate import TimedRun, earliest
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import PAIR
 from chimera_ir.ir.levels import Header, Program, Schedule
@@ -96,13 +96,13 @@ def equation(program: Program, setting: Setting) -> Equation:
     """Equation 1 for a verified program."""
     lanes = tuple(tuple(parts.computes.lines) for parts in program.parts)
     schedule = Schedule(program.header, lanes)
-    return _Timed(schedule, skeleton(schedule), launch_places(program), setting).equation()
+    return _EquationTerms(schedule, structure_of(schedule), launch_places(program), setting).equation()
 
 
 def seconds_of(
-    schedule: Schedule, bones: Skeleton, launched: Sequence[Sequence[tuple[int, WeightGroup]]], setting: Setting
+    schedule: Schedule, structure: Structure, launched: Sequence[Sequence[tuple[int, WeightGroup]]], setting: Setting
 ) -> float:
-    """T of equation 1 for a verified schedule with its skeleton, without the other terms.
+    """T of equation 1 for a verified schedule with its structure, without the other terms.
 
     Parameters
     ----------
@@ -110,27 +110,27 @@ def seconds_of(
         For each worker, the sums that it launches: after how many of its operations, and of which group. Ignored
         without a flush.
     """
-    return _Timed(schedule, bones, launched, setting).seconds
+    return _EquationTerms(schedule, structure, launched, setting).seconds
 
 
-class _Timed:
+class _EquationTerms:
     """A verified schedule whose operations each take what equation 1 counts for one of their kind."""
 
     def __init__(
         self,
         schedule: Schedule,
-        bones: Skeleton,
+        structure: Structure,
         launched: Sequence[Sequence[tuple[int, WeightGroup]]],
         setting: Setting,
     ) -> None:
         header = schedule.header
         self._header, self._costs, self._p2p = header, _costs(schedule, setting), _p2p(header, setting)
-        self._run = earliest(header, bones, _with_message(self._costs, Fraction(self._p2p)))
+        self._run = earliest(header, structure, _with_message(self._costs, Fraction(self._p2p)))
         self._sums = {group: setting.all_reduce(header, group) for group in header.groups}
         self._overlaps = (
-            _streams(schedule, bones, self._run, self._sums)
+            _streams(schedule, structure, self._run, self._sums)
             if header.asynchronous
-            else _flushed(bones, self._run, launched, self._sums)
+            else _flushed(structure, self._run, launched, self._sums)
         )
 
     @property
@@ -258,30 +258,30 @@ _Overlap = tuple[tuple[FreeRegion, ...], float]
 
 
 def _flushed(
-    bones: Skeleton,
-    run: Run,
+    structure: Structure,
+    run: TimedRun,
     launched: Sequence[Sequence[tuple[int, WeightGroup]]],
     sums: Mapping[WeightGroup, float],
 ) -> list[_Overlap]:
     """Overlap with a flush: a sum can begin once all workers that hold its group have launched it."""
     begin: dict[WeightGroup, int] = defaultdict(int)
-    for lane, places in zip(bones.net.lanes, launched, strict=True):
+    for lane, places in zip(structure.net.lanes, launched, strict=True):
         for done, group in places:
             begin[group] = max(begin[group], run.ends[lane[done - 1]] if done else 0)
     lengths = {group: Fraction(seconds) / run.tick for group, seconds in sums.items()}
     return [
         _overlap([_Sum(group, begin[group], lengths[group]) for _, group in places], lane, run)
-        for lane, places in zip(bones.net.lanes, launched, strict=True)
+        for lane, places in zip(structure.net.lanes, launched, strict=True)
     ]
 
 
-class _Idle:
+class _Gaps:
     """Gaps of a lane until the end of the iteration.
 
     The gaps are kept in ticks; arguments and results of the methods are in parts of a tick, ``parts`` to the tick.
     """
 
-    def __init__(self, lane: range, run: Run, parts: int) -> None:
+    def __init__(self, lane: range, run: TimedRun, parts: int) -> None:
         ends = run.ends[lane.start : lane.stop]
         starts = (end - duration for end, duration in zip(ends, run.durations[lane.start : lane.stop], strict=True))
         gaps = [gap for gap in zip([0, *ends], [*starts, run.span], strict=True) if gap[0] < gap[1]]
@@ -311,7 +311,7 @@ class _Idle:
         return self._ends[gap] * self._parts - (self._through[gap] * self._parts - target)
 
 
-def _overlap(sums: Iterable[_Sum], lane: range, run: Run) -> _Overlap:
+def _overlap(sums: Iterable[_Sum], lane: range, run: TimedRun) -> _Overlap:
     """A worker's sums one after another in its gaps, in the order in which they can begin.
 
     With two stages on each worker the free regions are those of Figure 6. Whatever part of the sums remains when the
@@ -319,7 +319,7 @@ def _overlap(sums: Iterable[_Sum], lane: range, run: Run) -> _Overlap:
     """
     ordered = sorted(sums, key=lambda gradient_sum: gradient_sum.begin)
     parts = lcm(*(gradient_sum.length.denominator for gradient_sum in ordered))
-    idle, done, regions = _Idle(lane, run, parts), 0, []
+    idle, done, regions = _Gaps(lane, run, parts), 0, []
     numerator, denominator = (run.tick / parts).as_integer_ratio()
     for gradient_sum in ordered:
         begin = gradient_sum.begin * parts
@@ -329,12 +329,14 @@ def _overlap(sums: Iterable[_Sum], lane: range, run: Run) -> _Overlap:
     return tuple(regions), max(0, done - parts * run.span) * numerator / denominator
 
 
-def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Mapping[WeightGroup, float]) -> list[_Overlap]:
+def _streams(
+    schedule: Schedule, structure: Structure, run: TimedRun, sums: Mapping[WeightGroup, float]
+) -> list[_Overlap]:
     """Overlap without a flush: an update's sums fill the idle time of an update; the rest is not overlapped."""
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []
-    for groups, lane, numbers in zip(header.groups_of, schedule.lanes, bones.net.lanes, strict=True):
+    for groups, lane, numbers in zip(header.groups_of, schedule.lanes, structure.net.lanes, strict=True):
         durations = run.durations[numbers.start : numbers.stop]
         busy = sum(
             duration

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import chain
 from math import ceil, floor, lcm
 
-from chimera_ir.cost.numbers import Unit
+from chimera_ir.cost.number_text import Unit
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import COSTED, KINDS, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
@@ -71,7 +71,9 @@ class Measured:
         """Durations of the same model where a stage is several stages of the profile, or a part of one."""
         return Measured(self.setting, _cut(stages, into))
 
-    def told(self, header: Header, path: Sequence[Operation], _: Collection[str]) -> tuple[tuple[str, Fraction], ...]:
+    def report_costs(
+        self, header: Header, path: Sequence[Operation], _: Collection[str]
+    ) -> tuple[tuple[str, Fraction], ...]:
         """Mean cost of each kind over a path; with these costs, the counts of the path give its length."""
         return tuple(self._means(header, path))
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from chimera_ir.cost.numbers import rounded
+from chimera_ir.cost.number_text import rounded
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.measured import Measured
-from chimera_ir.predict.memory import Memory, memory
+from chimera_ir.predict.memory_need import MemoryNeed, memory
 from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted, refuse_sharing
@@ -37,7 +37,7 @@ class Prediction:
     equation: Equation
     replay: Replay
     expected: float | None
-    memory: tuple[Memory, ...]
+    memory: tuple[MemoryNeed, ...]
     items: int
     warnings: tuple[str, ...]
 

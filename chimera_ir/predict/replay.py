@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from chimera_ir.cost.model import Durations
-from chimera_ir.cost.numbers import Unit
+from chimera_ir.cost.durations import Durations
+from chimera_ir.cost.number_text import Unit
 from chimera_ir.flow.engine import ends, ordered
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
@@ -149,7 +149,7 @@ def _replay(header: Header, events: Events, unit: Unit, conditions: str) -> Repl
     )
 
 
-class _Times(NamedTuple):
+class _EventTimes(NamedTuple):
     """Starts and ends of all events.
 
     Event n begins when event ``decided[n]`` ends; ``decided[n]`` is n itself if event n waits for nothing. ``order``
@@ -162,17 +162,17 @@ class _Times(NamedTuple):
     order: Sequence[int]
 
 
-def _times(events: Events) -> _Times:
+def _times(events: Events) -> _EventTimes:
     before, order = events.before, ordered(events.before)
     if len(order) < len(before):
         raise ValueError("the program does not finish; only a verified one can be replayed")
     ended = ends(order, before, [node.seconds for node in events.nodes])
     decided = [max(needs, key=ended.__getitem__) if needs else number for number, needs in enumerate(before)]
     starts = [ended[last] if needs else 0.0 for last, needs in zip(decided, before, strict=True)]
-    return _Times(starts, ended, decided, order)
+    return _EventTimes(starts, ended, decided, order)
 
 
-def _event(events: Events, times: _Times, number: int) -> Event:
+def _event(events: Events, times: _EventTimes, number: int) -> Event:
     """An event with its times; a wait begins when the event before it on its lane ends."""
     role, what, workers, _ = events.nodes[number]
     start, end = times.starts[number], times.ends[number]
@@ -193,7 +193,7 @@ def _whole(wire: Event, flight: Event) -> Event:
     return wire._replace(end=flight.end)
 
 
-def _critical(event_of: dict[int, Event], times: _Times) -> Iterator[Event]:
+def _critical(event_of: dict[int, Event], times: _EventTimes) -> Iterator[Event]:
     """Critical events, from 0 to the event that ends last; waits take no time of their own and are left out."""
     if not event_of:
         return

@@ -7,13 +7,13 @@ from typing import assert_never
 
 from rich.text import Text
 
-from chimera_ir.cost.numbers import decimal, percent, seconds
+from chimera_ir.cost.number_text import decimal, percent, seconds
 from chimera_ir.cost.report import Figures, Report
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted, plural
 from chimera_ir.predict.prediction import Prediction
-from chimera_ir.predict.show import size
+from chimera_ir.predict.prediction_table import size
 from chimera_ir.predict.summary import Bytes, Copies, Limit, Speed, Summary, TimePart, exposed, rooms
 from chimera_ir.profile.warnings import WARNING, shown
 

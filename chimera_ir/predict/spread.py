@@ -57,14 +57,14 @@ def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], co
 
     The same turns are played with and without noise, so that the effect of the start cancels out.
     """
-    played, nodes = _Played(turn, joint), len(turn.seconds)
+    played, nodes = _TurnPlayer(turn, joint), len(turn.seconds)
     copies = max(1, min(copies, MOST // max(1, FEWEST * nodes)))
     turns = max(FEWEST, MOST // max(1, nodes * copies))
     drawn = played.mean([sigma(share) for share in noise], copies, turns)
     return (drawn - played.mean([0.0] * nodes, 1, turns)) / turn.updates
 
 
-class _Played:
+class _TurnPlayer:
     """A turn, ready to be played; ``_order`` has every node after the nodes of the same turn that it waits for."""
 
     def __init__(self, turn: TimedTurn, joint: Sequence[bool]) -> None:

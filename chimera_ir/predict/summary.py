@@ -7,7 +7,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import assert_never
 
-from chimera_ir.cost.numbers import Unit
+from chimera_ir.cost.number_text import Unit
 from chimera_ir.cost.report import Figures, Report
 from chimera_ir.cost.simulate import mean
 from chimera_ir.ir.ids import WeightGroup

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.console import printed
-from chimera_ir.cost.numbers import decimal, percent, rounded, seconds
+from chimera_ir.cost.number_text import decimal, percent, rounded, seconds
 from chimera_ir.cost.report import Report
 from chimera_ir.sweeps.form import TableForm
 from chimera_ir.sweeps.sweep import Refused, SizeRow, Sweep

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from chimera_ir.ir.levels import Header
-from chimera_ir.trace.spans import Activity, Lane, Span, Window, activity, cause, ends
+from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, ends
 
 Account = Counter[tuple[Activity, str]]
 """Nanoseconds by kind of activity and, for waits, by what was waited for."""
 
 
-def account(header: Header, lane: Lane, window: Window, barriered: bool) -> Account:
+def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -> Account:
     """Account of a window of a rank's lane: every nanosecond counts once.
 
     Time outside operations counts as between them; after the last operation, where a barrier follows, as the flush.
@@ -28,14 +28,14 @@ def account(header: Header, lane: Lane, window: Window, barriered: bool) -> Acco
     return nanoseconds
 
 
-def inside(lane: Lane, window: Window) -> Sequence[Span]:
+def inside(lane: Lane, window: UpdateWindow) -> Sequence[LaneSpan]:
     """Spans that lie in a window, whole or in part."""
     first = bisect_right(lane, window.start, key=lambda span: span.end)
     last = bisect_left(lane, window.end, key=lambda span: span.start)
     return lane[first:last]
 
 
-def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tuple[Window, ...]]:
+def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tuple[UpdateWindow, ...]]:
     """Windows of all ranks, for each update that every rank has finished.
 
     With a barrier before each update, all ranks have the same window: from the first operation of any rank to the last.
@@ -46,7 +46,8 @@ def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tupl
     if barriered:
         starts = [_starts(lane) for lane in lanes if lane]
         shared = [
-            Window(min(start[update] for start in starts), max(end[update] for end in finished)) for update in updates
+            UpdateWindow(min(start[update] for start in starts), max(end[update] for end in finished))
+            for update in updates
         ]
         return [(window,) * len(lanes) for window in shared]
     everywhere = [max(end[update] for end in finished) for update in updates]
@@ -55,7 +56,7 @@ def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tupl
     begins = [lane[0].start if lane else opening for lane in lanes]
     return [
         tuple(
-            Window(lane_ends[update - 1] if update else begin, lane_ends[update])
+            UpdateWindow(lane_ends[update - 1] if update else begin, lane_ends[update])
             for begin, lane_ends in zip(begins, ends_by_lane, strict=True)
         )
         for update in updates
@@ -69,6 +70,6 @@ def _starts(lane: Lane) -> dict[int, int]:
     return starts
 
 
-def length(window: Iterable[Window]) -> float:
+def length(window: Iterable[UpdateWindow]) -> float:
     """Length of an update in nanoseconds, on average over the ranks."""
     return fmean(end - start for start, end in window)

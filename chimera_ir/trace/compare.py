@@ -12,11 +12,11 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Pair, Stash, Step
 from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
-from chimera_ir.trace.forecast import Promised, like_typical, play, played_updates
-from chimera_ir.trace.foretold import Foretold, foretell
+from chimera_ir.trace.forecast import PredictedLanes, like_typical, play, played_updates
 from chimera_ir.trace.match import lanes
-from chimera_ir.trace.read import About, BadTrace, Trace
-from chimera_ir.trace.spans import BUSY, Activity, Lane, Load, Span, Window
+from chimera_ir.trace.profile_source import ProfileSource, predict_from_profile
+from chimera_ir.trace.spans import BUSY, Activity, Lane, LaneSpan, Load, UpdateWindow
+from chimera_ir.trace.trace_files import About, BadTrace, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +37,24 @@ class Side:
     """
 
     lanes: tuple[Lane, ...]
-    windows: tuple[Window, ...]
+    windows: tuple[UpdateWindow, ...]
 
 
 class Paired(NamedTuple):
     """An operation of a worker, predicted and measured."""
 
     worker: int
-    predicted: Span
-    measured: Span
+    predicted: LaneSpan
+    measured: LaneSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TraceComparison:
     """Prediction and measurement of a run, side by side.
 
     Attributes
     ----------
-    foretold
+    source
         Source of the prediction, if it was not made from the run itself.
     updates
         Number of updates that were recorded whole.
@@ -77,7 +77,7 @@ class Comparison:
     """
 
     about: About
-    foretold: Foretold | None
+    source: ProfileSource | None
     header: Header
     updates: int
     chosen: tuple[int, ...]
@@ -111,8 +111,8 @@ class Comparison:
         )
 
 
-def compare(trace: Trace, foretold: Foretold | None = None) -> Comparison:
-    """Comparison of a trace with a prediction: a foretold one, or one from the times of the run's own operations.
+def compare(trace: Trace, source: ProfileSource | None = None) -> TraceComparison:
+    """Comparison of a trace with a prediction: one from a profile, or one from the times of the run's own operations.
 
     Raises
     ------
@@ -128,34 +128,34 @@ def compare(trace: Trace, foretold: Foretold | None = None) -> Comparison:
         raise BadTrace("no update was recorded whole; trace a run of more updates (--steps)")
     chosen = choose([length(window) for window in whole], header.workers if header.asynchronous else 1)
     typical = chosen[len(chosen) // 2]
-    if foretold is None:
+    if source is None:
         cost = costs(header, about.rehearse, recorded, [whole[update] for update in chosen])
-        promised = forecast(trace, cost, barriered, typical)
+        prediction = forecast(trace, cost, barriered, typical)
     else:
-        promised = foretell(trace.program, foretold.setting, barriered, typical)
+        prediction = predict_from_profile(trace.program, source.setting, barriered, typical)
     accounts: list[list[Account]] = [[] for _ in range(header.workers)]
     for rank, lane in zip(trace.ranks, recorded, strict=True):
         accounts[rank.worker] += [account(header, lane, whole[update][rank.rank], barriered) for update in chosen]
     first = [rank for rank in trace.ranks if rank.copy == 0]
     shown = [recorded[rank.rank] for rank in first], [whole[typical][rank.rank] for rank in first]
-    frame = promised.windows[promised.shown]
+    frame = prediction.windows[prediction.shown]
     origins = _origin(frame), _origin(shown[1])
     expected = [
-        [account(header, lane, promised.windows[update][worker], barriered) for update in promised.counted]
-        for worker, lane in enumerate(promised.lanes)
+        [account(header, lane, prediction.windows[update][worker], barriered) for update in prediction.counted]
+        for worker, lane in enumerate(prediction.lanes)
     ]
-    return Comparison(
+    return TraceComparison(
         about=about,
-        foretold=foretold,
+        source=source,
         header=header,
         updates=len(whole),
         chosen=tuple(sorted(chosen)),
         typical=typical,
         origin=origins[1],
         rows=tuple(map(_rows, expected, accounts)),
-        predicted=_side(header, promised.lanes, frame),
+        predicted=_side(header, prediction.lanes, frame),
         measured=_side(header, *shown),
-        operations=() if header.asynchronous else tuple(_paired(promised, shown[0], typical, origins)),
+        operations=() if header.asynchronous else tuple(_paired(prediction, shown[0], typical, origins)),
         recorded=recorded,
         ended=ended,
     )
@@ -175,7 +175,10 @@ def choose(lengths: Sequence[float], apart: int) -> list[int]:
 
 
 def costs(
-    header: Header, rehearse: Mapping[str, float] | None, lanes: Sequence[Lane], chosen: Iterable[Sequence[Window]]
+    header: Header,
+    rehearse: Mapping[str, float] | None,
+    lanes: Sequence[Lane],
+    chosen: Iterable[Sequence[UpdateWindow]],
 ) -> Callable[[Instruction], int]:
     """Costs of operations in nanoseconds: the sleeps of a rehearsal, or else medians over all ranks and chosen updates.
 
@@ -194,47 +197,47 @@ def costs(
     for update in chosen:
         for lane, window in zip(lanes, update, strict=True):
             for span in inside(lane, window):
-                if isinstance(span.operation, _Timed):
+                if isinstance(span.operation, _Timeable):
                     seen[_like(span.operation)].append(span.end - span.start)
     known = {like: round(median(lengths)) for like, lengths in seen.items()}
 
     def measured(operation: Instruction) -> int:
-        if isinstance(operation, _Timed):
+        if isinstance(operation, _Timeable):
             return known.get(_like(operation), 0)
         return 0
 
     return measured
 
 
-_Timed = Compute | Pair | Step | Stash | Drop
+_Timeable = Compute | Pair | Step | Stash | Drop
 """The instructions that take time by themselves."""
 
 _Likeness = tuple[Kind | Pairing | type, WeightGroup, int]
 
 
-def _like(operation: _Timed) -> _Likeness:
+def _like(operation: _Timeable) -> _Likeness:
     if isinstance(operation, Compute | Pair):
         return operation.kind, tuple(single.stage for single in operation.parts), operation.size
     return type(operation), operation.group, 0
 
 
-def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> Promised:
+def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> PredictedLanes:
     """Prediction with these costs of operations, and with messages that take no time."""
     header = trace.header
     updates = played_updates(trace.program, barriered)
-    promised = play(trace.program, updates, cost)
+    played = play(trace.program, updates, cost)
     shown = like_typical(header, updates, typical)
-    return Promised(promised, windows(header, promised, barriered), shown, range(shown, shown + 1))
+    return PredictedLanes(played, windows(header, played, barriered), shown, range(shown, shown + 1))
 
 
 def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Residual, ...]:
-    promised, total = _sum(expected), _sum(accounts)
+    predicted, measured = _sum(expected), _sum(accounts)
     order = list(Activity)
-    keys = sorted(promised.keys() | total.keys(), key=lambda key: (order.index(key[0]), key[1]))
+    keys = sorted(predicted.keys() | measured.keys(), key=lambda key: (order.index(key[0]), key[1]))
     return tuple(
-        Residual(*key, predicted=promised[key] / len(expected) / 1e9, measured=total[key] / len(accounts) / 1e9)
+        Residual(*key, predicted=predicted[key] / len(expected) / 1e9, measured=measured[key] / len(accounts) / 1e9)
         for key in keys
-        if promised[key] or total[key]
+        if predicted[key] or measured[key]
     )
 
 
@@ -245,29 +248,31 @@ def _sum(accounts: Iterable[Account]) -> Account:
     return total
 
 
-def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[Window]) -> Side:
+def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[UpdateWindow]) -> Side:
     """The part of the lanes in one update, in nanoseconds from its start; where updates overlap, all of its time."""
     origin = _origin(frame)
     if header.asynchronous:
-        frame = [Window(origin, max(window.end for window in frame))] * len(frame)
+        frame = [UpdateWindow(origin, max(window.end for window in frame))] * len(frame)
     return Side(
         tuple(tuple(_later(span, -origin) for span in inside(lane, w)) for lane, w in zip(lanes, frame, strict=True)),
-        tuple(Window(start - origin, end - origin) for start, end in frame),
+        tuple(UpdateWindow(start - origin, end - origin) for start, end in frame),
     )
 
 
-def _origin(frame: Iterable[Window]) -> int:
+def _origin(frame: Iterable[UpdateWindow]) -> int:
     return min(window.start for window in frame)
 
 
-def _later(span: Span, by: int) -> Span:
+def _later(span: LaneSpan, by: int) -> LaneSpan:
     return span._replace(start=span.start + by, end=span.end + by)
 
 
-def _paired(promised: Promised, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]) -> Iterator[Paired]:
+def _paired(
+    prediction: PredictedLanes, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]
+) -> Iterator[Paired]:
     """Operations of an update that overlaps with no other, predicted and measured, from the beginning of the update."""
-    for worker, (promised_lane, lane) in enumerate(zip(promised.lanes, recorded, strict=True)):
-        expected = [span for span in promised_lane if span.update == promised.shown]
+    for worker, (predicted_lane, lane) in enumerate(zip(prediction.lanes, recorded, strict=True)):
+        expected = [span for span in predicted_lane if span.update == prediction.shown]
         done = [span for span in lane if span.update == typical and not isinstance(span.operation, Load)]
         if len(done) != len(expected):
             raise BadTrace(

@@ -10,8 +10,8 @@ from chimera_ir.picture.legend import chunks_shown, kinds_of, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Shade, rows_of
 from chimera_ir.picture.svg import LEGIBLE, written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, step, strands
-from chimera_ir.trace.compare import Comparison, Side
-from chimera_ir.trace.spans import Activity, Span, Window, activity, cause, shown_micro, words
+from chimera_ir.trace.compare import Side, TraceComparison
+from chimera_ir.trace.spans import Activity, LaneSpan, UpdateWindow, activity, cause, shown_micro, words
 
 WIDTH = 1500
 """The width of the chart in pixels."""
@@ -100,12 +100,12 @@ class Sheet:
     bubble: Caption
 
 
-def draw(comparison: Comparison) -> str:
+def draw(comparison: TraceComparison) -> str:
     """The picture as a self-contained SVG document."""
     return written("compare.svg.j2", sheet=sheet(comparison))
 
 
-def sheet(comparison: Comparison) -> Sheet:
+def sheet(comparison: TraceComparison) -> Sheet:
     """Places and sizes of everything in the picture."""
     header, workers = comparison.header, comparison.header.workers
     row = 20 if workers <= 16 else 12
@@ -146,7 +146,7 @@ def sheet(comparison: Comparison) -> Sheet:
     )
 
 
-def summary(comparison: Comparison) -> str:
+def summary(comparison: TraceComparison) -> str:
     """Update time and bubble ratio, predicted and measured, in one line."""
     predicted, measured = comparison.steps
     predicted_bubble, measured_bubble = comparison.bubbles
@@ -174,7 +174,7 @@ def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, p
     )
 
 
-def _shapes(looks: Looks, span: Span, window: Window, y: int, row: int, pixel: float) -> Iterator[Rectangle]:
+def _shapes(looks: Looks, span: LaneSpan, window: UpdateWindow, y: int, row: int, pixel: float) -> Iterator[Rectangle]:
     """The rectangle of an operation; of a pair one for each of the two."""
     operation = span.operation
     if not isinstance(operation, Compute | Pair):
@@ -191,8 +191,8 @@ def _shapes(looks: Looks, span: Span, window: Window, y: int, row: int, pixel: f
 
 def _shape(
     looks: Looks,
-    span: Span,
-    window: Window,
+    span: LaneSpan,
+    window: UpdateWindow,
     place: tuple[int, int],
     fill: str,
     ink: str,

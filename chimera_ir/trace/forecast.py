@@ -10,13 +10,13 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Send, WaitAllReduce, WaitRecv
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.trace.match import instructions
-from chimera_ir.trace.spans import Lane, Span, Window
+from chimera_ir.trace.spans import Lane, LaneSpan, UpdateWindow
 
 Cost = Callable[[Instruction], int]
 """Nanoseconds of an operation; never called for a wait."""
 
 
-class Promised(NamedTuple):
+class PredictedLanes(NamedTuple):
     """A prediction: ``windows[u][w]`` is the window of update u on worker w, whose lane is ``lanes[w]``.
 
     ``shown`` is the update to show beside a measured one. The predicted time of an update is the mean of the
@@ -24,7 +24,7 @@ class Promised(NamedTuple):
     """
 
     lanes: tuple[Lane, ...]
-    windows: Sequence[tuple[Window, ...]]
+    windows: Sequence[tuple[UpdateWindow, ...]]
     shown: int
     counted: range
 
@@ -99,7 +99,7 @@ def _length(instruction: Instruction, cost: Cost) -> int:
     return 0 if isinstance(instruction, WaitRecv | WaitAllReduce) else cost(instruction)
 
 
-def _spans(lane: _Served, ends: Sequence[int]) -> Iterator[Span]:
+def _spans(lane: _Served, ends: Sequence[int]) -> Iterator[LaneSpan]:
     """Instructions of a lane with their times, each from the end of the one before it."""
     for (update, instruction), start, end in zip(lane, [0, *ends], ends, strict=False):
-        yield Span(instruction, update, start, end)
+        yield LaneSpan(instruction, update, start, end)

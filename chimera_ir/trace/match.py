@@ -7,8 +7,8 @@ from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import extent, unroll
-from chimera_ir.trace.read import BadTrace, Rank, Recorded, Trace
-from chimera_ir.trace.spans import Lane, Load, Span, recorded, words
+from chimera_ir.trace.spans import Lane, LaneSpan, Load, recorded, words
+from chimera_ir.trace.trace_files import BadTrace, Rank, Recorded, Trace
 
 
 def lanes(trace: Trace) -> tuple[Lane, ...]:
@@ -35,13 +35,13 @@ def instructions(program: Program | ProgramStream, worker: int, updates: int) ->
         yield (first if of_updates else first // header.per_update), instruction
 
 
-def _lane(trace: Trace, rank: Rank) -> Iterator[Span]:
+def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
     loads: list[Recorded] = []
     operations = iter(rank.operations)
     ahead = next(operations, None)
     for update, instruction in instructions(trace.program, rank.worker, trace.about.updates):
         while ahead is not None and _loads(ahead):
-            yield Span(Load(ahead.text), update, ahead.start, ahead.end)
+            yield LaneSpan(Load(ahead.text), update, ahead.start, ahead.end)
             ahead = next(operations, None)
         if ahead is None:
             _must_have_ended_early(rank, instruction)
@@ -62,8 +62,8 @@ def _lane(trace: Trace, rank: Rank) -> Iterator[Span]:
                 break
             end = ahead.end
             ahead = next(operations, None)
-        yield Span(instruction, update, start, end)
-        yield from (Span(Load(load.text), update, load.start, load.end) for load in loads if load.start >= end)
+        yield LaneSpan(instruction, update, start, end)
+        yield from (LaneSpan(Load(load.text), update, load.start, load.end) for load in loads if load.start >= end)
         loads = []
     if ahead is not None:
         raise BadTrace(f"rank {rank.rank}: recorded '{ahead.text}' after the last operation of the program")

@@ -55,7 +55,7 @@ class Load:
     text: str
 
 
-class Span(NamedTuple):
+class LaneSpan(NamedTuple):
     """An operation of a rank, from ``start`` to ``end`` in nanoseconds, in the update that it serves."""
 
     operation: Instruction | Load
@@ -64,11 +64,11 @@ class Span(NamedTuple):
     end: int
 
 
-Lane = tuple[Span, ...]
+Lane = tuple[LaneSpan, ...]
 """Spans of a rank in order; no two overlap."""
 
 
-class Window(NamedTuple):
+class UpdateWindow(NamedTuple):
     """The part of a lane that one update takes, in nanoseconds."""
 
     start: int
@@ -158,7 +158,7 @@ def _first(message: Message) -> str:
     return f"m{message.micros[0]} s{message.source}->s{message.target}"
 
 
-def ends(lane: Iterable[Span], asynchronous: bool) -> dict[int, int]:
+def ends(lane: Iterable[LaneSpan], asynchronous: bool) -> dict[int, int]:
     """End of each update on a rank: the end of its last operation or, where updates overlap, of its last step."""
     ends: dict[int, int] = {}
     for span in lane:

@@ -17,7 +17,7 @@ from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.circles import shortest_circle
 from chimera_ir.verify.index import receiver, sender
 from chimera_ir.verify.transport import Transport, replay
-from chimera_ir.verify.words import content, summed
+from chimera_ir.verify.wording import content, summed
 
 
 @dataclass(frozen=True, slots=True)

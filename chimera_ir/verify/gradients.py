@@ -28,7 +28,7 @@ from chimera_ir.ir.text.printer import group_name, kinds_line, line
 from chimera_ir.plural import counted
 from chimera_ir.source import Span
 from chimera_ir.verify.index import Synchronisation, sum_key, update_of
-from chimera_ir.verify.words import summed, workers
+from chimera_ir.verify.wording import summed, workers
 
 _KINDS: tuple[type[Synchronisation], ...] = (AllReduce, WaitAllReduce, Step)
 _DONE = {AllReduce: "launched", WaitAllReduce: "waited for", Step: "stepped"}
@@ -44,7 +44,7 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
     """
     mistakes: list[Diagnostic] = []
     for number in range(program.header.workers):
-        mistakes.extend(_Lane(program, Worker(number)).mistakes())
+        mistakes.extend(_WorkerSums(program, Worker(number)).mistakes())
     yield from mistakes or _orders(program)
 
 
@@ -61,7 +61,7 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, group: We
     return NotHeld(instruction.origin, worker, line(instruction), group_name(group), holders)
 
 
-class _Lane:
+class _WorkerSums:
     """The places of a worker's synchronisation, by group and update."""
 
     def __init__(self, program: Program, worker: Worker) -> None:

@@ -24,7 +24,7 @@ from chimera_ir.ir.levels import Lines, Program
 from chimera_ir.ir.ops import Compute, Instruction, Message, Pair, Recv, Send, Talk, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import line, message_text
 from chimera_ir.verify.index import key, receiver, sender
-from chimera_ir.verify.words import content
+from chimera_ir.verify.wording import content
 
 
 class HandOver(NamedTuple):

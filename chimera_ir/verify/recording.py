@@ -109,7 +109,7 @@ class StreamRun(WholeRun):
         return 0 < version < self._updates
 
 
-class _Link:
+class _RecordedLink:
     def __init__(self, lines: LaneLines, run: WholeRun, route: Route) -> None:
         self._lines, self._run = lines, run
         self._source, self._target, self._worker = route
@@ -120,7 +120,7 @@ class _Link:
         return Message(_micros(group), Stage(self._source), Stage(self._target))
 
 
-class RecordedOutgoing(_Link):
+class RecordedOutgoing(_RecordedLink):
     """A link to a stage on another worker."""
 
     def isend(self, micros: Micros, tensors: object) -> None:
@@ -153,7 +153,7 @@ class RecordedOutgoing(_Link):
         self._under_way.remove(group)
 
 
-class RecordedIncoming(_Link):
+class RecordedIncoming(_RecordedLink):
     """A link from a stage on another worker; ``rooms[k]`` is for how many micro-batches slot k has room."""
 
     def __init__(self, lines: LaneLines, run: WholeRun, route: Route, rooms: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from chimera_ir.ir.ops import Message, Recv
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.index import key
 from chimera_ir.verify.messages import MessagePlaces
-from chimera_ir.verify.words import content
+from chimera_ir.verify.wording import content
 
 
 def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:

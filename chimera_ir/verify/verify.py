@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
@@ -23,7 +24,6 @@ from chimera_ir.verify.communicators import Communication, communications
 from chimera_ir.verify.complete import complete
 from chimera_ir.verify.conflict_free import conflict_free
 from chimera_ir.verify.copies import copies, surplus
-from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.findings import Findings, Rule, apply, check
 from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.groups import groups
@@ -304,6 +304,24 @@ def verify_lowered(program: Program | ProgramStream, checked: Checked) -> Verifi
             raise
         worst = rejected.diagnostics[0]
         raise Rejected([NotLowered(worst.span, worst.fill(worst.title), worst.fill(worst.label))]) from rejected
+
+
+def schedule_of(program: Program) -> Schedule:
+    """The compute operations of a program, in their order; ``schedule_of(lower(schedule)) == schedule``."""
+    return Schedule(program.header, tuple(tuple(parts.computes.lines) for parts in program.parts))
+
+
+def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> Schedule | ScheduleStream:
+    """The schedule of a program or of a stream of one; a schedule as it is."""
+    match level:
+        case Program():
+            return schedule_of(level)
+        case ProgramStream():
+            return level.schedule
+        case Schedule() | ScheduleStream():
+            return level
+        case _:
+            assert_never(level)
 
 
 def _messages(program: Program) -> Findings:

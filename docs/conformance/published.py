@@ -11,7 +11,7 @@ from typing import assert_never
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import Figures
 from chimera_ir.request import Request
 from paper_tables.formula import Size, value

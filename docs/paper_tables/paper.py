@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from paper_tables.formula import Size, value
 
 

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import Report
 from chimera_ir.diagnostics.model import titles
 from chimera_ir.errors import AboveMaxOperations, TextError

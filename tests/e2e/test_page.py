@@ -10,8 +10,8 @@ import pytest
 
 from chimera_ir.trace.compare import compare
 from chimera_ir.trace.drawing import draw
-from chimera_ir.trace.page import page
-from chimera_ir.trace.read import read
+from chimera_ir.trace.presentation import page
+from chimera_ir.trace.trace_files import read
 from tests.unit import traced
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

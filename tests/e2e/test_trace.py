@@ -15,9 +15,9 @@ import pytest
 from chimera_ir.commands.trace_command import main
 from chimera_ir.ir.ops import AllReduce, Send, WaitAllReduce, WaitRecv
 from chimera_ir.trace.compare import compare
-from chimera_ir.trace.events import events
+from chimera_ir.trace.event_format import events
 from chimera_ir.trace.match import lanes
-from chimera_ir.trace.read import Trace, read
+from chimera_ir.trace.trace_files import Trace, read
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
 from tests.programs import free_port
 from tests.unit.trace_events import assert_valid

@@ -6,7 +6,7 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import Figures
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster

@@ -11,10 +11,9 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.footprint import activations
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import eventful, launches
-from chimera_ir.cost.model import Costs
-from chimera_ir.cost.report import Report, report
+from chimera_ir.cost.report import Report, activations, report
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.window import Window, steady_window
 from chimera_ir.request import Request

@@ -12,17 +12,17 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import Equation, equation
-from chimera_ir.predict.memory import memory
+from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.verify.erase import schedule_of
+from chimera_ir.verify.verify import schedule_of
 
 GB = 10**9
 BETA = 1 / GB

@@ -9,9 +9,8 @@ from functools import cache
 
 import pytest
 
-from chimera_ir.cost.footprint import held
-from chimera_ir.cost.model import Costs
-from chimera_ir.cost.report import Report, report
+from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.report import Report, held, report
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.order import order

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.ir.ops import Compute
 from chimera_ir.request import Request

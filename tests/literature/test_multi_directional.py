@@ -10,7 +10,7 @@ from itertools import cycle
 
 import pytest
 
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from tests.literature.test_asynchronous import streamed
 from tests.literature.test_facts import EQUAL, PAPER, schedule
 

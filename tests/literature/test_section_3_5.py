@@ -9,9 +9,8 @@ from fractions import Fraction
 import pytest
 
 from chimera_ir import library
-from chimera_ir.cost.footprint import held
-from chimera_ir.cost.model import Costs
-from chimera_ir.cost.report import report
+from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.report import held, report
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.lower import lower

@@ -14,8 +14,7 @@ from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE
-from chimera_ir.verify.erase import schedule_of
-from chimera_ir.verify.verify import verify_program
+from chimera_ir.verify.verify import schedule_of, verify_program
 from tests.lowered import level, lowered
 from tests.property.streams import random_stream
 from tests.property.test_replay import SEEDS, STREAMS, operations, random_program, random_setting
@@ -30,7 +29,7 @@ def free(header: Header, random: Random) -> Setting:
 
 def assert_costs_add_up(timeline: Timeline) -> None:
     path = timeline.critical_path
-    costs = dict(timeline.costs.told(timeline.header, path.operations, path.counts))
+    costs = dict(timeline.costs.report_costs(timeline.header, path.operations, path.counts))
     assert timeline.makespan == costs.get("F", 0) * path.counts["F"] + costs.get("B", 0) * path.counts["B"]
 
 

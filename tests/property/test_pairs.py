@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.cost.footprint import activations
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.report import activations
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, Pair, Send, WaitRecv
@@ -18,8 +18,7 @@ from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source, Span
-from chimera_ir.verify.erase import schedule_of
-from chimera_ir.verify.verify import verify_program, verify_schedule
+from chimera_ir.verify.verify import schedule_of, verify_program, verify_schedule
 from tests.executor import verdicts
 from tests.property.mutations import RIGHT, judged, mutants
 from tests.property.programs import doubled, one_direction, plans, two_directions

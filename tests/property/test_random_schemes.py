@@ -8,8 +8,7 @@ from chimera_ir.ir.levels import Plan, Program
 from chimera_ir.ir.ops import Recv
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
-from chimera_ir.verify.erase import schedule_of
-from chimera_ir.verify.verify import verify_program, verify_schedule
+from chimera_ir.verify.verify import schedule_of, verify_program, verify_schedule
 from tests.executor import verdicts
 from tests.property.programs import plans
 from tests.repeatable import examples

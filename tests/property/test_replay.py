@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Program
@@ -19,7 +19,7 @@ from chimera_ir.predict.replay import Event, Replay, free_replay, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
-from chimera_ir.verify.erase import schedule_of
+from chimera_ir.verify.verify import schedule_of
 from tests.instructions import what
 from tests.literature.test_facts import schedule
 from tests.lowered import lowered

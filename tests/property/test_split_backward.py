@@ -12,8 +12,8 @@ from itertools import chain
 
 import pytest
 
-from chimera_ir.cost.footprint import activations
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.report import activations
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT

@@ -20,12 +20,11 @@ from chimera_ir.source import Source
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import channels
 from chimera_ir.verify.complete import complete
-from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.index import cells
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.slots import slots
-from chimera_ir.verify.verify import Verified, verify_program, verify_schedule, verify_view
+from chimera_ir.verify.verify import Verified, schedule_of, verify_program, verify_schedule, verify_view
 from chimera_ir.verify.versions import versions
 from tests.lowered import scripts_of
 from tests.property.streams import Stream, one_forward_one_backward, random_stream

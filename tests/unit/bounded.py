@@ -2,7 +2,7 @@
 
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import Changed
-from chimera_ir.predict.memory import memory, memory_of
+from chimera_ir.predict.memory_need import memory, memory_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts

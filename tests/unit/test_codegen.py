@@ -120,8 +120,8 @@ def test_programs_have_the_same_digest_only_if_all_of_their_files_are_the_same(
     found = {named(case): written(case) for case in cases}
     shutil.copytree(templates(), tmp_path / "templates")
     shutil.copytree(runtime(), tmp_path / "chimera_runtime")
-    monkeypatch.setattr("chimera_ir.codegen.render.templates", lambda: tmp_path / "templates")
-    monkeypatch.setattr("chimera_ir.codegen.render.runtime", lambda: tmp_path / "chimera_runtime")
+    monkeypatch.setattr("chimera_ir.codegen.output_files.templates", lambda: tmp_path / "templates")
+    monkeypatch.setattr("chimera_ir.codegen.output_files.runtime", lambda: tmp_path / "chimera_runtime")
     for changed in ("chimera_runtime/lane/lane.py", "templates/rank.py.j2", "templates/train.py.j2"):
         with (tmp_path / changed).open("a") as file:
             file.write("# another version of the compiler\n")

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import chimera_ir
 from chimera_ir import library
-from chimera_ir.cost.footprint import activations, held
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.report import activations, held
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD

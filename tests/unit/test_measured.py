@@ -8,7 +8,7 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
-from chimera_ir.cost.model import COST_LETTERS
+from chimera_ir.cost.durations import COST_LETTERS
 from chimera_ir.elaborate.elaborate import Outline
 from chimera_ir.verify import verify
 from tests.sizes import of_stages

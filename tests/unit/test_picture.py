@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import eventful
-from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import Micro, Stage, Worker

@@ -8,7 +8,7 @@ from math import log2
 import pytest
 
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate, ticks
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import BACKWARD, FORWARD

@@ -8,11 +8,10 @@ from types import ModuleType
 import pytest
 from rich.console import Console, Group
 
-from chimera_ir.cost import model, numbers, table
-from chimera_ir.cost.footprint import held
+from chimera_ir.cost import durations, number_text, table
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import launches
-from chimera_ir.cost.model import Costs
-from chimera_ir.cost.report import Report, report
+from chimera_ir.cost.report import Report, held, report
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.table import heading, per_worker, proof, show
 from chimera_ir.ir.ids import Stage
@@ -223,7 +222,7 @@ def test_the_table_says_what_the_json_says() -> None:
         assert words in text
 
 
-@pytest.mark.parametrize("module", [model, numbers, table])
+@pytest.mark.parametrize("module", [durations, number_text, table])
 def test_the_examples_in_the_documentation_run(module: ModuleType) -> None:
     done = doctest.testmod(module)
     assert done.attempted > 0

@@ -262,7 +262,7 @@ def test_scripts_are_written_only_where_they_are_proven_by_a_rule_that_shares_no
         path.relative_to(PACKAGE).as_posix()
         for path in python(PACKAGE)
         for name, _ in imported(path)
-        if name.startswith("chimera_ir.codegen.render") and part(path) != "codegen"
+        if name.startswith("chimera_ir.codegen.output_files") and part(path) != "codegen"
     }
     assert users == {"compilation.py"}
     rule = [PACKAGE / "verify" / f"{name}.py" for name in ("recording", "scripts")]

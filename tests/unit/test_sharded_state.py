@@ -15,7 +15,7 @@ from chimera_ir.errors import OptionError
 from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.measured import Measured
-from chimera_ir.predict.memory import memory
+from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import Overhead, StageCosts, Timing

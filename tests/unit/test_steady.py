@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.cost.critical import skeleton, update_length
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.critical import structure_of, update_length
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.flow import cycles
 from chimera_ir.flow.cycles import Waits, critical
@@ -47,8 +47,8 @@ def uneven(lag: int, updates: int = 10) -> Schedule:
 
 
 def unit_length(schedule: Schedule) -> Fraction:
-    bones = skeleton(schedule)
-    return update_length(schedule.header, bones, [1] * len(bones.net.operations))
+    structure = structure_of(schedule)
+    return update_length(schedule.header, structure, [1] * len(structure.net.operations))
 
 
 @pytest.mark.parametrize("D", [1, 2, 3, 4, 8, 16])

@@ -5,15 +5,14 @@ from fractions import Fraction
 
 import pytest
 
-from chimera_ir.cost.footprint import held
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import launches
-from chimera_ir.cost.model import Costs
-from chimera_ir.cost.report import Report, report
+from chimera_ir.cost.report import Report, held, report
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.predict.equation import equation
 from chimera_ir.predict.measured import Measured
-from chimera_ir.predict.memory import memory
+from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.prediction import Prediction
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.screen import show

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import launches
-from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate, ticks
 from chimera_ir.diagnostics.model import Rejected, raise_errors
 from chimera_ir.elaborate.elaborate import elaborate

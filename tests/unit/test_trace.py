@@ -10,7 +10,7 @@ import pytest
 from chimera_ir import library
 from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Program, Schedule
@@ -20,8 +20,8 @@ from chimera_ir.request import Request
 from chimera_ir.trace.account import windows
 from chimera_ir.trace.compare import choose, compare
 from chimera_ir.trace.forecast import play
-from chimera_ir.trace.read import Offset, aligned, read
 from chimera_ir.trace.spans import Activity
+from chimera_ir.trace.trace_files import Offset, aligned, read
 from tests.instructions import what
 from tests.sizes import on_workers
 from tests.unit import traced

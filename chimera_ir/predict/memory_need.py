@@ -11,7 +11,7 @@ from chimera_ir.verify.holdings import Holdings, Moment, Receiving, holdings
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryNeed:
     """Memory that a worker needs at most, in bytes, by purpose; each part at its own maximum.
 
     Attributes
@@ -44,12 +44,12 @@ class Memory:
         return asdict(self)
 
 
-def memory(program: Program, setting: Setting) -> tuple[Memory, ...]:
+def memory(program: Program, setting: Setting) -> tuple[MemoryNeed, ...]:
     """Memory that each worker of a verified program needs."""
     return memory_of(program.header, setting, holdings(program))
 
 
-def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tuple[Memory, ...]:
+def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tuple[MemoryNeed, ...]:
     """Memory of workers with known holdings."""
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
@@ -75,7 +75,7 @@ class _Worker:
         self._worker = worker
         self._sizes: dict[Stage, _Sizes] = {}
 
-    def need(self, held: Holdings) -> Memory:
+    def need(self, held: Holdings) -> MemoryNeed:
         """The worker's memory, by purpose."""
         stages = self._setting.stages
         sending = sum(
@@ -83,7 +83,7 @@ class _Worker:
             + self._bytes(sent.gradients, self._message(sent.stage, sent.stage - 1))
             for sent in held.sending
         )
-        return Memory(
+        return MemoryNeed(
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
             gradients=sum(stages[stage].gradients for stage, _ in held.copies),
             optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),

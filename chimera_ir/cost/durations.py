@@ -8,7 +8,7 @@ from functools import cached_property
 from math import lcm
 from typing import Any, Protocol
 
-from chimera_ir.cost.numbers import Unit, exact
+from chimera_ir.cost.number_text import Unit, exact
 from chimera_ir.ir.kinds import COSTED, KEPT, PAIR, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, Pair
@@ -44,7 +44,7 @@ class Durations(Protocol):
     def halved(self) -> "Durations":
         """The durations with which a schedule with split backwards is compared to one that has none."""
 
-    def told(
+    def report_costs(
         self, header: Header, path: Sequence[Operation], kinds: Collection[str]
     ) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost per micro-batch; the costs times C_f and C_b give the length of the critical path.
@@ -137,7 +137,9 @@ class Costs:
         """These costs, whatever the header."""
         return self
 
-    def told(self, header: Header, _: Sequence[Operation], kinds: Collection[str]) -> tuple[tuple[str, Fraction], ...]:
+    def report_costs(
+        self, header: Header, _: Sequence[Operation], kinds: Collection[str]
+    ) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost, as in a report.
 
         If all stages recompute, the cost of a kind that the schedule has is that of operations that recompute. If only
@@ -152,7 +154,7 @@ class Costs:
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """The costs of some kinds, in one line; that of a recomputing backward is one of B, and so on."""
-        costs = ((kind, cost) for kind, cost in self.told(header, (), kinds) if kind.split("_")[0] in kinds)
+        costs = ((kind, cost) for kind, cost in self.report_costs(header, (), kinds) if kind.split("_")[0] in kinds)
         return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
 
     def recut(self, stages: int, into: int) -> "Costs":

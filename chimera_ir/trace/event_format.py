@@ -11,9 +11,9 @@ from typing import Any
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv
 from chimera_ir.ir.text.printer import group_text
-from chimera_ir.trace.compare import Comparison
-from chimera_ir.trace.read import Trace
-from chimera_ir.trace.spans import Span, activity, words
+from chimera_ir.trace.compare import TraceComparison
+from chimera_ir.trace.spans import LaneSpan, activity, words
+from chimera_ir.trace.trace_files import Trace
 
 Event = dict[str, Any]
 
@@ -21,11 +21,11 @@ MEASURED, PREDICTED = 0, 1
 """The threads of a rank."""
 
 
-def events(trace: Trace, comparison: Comparison) -> str:
+def events(trace: Trace, comparison: TraceComparison) -> str:
     """The text of the file."""
     about = trace.about
     content = {
-        "traceEvents": [*_names(trace), *_recorded(trace, comparison), *_promised(trace, comparison)],
+        "traceEvents": [*_names(trace), *_recorded(trace, comparison), *_predicted(trace, comparison)],
         "displayTimeUnit": "ms",
         "otherData": {
             "scheme": about.scheme,
@@ -51,7 +51,7 @@ def _meta(what: str, rank: int, thread: int, **arguments: object) -> Event:
     return {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": arguments}
 
 
-def _recorded(trace: Trace, comparison: Comparison) -> Iterator[Event]:
+def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[Event]:
     """Operations of the ranks, an arrow from each message's send to the end of its wait, and sums under way."""
     arrived = {
         (rank.copy, span.update, span.operation.message)
@@ -86,19 +86,19 @@ def _event(phase: str, name: str, rank: int, time: int, **more: object) -> Event
     return {"name": name, "ph": phase, "pid": rank, "tid": MEASURED, "ts": time / 1000} | more
 
 
-def _id(copy: int, span: Span) -> str:
+def _id(copy: int, span: LaneSpan) -> str:
     """The id of a message, which only its send and the wait for it share."""
     operation = span.operation
     assert isinstance(operation, Send | Recv | WaitRecv)
     return f"{copy}/{span.update}/{words(WaitRecv(operation.message)).removeprefix('wait recv ')}"
 
 
-def _complete(span: Span, rank: int, thread: int, arguments: Mapping[str, object]) -> Event:
+def _complete(span: LaneSpan, rank: int, thread: int, arguments: Mapping[str, object]) -> Event:
     event = {"name": words(span.operation), "ph": "X", "pid": rank, "tid": thread, "ts": span.start / 1000}
     return event | {"cat": activity(span.operation).value, "dur": (span.end - span.start) / 1000, "args": arguments}
 
 
-def _promised(trace: Trace, comparison: Comparison) -> Iterator[Event]:
+def _predicted(trace: Trace, comparison: TraceComparison) -> Iterator[Event]:
     """The predicted update, from the beginning of the update that is shown."""
     for rank in trace.ranks:
         for span in comparison.predicted.lanes[rank.worker]:

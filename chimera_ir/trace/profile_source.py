@@ -11,10 +11,10 @@ from chimera_ir.predict.replay import Event, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
 from chimera_ir.trace.account import windows
-from chimera_ir.trace.forecast import Promised, like_typical, played_updates
+from chimera_ir.trace.forecast import PredictedLanes, like_typical, played_updates
 from chimera_ir.trace.match import instructions
-from chimera_ir.trace.read import Trace
-from chimera_ir.trace.spans import Lane, Span, Window
+from chimera_ir.trace.spans import Lane, LaneSpan, UpdateWindow
+from chimera_ir.trace.trace_files import Trace
 
 LONGER = (1, 2, 4, 8, 16)
 """Factors on the number of replayed updates, tried in order until the replay shows steady updates."""
@@ -24,7 +24,7 @@ MOST = 300_000
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class ProfileSource:
     """Source of a prediction; ``profile`` and ``cluster`` are the names in the two files."""
 
     profile: str
@@ -32,7 +32,7 @@ class Foretold:
     setting: Setting
 
 
-def foretold(trace: Trace, inputs: Inputs) -> Foretold:
+def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
     """Source of a prediction for the run of a trace: a profile and a cluster, with the run's copies, layout and sizes.
 
     For a rehearsal, operations take the times of the run by their kinds, recomputing or not, and steps take no time;
@@ -51,10 +51,12 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
         stages = tuple(sizes.slept(wanted.micro_batch_size, about.rehearse) for sizes in inputs.choose_sizes(wanted))
     where = inputs.cluster, about.copies, about.micro_batch_size, about.layout == "replica"
     setting = Setting(stages, *where, about.sharded_optimizer and about.rehearse is None)
-    return Foretold(inputs.counts.name, inputs.cluster.name, setting)
+    return ProfileSource(inputs.counts.name, inputs.cluster.name, setting)
 
 
-def foretell(program: Program | ProgramStream, setting: Setting, barriered: bool, typical: int) -> Promised:
+def predict_from_profile(
+    program: Program | ProgramStream, setting: Setting, barriered: bool, typical: int
+) -> PredictedLanes:
     """Lanes of a replay, and the updates in it that are like the typical update of a run.
 
     Without a barrier, the counted updates are whole turns that take exactly as long as updates in the long run. Where
@@ -63,23 +65,23 @@ def foretell(program: Program | ProgramStream, setting: Setting, barriered: bool
     header = view_of(program).header
     updates = played_updates(program, barriered)
     if barriered:
-        promised, _ = _replayed(program, setting, updates)
-        return Promised(promised, windows(header, promised, barriered), 0, range(1))
+        predicted, _ = _replayed(program, setting, updates)
+        return PredictedLanes(predicted, windows(header, predicted, barriered), 0, range(1))
     turn = updates_a_turn(header) if header.asynchronous else 1
     lines = sum(map(len, view_of(program).lanes))
     counts = [times * updates for times in LONGER if times == 1 or times * lines <= MOST]
     for count in counts:
-        promised, seconds = _replayed(program, setting, count)
-        update_windows, shown = windows(header, promised, barriered), like_typical(header, count, typical)
+        predicted, seconds = _replayed(program, setting, count)
+        update_windows, shown = windows(header, predicted, barriered), like_typical(header, count, typical)
         for start in range(shown + 1 - turn, 0, -turn):
             counted = range(start, shown + 1)
-            if _steady(promised, update_windows, counted, 1e9 * seconds):
-                return Promised(promised, update_windows, shown, counted)
-    return Promised(promised, update_windows, shown, range(max(shown + 1 - turn, 0), shown + 1))
+            if _steady(predicted, update_windows, counted, 1e9 * seconds):
+                return PredictedLanes(predicted, update_windows, shown, counted)
+    return PredictedLanes(predicted, update_windows, shown, range(max(shown + 1 - turn, 0), shown + 1))
 
 
 def _steady(
-    lanes: Sequence[Lane], update_windows: Sequence[Sequence[Window]], counted: range, nanoseconds: float
+    lanes: Sequence[Lane], update_windows: Sequence[Sequence[UpdateWindow]], counted: range, nanoseconds: float
 ) -> bool:
     """Whether the counted updates take ``nanoseconds`` on average on every worker, but for rounding at both ends."""
     whole = len(counted) * nanoseconds
@@ -103,7 +105,7 @@ def _replayed(program: Program | ProgramStream, setting: Setting, updates: int) 
 
 def _spans(
     serving: Iterator[tuple[int, Instruction]], lane: Sequence[Instruction], timed: Sequence[Event]
-) -> Iterator[Span]:
+) -> Iterator[LaneSpan]:
     """Instructions of a lane with their times; an instruction without an event takes no time.
 
     Instructions and events are in the same order, and no instruction occurs twice.
@@ -114,5 +116,5 @@ def _spans(
         end = now
         if ahead is not None and ahead.what == instruction:
             end, ahead = round(ahead.end * 1e9), next(events, None)
-        yield Span(operation, update, now, end)
+        yield LaneSpan(operation, update, now, end)
         now = end

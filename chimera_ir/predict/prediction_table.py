@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.numbers import decimal, seconds
+from chimera_ir.cost.number_text import decimal, seconds
 from chimera_ir.ir.text.printer import group_text
 from chimera_ir.plural import counted
 from chimera_ir.predict.prediction import Prediction

@@ -10,8 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chimera_ir.picture.sheet import Drawing
+from chimera_ir.picture.svg import written
 from chimera_ir.plural import counted
-from chimera_ir.trace.compare import Comparison, Residual
+from chimera_ir.trace.compare import Residual, TraceComparison
 from chimera_ir.trace.drawing import milliseconds, summary
 from chimera_ir.trace.spans import BUSY, Activity, words
 
@@ -39,7 +41,7 @@ class Block:
     total: Line
 
 
-def blocks(comparison: Comparison) -> list[Block]:
+def blocks(comparison: TraceComparison) -> list[Block]:
     """Tables by kind: the mean of all workers, then every worker."""
     rows = comparison.rows
     all_workers = _by_kind([row for worker_rows in rows for row in worker_rows], len(rows))
@@ -52,7 +54,7 @@ def blocks(comparison: Comparison) -> list[Block]:
     ]
 
 
-def bubbles(comparison: Comparison) -> list[Line]:
+def bubbles(comparison: TraceComparison) -> list[Line]:
     """Time without compute by worker and cause, the longest first."""
     named = [
         (f"worker {worker}: {cause(row)}", row, comparison.step(worker)[1])
@@ -99,7 +101,7 @@ def _signed(seconds: float) -> str:
     return f"{seconds * 1e3:+.3f}"
 
 
-def text(comparison: Comparison) -> RenderableType:
+def text(comparison: TraceComparison) -> RenderableType:
     """Tables for a terminal; everything is readable without colour."""
     mean, *workers = blocks(comparison)
     shown = [mean, *(workers if len(workers) <= IN_FULL else [])]
@@ -115,7 +117,7 @@ def text(comparison: Comparison) -> RenderableType:
     )
 
 
-def _largest(comparison: Comparison) -> str:
+def _largest(comparison: TraceComparison) -> str:
     """A line that names the largest part of the difference, by kind, on average over the workers."""
     rows = [row for worker_rows in comparison.rows for row in worker_rows]
     kinds = _by_kind(rows, len(comparison.rows)).items()
@@ -125,7 +127,7 @@ def _largest(comparison: Comparison) -> str:
     return f"largest part of the difference, {_signed(measured - predicted)} ms: {kind}, {_signed(part)} ms"
 
 
-def basis(comparison: Comparison) -> str:
+def basis(comparison: TraceComparison) -> str:
     """A line that says what was measured: updates, copies, backend."""
     about, count = comparison.about, len(comparison.chosen)
     copies = f", {counted(about.copies, 'copy')}" if about.copies > 1 else ""
@@ -137,22 +139,34 @@ def basis(comparison: Comparison) -> str:
     )
 
 
-def _kinds(comparison: Comparison) -> str:
+def _kinds(comparison: TraceComparison) -> str:
     *others, last = comparison.about.rehearse or ("F", "B")
     return f"{', '.join(others)} and {last}"
 
 
-def ground(comparison: Comparison) -> str:
+def ground(comparison: TraceComparison) -> str:
     """A line that says what the prediction was made from."""
     slept = comparison.about.rehearse is not None
-    foretold = comparison.foretold
-    if foretold:
+    source = comparison.source
+    if source:
         sleeps = f"; {_kinds(comparison)} are those of the rehearsal" if slept else ""
-        return (
-            f"predicted by a replay, from the profile '{foretold.profile}' and the cluster '{foretold.cluster}'{sleeps}"
-        )
+        return f"predicted by a replay, from the profile '{source.profile}' and the cluster '{source.cluster}'{sleeps}"
     costs = f"{_kinds(comparison)} of the rehearsal" if slept else "the run's own medians"
     return f"predicted from {costs}; messages, sums and posting take no time"
+
+
+def page(comparison: TraceComparison, drawing: str) -> str:
+    """The HTML around a drawing that is an SVG document."""
+    return written(
+        "trace.html.j2",
+        title=comparison.about.scheme,
+        summary=summary(comparison),
+        basis=basis(comparison),
+        ground=ground(comparison),
+        drawing=Drawing(drawing),
+        blocks=blocks(comparison),
+        bubbles=bubbles(comparison),
+    )
 
 
 def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:
@@ -167,14 +181,14 @@ def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:
     return table
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: TraceComparison) -> dict[str, Any]:
     """The comparison as JSON, in seconds; docs/howto/trace.md describes it."""
     predicted, measured = comparison.steps
     predicted_bubble, measured_bubble = comparison.bubbles
-    foretold = comparison.foretold
+    source = comparison.source
     return {
         "scheme": comparison.about.scheme,
-        "prediction": {"profile": foretold.profile, "cluster": foretold.cluster} if foretold else None,
+        "prediction": {"profile": source.profile, "cluster": source.cluster} if source else None,
         "updates": comparison.updates,
         "chosen": list(comparison.chosen),
         "shown": comparison.typical,
@@ -186,7 +200,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _worker(comparison: Comparison, worker: int) -> dict[str, Any]:
+def _worker(comparison: TraceComparison, worker: int) -> dict[str, Any]:
     predicted, measured = comparison.step(worker)
     return {
         "worker": worker,
@@ -198,7 +212,7 @@ def _worker(comparison: Comparison, worker: int) -> dict[str, Any]:
     }
 
 
-def _operations(comparison: Comparison) -> Iterator[dict[str, Any]]:
+def _operations(comparison: TraceComparison) -> Iterator[dict[str, Any]]:
     for worker, predicted, measured in comparison.operations:
         yield {
             "worker": worker,

@@ -24,11 +24,11 @@ from chimera_ir.profile.choose import Inputs, Unfit, read_both
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
-from chimera_ir.trace.compare import Comparison, compare
+from chimera_ir.trace.compare import TraceComparison, compare
 from chimera_ir.trace.forecast import play
-from chimera_ir.trace.foretold import foretell, foretold
-from chimera_ir.trace.read import About, Trace, read
+from chimera_ir.trace.profile_source import predict_from_profile, profile_source
 from chimera_ir.trace.spans import Activity, recorded
+from chimera_ir.trace.trace_files import About, Trace, read
 from tests.instructions import what
 from tests.property.test_replay import random_setting
 from tests.simulator import Simulator
@@ -89,12 +89,12 @@ def inputs(profile: str = PROFILE, cluster: str = CLUSTER) -> Inputs:
     return read_both(Source("m.profile.toml", profile), Source("c.cluster.toml", cluster))
 
 
-def compared(directory: Path, files: Inputs) -> Comparison:
+def compared(directory: Path, files: Inputs) -> TraceComparison:
     trace = read(directory)
-    return compare(trace, foretold(trace, files))
+    return compare(trace, profile_source(trace, files))
 
 
-def predicted(found: Comparison) -> list[dict[Activity, int]]:
+def predicted(found: TraceComparison) -> list[dict[Activity, int]]:
     return [{row.kind: round(row.predicted * 1e6) for row in rows if row.predicted} for rows in found.rows]
 
 
@@ -140,17 +140,17 @@ def test_lanes_are_those_of_the_replay_to_the_nanosecond(name: str, settings: di
     program = view_of(level)
     header = program.header
     setting = random_setting(header, Random(name))
-    promised = foretell(level, setting, not header.asynchronous, header.updates // 2)
+    predicted = predict_from_profile(level, setting, not header.asynchronous, header.updates // 2)
     events = [[each for each in lane if each.end > each.start] for lane in replay(program, setting).lanes]
-    assert [[span.operation for span in lane] for lane in promised.lanes] == [*map(list, program.lanes)]
-    for lane, expected in zip(promised.lanes, events, strict=True):
+    assert [[span.operation for span in lane] for lane in predicted.lanes] == [*map(list, program.lanes)]
+    for lane, expected in zip(predicted.lanes, events, strict=True):
         assert all(before.end == after.start for before, after in pairwise(lane))
         timed = [(span.operation, span.start, span.end) for span in lane if span.end > span.start]
         known = [(each.what, round(each.start * 1e9), round(each.end * 1e9)) for each in expected]
         assert timed == known
     computes = {
         (worker, span.operation, span.start, span.end)
-        for worker, lane in enumerate(promised.lanes)
+        for worker, lane in enumerate(predicted.lanes)
         for span in lane
         if isinstance(span.operation, Compute | Pair)
     }
@@ -166,23 +166,23 @@ def test_updates_take_what_the_replay_and_the_pace_say(name: str, settings: dict
     header = program.header
     for seed in range(3):
         setting = random_setting(header, Random(seed))
-        promised = foretell(level, setting, False, header.updates // 2)
-        first, last = promised.windows[promised.counted[0]], promised.windows[promised.counted[-1]]
+        predicted = predict_from_profile(level, setting, False, header.updates // 2)
+        first, last = predicted.windows[predicted.counted[0]], predicted.windows[predicted.counted[-1]]
         for start, end in zip(first, last, strict=True):
-            assert abs((end.end - start.start) / len(promised.counted) - 1e9 * pace(program, setting)) <= 1
-        assert promised.shown in promised.counted
+            assert abs((end.end - start.start) / len(predicted.counted) - 1e9 * pace(program, setting)) <= 1
+        assert predicted.shown in predicted.counted
         if not header.asynchronous:
-            (window,) = foretell(level, setting, True, 0).windows
+            (window,) = predict_from_profile(level, setting, True, 0).windows
             assert {end - start for start, end in window} == {round(1e9 * replay(program, setting).seconds)}
 
 
 def test_several_updates_are_counted_where_not_all_take_as_long() -> None:
     """A cycle of two updates and 27 seconds, as `random_setting` has them, is no 13 and no 14 seconds each."""
     _, program = compiled("pipedream", D=2)
-    promised = foretell(program, random_setting(program.header, Random(1)), False, 4)
-    lasted = [(window.end - window.start) / 1e9 for window in (each[0] for each in promised.windows[1:-1])]
+    predicted = predict_from_profile(program, random_setting(program.header, Random(1)), False, 4)
+    lasted = [(window.end - window.start) / 1e9 for window in (each[0] for each in predicted.windows[1:-1])]
     assert set(lasted) == {13.0, 14.0}
-    assert len(promised.counted) == 2
+    assert len(predicted.counted) == 2
 
 
 @pytest.mark.parametrize(("latency", "counted"), [(0.3, 4), (4.0, 1)])
@@ -194,12 +194,12 @@ def test_more_updates_are_replayed_where_the_beginning_is_slow_to_fade(latency: 
     setting = Setting(
         tuple(StageCosts(1, 1, 0, {1: each}) for each in times), Cluster("c", 4, 1, 1, 0, link, link, link), 1, 1
     )
-    promised = foretell(program, setting, False, 0)
-    assert len(promised.windows) > view_of(program).header.updates
-    first, last = promised.windows[promised.counted[0]], promised.windows[promised.counted[-1]]
+    predicted = predict_from_profile(program, setting, False, 0)
+    assert len(predicted.windows) > view_of(program).header.updates
+    first, last = predicted.windows[predicted.counted[0]], predicted.windows[predicted.counted[-1]]
     for start, end in zip(first, last, strict=True):
         assert (end.end - start.start) / 1e9 == pytest.approx(counted * pace(view_of(program), setting), abs=2e-9)
-    assert len(promised.counted) == counted
+    assert len(predicted.counted) == counted
 
 
 def stream(directory: Path, program: Program, **other: object) -> Path:
@@ -226,8 +226,8 @@ def test_a_stream_of_updates_is_foretold_at_its_pace(rehearse: dict[str, float] 
     _, program = compiled("pipedream", D=2)
     directory = stream(tmp_path / "t", program, rehearse=rehearse, scheme="pipedream(D=2)")
     found = compared(directory, inputs())
-    assert found.foretold is not None
-    expected = replay(view_of(program), found.foretold.setting).seconds
+    assert found.source is not None
+    expected = replay(view_of(program), found.source.setting).seconds
     for worker in range(2):
         assert found.step(worker) == pytest.approx((expected, 0.008), abs=2e-9)
         steps = sum(row.predicted for row in found.rows[worker] if row.kind is Activity.STEP)
@@ -243,7 +243,7 @@ def about(**other: object) -> About:
 def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputing_or_not() -> None:
     """The profile has two micro-batches at once, quicker than twice one; that is no matter of a sleep."""
     _, program = compiled("chimera_doubling", D=2, N=4)
-    setting = foretold(Trace(about(), program, ()), inputs()).setting
+    setting = profile_source(Trace(about(), program, ()), inputs()).setting
     taken = {
         (what(each.what), len(each.what.micros)): Fraction(each.end - each.start).limit_denominator(10_000)
         for lane in replay(view_of(program), setting).lanes
@@ -263,7 +263,7 @@ def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputi
 def test_copies_and_layout_are_those_of_the_run() -> None:
     _, program = compiled("dapple", D=2, N=2)
     big = inputs(cluster=CLUSTER.replace("workers = 2", "workers = 8"))
-    setting = foretold(Trace(about(copies=3, layout="replica"), program, ()), big).setting
+    setting = profile_source(Trace(about(copies=3, layout="replica"), program, ()), big).setting
     assert (setting.copies, setting.micro_batch_size, setting.replica_layout) == (3, 1, True)
 
 
@@ -271,14 +271,14 @@ def test_copies_and_layout_are_those_of_the_run() -> None:
 def test_replicas_share_the_state_where_those_of_the_run_did_and_it_made_steps(rehearse: object, shared: bool) -> None:
     _, program = compiled("dapple", D=2, N=2)
     trace = Trace(about(sharded_optimizer=True, rehearse=rehearse), program, ())
-    assert foretold(trace, inputs()).setting.sharded_optimizer == shared
-    assert not foretold(replace(trace, about=about(rehearse=rehearse)), inputs()).setting.sharded_optimizer
+    assert profile_source(trace, inputs()).setting.sharded_optimizer == shared
+    assert not profile_source(replace(trace, about=about(rehearse=rehearse)), inputs()).setting.sharded_optimizer
 
 
 def test_training_needs_a_device_for_a_profile_that_counts_work() -> None:
     _, program = compiled("dapple", D=2, N=2)
     with pytest.raises(Unfit) as unfit:
-        foretold(Trace(about(rehearse=None), program, ()), inputs(COUNTED))
+        profile_source(Trace(about(rehearse=None), program, ()), inputs(COUNTED))
     assert [(source.name, [each.code for each in found]) for source, found in unfit.value.texts] == [
         ("c.cluster.toml", ["CH716"])
     ]
