@@ -20,7 +20,7 @@ KNOW_HALVES = {
         *("chimera_ir/syntax/ast.py", "chimera_ir/syntax/mistakes.py", "chimera_ir/ir/text/malformed.py"),
     },
     "its cost, set or measured": {
-        *("chimera_ir/cost/model.py", "chimera_ir/profile/costs.py", "chimera_ir/predict/equation.py"),
+        *("chimera_ir/cost/durations.py", "chimera_ir/profile/costs.py", "chimera_ir/predict/equation.py"),
         *("chimera_ir/measure/stages.py", "chimera_ir/measure/stations.py"),
     },
     "its name in a trace and in profilers": {"chimera_ir/trace/spans.py", "chimera_runtime/lane/ranges.py"},
