@@ -218,9 +218,9 @@ def test_every_import_of_the_runtime_goes_down() -> None:
     assert wrong == []
 
 
-def test_the_root_of_the_runtime_has_only_the_pipeline_and_errors() -> None:
+def test_the_root_of_the_runtime_has_only_the_pipeline_and_whose_code_failed() -> None:
     names = {path.stem for path in RUNTIME.glob("*.py")}
-    assert names == {"__init__", "errors", "blame", "pipeline"}
+    assert names == {"__init__", "blame", "pipeline"}
 
 
 def test_every_room_of_the_runtime_has_a_folder_of_unit_tests() -> None:
