@@ -86,7 +86,18 @@ TOOL_ROOMS = ("open", "command", "fail", "record", "loop", "watch", "check", "ru
 
 FILES = {".py", ".j2", ".lark"}
 TOP = (
-    *(".ci", "benchmarks", "chimera_ir", "chimera_runtime", "docs", "editors", "examples", "grammar", "templates"),
+    *(
+        ".ci",
+        ".github",
+        "benchmarks",
+        "chimera_ir",
+        "chimera_runtime",
+        "docs",
+        "editors",
+        "examples",
+        "grammar",
+        "templates",
+    ),
     "tests",
 )
 TEXTS = {*FILES, ".md", ".toml", ".txt", ".chim", ".sir", ".err", ".svg", ".json", ""}

@@ -100,7 +100,8 @@ def test_the_source_distribution_holds_what_a_newcomer_needs(built: tuple[Path, 
     for folder in ("chimera_ir", "grammar", "templates", "tests", "docs", "examples"):
         assert sources(folder) - held == set()
     assert {"pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE"} <= held
-    assert {"CONTRIBUTING.md", "mkdocs.yml", "hatch_build.py", "editors/vscode/package.json"} <= held
+    assert {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"} <= held
+    assert {"mkdocs.yml", "hatch_build.py", "editors/vscode/package.json"} <= held
     assert not [name for name in held if "_cache" in name or name.endswith((".pyc", ".out"))]
 
 
