@@ -5,7 +5,8 @@
     python -m tests.difference OLD --only 'library/chimera-*'
 
 Scripts are compared by what they do: comments, docstrings and the layout of lines do not count. JSON is compared by
-value, everything else as text. Exit status 0 if all is equal, 1 if not.
+value, everything else as text. The copy of chimera_runtime in an output directory is left out, and so is what follows
+from it: its files in the manifest, and the digest of the program. Exit status 0 if all is equal, 1 if not.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import difflib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -45,9 +47,18 @@ def collected(tree: Path, out: Path, pattern: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, cwd=out)
 
 
+RUNTIME = "chimera_runtime/"
+"""How paths in an output directory begin that are the runtime's."""
+
+DIGEST = re.compile(r'(PROGRAM = |"program": )"[0-9a-f]{16}"')
+"""The digest of a program and of the runtime, as scripts and program.json have it."""
+
+
 def meaning(path: Path) -> str:
     """What of a file is compared, as text."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = DIGEST.sub(r'\1"digest"', path.read_text(encoding="utf-8", errors="replace"))
+    if path.name == ".chimera-compile":
+        return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(RUNTIME))
     if path.suffix == ".json" or (path.name == "stdout" and text.startswith("{")):
         return json.dumps(json.loads(text), indent=1)
     if path.suffix == ".py":
@@ -70,6 +81,7 @@ def kind(path: Path) -> str:
 def differences(old: Path, new: Path) -> Iterator[tuple[Path, list[str] | None]]:
     """Every file with the lines in which it differs, and None where it does not."""
     names = {path.relative_to(side) for side in (old, new) for path in side.rglob("*") if path.is_file()}
+    names = {name for name in names if f"/out/{RUNTIME}" not in name.as_posix()}
     for name in sorted(names):
         if not ((old / name).exists() and (new / name).exists()):
             yield name, [f"only in the {'old' if (old / name).exists() else 'new'} one"]
