@@ -23,7 +23,7 @@ from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import End, by_group
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded
-from chimera_runtime.program.program import load
+from chimera_runtime.program.compiled_program import load
 from chimera_runtime.ranks.rendezvous import failures_told
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.norms import agree_on_infinite, gradients_of, scale_down, total_norm

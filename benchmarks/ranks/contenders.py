@@ -14,7 +14,8 @@ from torch.utils.data import default_collate
 from chimera_runtime.data.batches import Batches
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.program.program import Job, load
+from chimera_runtime.program.compiled_program import load
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build

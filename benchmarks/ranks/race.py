@@ -22,7 +22,7 @@ from sleepers import Sleep, sleepers
 from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera_runtime.model.model import load
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.allocator import keep_memory
 from chimera_runtime.ranks.rendezvous import meet
 from chimera_runtime.ranks.world import World, join

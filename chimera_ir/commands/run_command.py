@@ -19,7 +19,7 @@ from chimera_ir.options import MOST
 from chimera_ir.visible import as_argument, command_line, visible
 from chimera_runtime.errors import Misuse as Refused
 from chimera_runtime.model.model_text import require_plausible
-from chimera_runtime.program.program import parsed
+from chimera_runtime.program.compiled_program import parsed
 from chimera_runtime.tools.command.options import parse
 from chimera_runtime.tools.command.requirements import require_fitting
 

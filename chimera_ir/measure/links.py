@@ -19,7 +19,7 @@ from chimera_ir.measure.network import Host, LinkTimes
 from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
 from chimera_ir.plural import counted
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.devices import device_of
 from chimera_runtime.ranks.messages import Names, Peer, Transfer
 from chimera_runtime.ranks.rendezvous import learn

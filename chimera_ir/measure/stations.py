@@ -11,6 +11,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.data.batches import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
+from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names, waiter
 from chimera_runtime.stage.repeats import in_none
 from chimera_runtime.stage.saved_tensors import Footprint
@@ -23,7 +24,6 @@ from chimera_runtime.tools.watch.memory import bytes_of
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, accepted
 from chimera_runtime.values.nested import to_device
-from chimera_runtime.values.numbering import Numbering
 from chimera_runtime.values.tensors import Tensors, draw_seed
 
 _TIMEOUT = 60.0

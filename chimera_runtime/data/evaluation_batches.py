@@ -8,7 +8,7 @@ from typing import Any
 from chimera_runtime.blame import Calling
 from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.values.keywords import KeywordNames
 from chimera_runtime.values.nested import lengths, rows
 

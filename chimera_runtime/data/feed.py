@@ -11,7 +11,7 @@ from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.data.mini_batch_facts import digests, position, sample
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key
 from chimera_runtime.values.aliases import versions
 from chimera_runtime.values.keywords import KeywordNames, Keywords

@@ -18,6 +18,7 @@ from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.lane.links import Incoming, Outgoing
 from chimera_runtime.lane.turns import StreamIncoming, StreamOutgoing
+from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.start.varying_shapes import First, Lengths
@@ -26,7 +27,6 @@ from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import Loss, as_pair
 from chimera_runtime.values.nested import mapped, taken_apart, to_device
-from chimera_runtime.values.numbering import Micros
 from chimera_runtime.values.shards import rest, settled
 from chimera_runtime.values.tensors import Tensors, join, plain
 

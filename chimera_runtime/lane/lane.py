@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from chimera_runtime.program.program import Route
-from chimera_runtime.values.numbering import Micros
+from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.rank_facts import Route
 
 Load = Callable[[int, int], Any]
 """Loads a micro-batch, counted from the first of an update."""

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from chimera_runtime.errors.values import memory_was_written
+from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.messages import tag_of
-from chimera_runtime.values.aliases import Slots, versions, written
-from chimera_runtime.values.numbering import Micros
+from chimera_runtime.values.aliases import Slots, versions
 from chimera_runtime.values.tensors import Tensors, part
 
 
@@ -30,10 +31,16 @@ class Outgoing(_Link):
         self._under_way[micros] = self._peer.isend(tensors, self._tag(micros)), versions(tensors)
 
     def wait(self, micros: Micros) -> None:
-        """Returns when the peer has taken a message; errors as in `Transfer.wait` and `written`."""
+        """Returns when the peer has taken a message; errors as in `Transfer.wait`.
+
+        Raises
+        ------
+        BadModel
+            If the memory was written while the message was under way: what the peer gets depends on chance.
+        """
         transfer, before = self._under_way.pop(micros)
         if versions(transfer.tensors) != before:
-            raise written(self._source, self._target, micros)
+            raise memory_was_written(self._source, self._target, micros)
         transfer.wait()
 
 

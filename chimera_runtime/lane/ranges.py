@@ -7,8 +7,8 @@ from typing import Any, Self
 import torch
 from torch.profiler import record_function
 
-from chimera_runtime.program.program import Group
-from chimera_runtime.values.numbering import Micros
+from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.weight_groups import Group
 
 Within = Callable[[str], AbstractContextManager[Any]]
 """A range of a name, from its begin to its end."""

@@ -11,8 +11,8 @@ from typing import Any, Protocol, Self
 
 from chimera_runtime.lane.lane import Lane, Load
 from chimera_runtime.lane.links import Incoming, Outgoing
-from chimera_runtime.program.program import Route, Turns
-from chimera_runtime.values.numbering import Micros
+from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.rank_facts import Route, Turns
 from chimera_runtime.values.tensors import Tensors
 
 

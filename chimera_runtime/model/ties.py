@@ -12,7 +12,8 @@ import torch
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.model.model import Model
-from chimera_runtime.program.program import Group, Job
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.shards import is_spread
 

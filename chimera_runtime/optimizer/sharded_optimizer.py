@@ -8,7 +8,7 @@ from torch import optim
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.optimizer.sharding import Sharding
-from chimera_runtime.program.program import Group
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.shards import is_spread, local
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.program import Group, group_name
+from chimera_runtime.program.weight_groups import Group, group_name
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.shards import is_spread
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from zlib import crc32
 
 from chimera_runtime.errors import PeerLost, RanksDiffer
-from chimera_runtime.program.program import Group, group_name
+from chimera_runtime.program.weight_groups import Group, group_name
 from chimera_runtime.ranks.world import World
 
 Text = dict[str, str]

@@ -10,7 +10,7 @@ from chimera_runtime.errors import Misuse
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from chimera_runtime.program.program import Job, Place
+    from chimera_runtime.program.job import Job, Place
 
 DIRECTED = "directed"
 """One communicator per directed pair of workers: every program is proven to finish."""

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch._C._autograd import _enable_record_function, _profiler_enabled
 
 from chimera_runtime.errors import PeerLost
+from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.parent_death import Launcher
-from chimera_runtime.values.numbering import Micros
 from chimera_runtime.values.tensors import Tensors
 
 _TAGS = 2**30

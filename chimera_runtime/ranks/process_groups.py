@@ -7,7 +7,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from chimera_runtime.program.program import Group, Job, Place
+from chimera_runtime.program.job import Job, Place
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.rendezvous import exchange
 
 Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.program.program import Job, Place
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.accelerator import Cuda
 from chimera_runtime.ranks.communicators import DIRECTED, channels, chosen
 from chimera_runtime.ranks.devices import device_of, known_device, require_own_gpu

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.program import Group
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.sums import main_gradient
 from chimera_runtime.values.shards import by_layout, local, whole

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from chimera_runtime.program.program import Group
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import Fact
 from chimera_runtime.ranks.readout import Numbers, Reader
 from chimera_runtime.values.shards import local

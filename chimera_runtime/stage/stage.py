@@ -11,6 +11,8 @@ import torch
 
 from chimera_runtime.blame import Calling, ModelError, Operation
 from chimera_runtime.errors import FAILED, BadModel
+from chimera_runtime.errors.values import memory_was_written
+from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.readout import Reader, from_host
 from chimera_runtime.stage.auxiliary import Auxiliary, AuxiliaryLosses, listening, roots_of
 from chimera_runtime.stage.pairs import Calls, together
@@ -22,12 +24,11 @@ from chimera_runtime.stage.stage_output import Ending
 from chimera_runtime.stage.sums import GradientSum
 from chimera_runtime.stage.versions import Weights
 from chimera_runtime.stage.weights import WeightGroup
-from chimera_runtime.values.aliases import Slots, lend, versions, written
+from chimera_runtime.values.aliases import Slots, lend, versions
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, Watched
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import fresh, joined, leaves, mapped
-from chimera_runtime.values.numbering import Micros, Numbering
 from chimera_runtime.values.tensors import Tensors, join, part, plain, seed_all, seed_torch
 
 
@@ -187,7 +188,7 @@ class Stage(WeightGroup):
         """What the forward of these micro-batches hands on, to be sent or to be read by the next stage: once."""
         outputs, before = self._outputs.pop(micros)
         if versions(outputs) != before:
-            raise written(self.number, self.number + 1, micros)
+            raise memory_was_written(self.number, self.number + 1, micros)
         return outputs
 
     def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 
 from chimera_runtime.errors import BadModel
+from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.readout import Numbers, Reader, from_host
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.losses import Loss, Tally, added, as_pair
 from chimera_runtime.values.nested import is_rows, leaves, parts, taken_apart
-from chimera_runtime.values.numbering import Numbering
 from chimera_runtime.values.tensors import Tensors
 
 Finished = tuple[Tensors, Tensors]

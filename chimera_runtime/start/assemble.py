@@ -11,7 +11,9 @@ from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, declared, unite
-from chimera_runtime.program.program import Group, group_text, spread
+from chimera_runtime.program.numbering import Numbering
+from chimera_runtime.program.rank_facts import spread
+from chimera_runtime.program.weight_groups import Group, group_text
 from chimera_runtime.ranks.cuda_queues import few_queues
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
@@ -22,7 +24,6 @@ from chimera_runtime.stage.weights import WeightGroup
 from chimera_runtime.start.probe import Findings
 from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.values.losses import Count
-from chimera_runtime.values.numbering import Numbering
 from chimera_runtime.values.shards import local
 from chimera_runtime.values.tensors import digest
 

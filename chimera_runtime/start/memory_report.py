@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from chimera_runtime.program.program import KeptMicros, RankFacts
+from chimera_runtime.program.rank_facts import KeptMicros, RankFacts
 from chimera_runtime.values.sizes import shown
 
 

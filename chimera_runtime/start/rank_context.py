@@ -15,7 +15,9 @@ from chimera_runtime.lane.ranges import Unranged
 from chimera_runtime.lane.turns import Driver, RunLength, StreamLane
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.ties import Tie, declared
-from chimera_runtime.program.program import Group, RankFacts, RankScript
+from chimera_runtime.program.compiled_program import RankScript
+from chimera_runtime.program.rank_facts import RankFacts
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.probe import Findings

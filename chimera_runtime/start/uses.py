@@ -3,7 +3,8 @@
 from collections import defaultdict
 
 from chimera_runtime.data.loading import Uses
-from chimera_runtime.program.program import Job, RankFacts, spread
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.rank_facts import RankFacts, spread
 
 _INPUT, _TARGET, _KEYWORDS = range(3)
 

@@ -14,7 +14,8 @@ from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.loading import Loading, Uses
 from chimera_runtime.data.order import Order, Share, is_stream, refuse_order
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.program import Group, Job
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import weights_of
 from chimera_runtime.ranks.object_exchange import Talk
 from chimera_runtime.stage.replicas import Replicas, digest

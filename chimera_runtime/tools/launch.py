@@ -13,8 +13,8 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime.blame import Located, ModelError, describe
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, BadCheckpoint, BadModel, Misuse, PeerLost
 from chimera_runtime.model.model import load as load_model
-from chimera_runtime.program.program import Compiled
-from chimera_runtime.program.program import load as load_program
+from chimera_runtime.program.compiled_program import CompiledProgram
+from chimera_runtime.program.compiled_program import load as load_program
 from chimera_runtime.ranks.rendezvous import meet
 from chimera_runtime.ranks.world import begin
 from chimera_runtime.start.memory_report import memory_state
@@ -90,7 +90,7 @@ def _options() -> tuple[argparse.Namespace, Misuse | Unwritable | None]:
 
 def _run(
     train: Callable[[Run], None],
-    compiled: Compiled,
+    compiled: CompiledProgram,
     store: Store,
     rank: int,
     size: int,

@@ -17,7 +17,8 @@ from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.program.program import Compiled, Place
+from chimera_runtime.program.compiled_program import CompiledProgram
+from chimera_runtime.program.job import Place
 from chimera_runtime.ranks.allocator import keep_memory
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
@@ -67,7 +68,7 @@ class Run(Hooks):
     """
 
     options: argparse.Namespace
-    compiled: Compiled
+    compiled: CompiledProgram
     store: Store
     place: Place
     device: torch.device

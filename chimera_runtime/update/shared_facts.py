@@ -6,7 +6,7 @@ from functools import partial
 
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
-from chimera_runtime.program.program import Group
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import STEPS, TERMS, Fact, Key, short, weights_of
 from chimera_runtime.ranks.readout import Numbers
 from chimera_runtime.stage.replicas import Replicas, digest, is_due

@@ -9,7 +9,7 @@ import torch
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.model.ties import Modules, Tie, by_group
-from chimera_runtime.program.program import Group, group_key, group_name
+from chimera_runtime.program.weight_groups import Group, group_key, group_name
 
 Named = list[tuple[str, torch.nn.Parameter]]
 """Parameters with their names in the model: see `Pipeline.named_parameters`."""

@@ -8,7 +8,7 @@ import torch
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import Misuse
 from chimera_runtime.lane.lane import Lane
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.update.outcome import Outcome, Outcomes

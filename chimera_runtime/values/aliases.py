@@ -8,7 +8,6 @@ import torch
 
 from chimera_runtime.errors import BadModel
 from chimera_runtime.values.nested import taken_apart
-from chimera_runtime.values.numbering import Micros
 from chimera_runtime.values.tensors import Tensors
 
 Views = Callable[[Tensors, int], Tensors]
@@ -45,16 +44,6 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
         return [tensor._version for tensor in tensors]
     except RuntimeError:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def written(source: int, target: int, micros: Micros) -> BadModel:
-    """The error of a message whose memory was written while it was under way: what comes depends on chance."""
-    micro = micros[0] if isinstance(micros, tuple) else micros
-    what = "handed on" if source < target else "handed back"
-    return BadModel(
-        f"stage {source} {what} memory for micro-batch {micro} that was written again before stage {target} had it; "
-        "return a copy, as .clone() makes it, of what a later call writes"
-    )
 
 
 def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], given: Callable[[], Any]) -> None:

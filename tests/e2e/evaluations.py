@@ -19,7 +19,7 @@ from chimera_runtime import Pipeline
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.evaluate.evaluation import Evaluation, Keeping, Weighing
 from chimera_runtime.model.model import Model
-from chimera_runtime.program.program import load
+from chimera_runtime.program.compiled_program import load
 from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.stage import Stage

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.program.program import RankFacts, load, spread
+from chimera_runtime.program.compiled_program import load
+from chimera_runtime.program.rank_facts import RankFacts, spread
 from tests.e2e.ranks import Job, compiled, run_all
 
 SCHEMES: dict[str, dict[str, int]] = {

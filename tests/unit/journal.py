@@ -6,8 +6,11 @@ from typing import Any
 
 from chimera_runtime.lane import Lane
 from chimera_runtime.lane.turns import RunLength, StreamLane
-from chimera_runtime.program.program import Group, Job, RankFacts, group_text, parsed
-from chimera_runtime.values.numbering import Micros
+from chimera_runtime.program.compiled_program import parsed
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.rank_facts import RankFacts
+from chimera_runtime.program.weight_groups import Group, group_text
 
 
 @dataclass

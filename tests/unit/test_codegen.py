@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from chimera_ir import library
-from chimera_ir.codegen import facts
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import TextError
 from chimera_ir.ir.ops import Send
@@ -21,8 +20,9 @@ from chimera_ir.request import Request, Tie
 from chimera_ir.resources import runtime, templates
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
-from chimera_runtime.program import program as program_facts
-from chimera_runtime.program.program import group_text, parsed, spread
+from chimera_runtime.program.compiled_program import parsed
+from chimera_runtime.program.rank_facts import spread
+from chimera_runtime.program.weight_groups import group_text
 from chimera_runtime.ranks.messages import tag_of
 from tests.lowered import evaluated, scripts_of
 from tests.programs import program
@@ -369,11 +369,6 @@ def test_a_rank_loads_inputs_for_its_first_stages_and_targets_for_its_last_ones(
     _, ranks = parsed(written(case)["program.json"])
     for worker, (inputs, targets) in loads.items():
         assert (set(spread(ranks[worker].inputs)), set(spread(ranks[worker].targets))) == (inputs, targets)
-
-
-def test_scripts_are_written_for_the_interface_that_the_runtime_has() -> None:
-    """The compiler does not import the runtime, so the number stands in both."""
-    assert facts.INTERFACE == program_facts.INTERFACE
 
 
 def test_a_stage_recomputes_the_micro_batches_of_the_pipes_that_say_so() -> None:

@@ -13,7 +13,8 @@ from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
 from chimera_runtime.lane.turns import RunLength, StreamLane
-from chimera_runtime.program.program import Job, parsed
+from chimera_runtime.program.compiled_program import parsed
+from chimera_runtime.program.job import Job
 from chimera_runtime.stage.versions import Versions, masters
 from tests.lowered import scripts_of
 from tests.unit.journal import journals, loaded

@@ -12,7 +12,7 @@ from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, refuse_undeclared
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.stage.auxiliary import listening
 from chimera_runtime.stage.repeats import in_all
 from chimera_runtime.stage.saved_tensors import memory_of

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED
-from chimera_runtime.program.program import Group, group_name, group_text
+from chimera_runtime.program.weight_groups import Group, group_name, group_text
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.check.reference import Gradients, History, Training, differences, size
 from chimera_runtime.values.losses import Tally

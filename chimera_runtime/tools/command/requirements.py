@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.communicators import chosen
 from chimera_runtime.tools.command.options import KINDS
 

@@ -10,7 +10,7 @@ from chimera_runtime.errors import FAILED
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.ties import Modules, Tie, by_group
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded
-from chimera_runtime.program.program import Group, group_key
+from chimera_runtime.program.weight_groups import Group, group_key
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.weights import WeightGroup
 from chimera_runtime.values.tensors import draw_seed, seed_torch

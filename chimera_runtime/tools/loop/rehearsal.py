@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.values.aliases import versions
-from chimera_runtime.values.numbering import Micros
 from chimera_runtime.values.tensors import Tensors, join
 
 

@@ -6,11 +6,11 @@ On a GPU calls only put work into a stream: times are then those of events in it
 from collections.abc import Callable
 from typing import Any, Self
 
+from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.messages import Peer, Transfer
 from chimera_runtime.start.rank_context import Parts
 from chimera_runtime.tools.record import recorder as to
 from chimera_runtime.tools.record.recorder import Recorder
-from chimera_runtime.values.numbering import Micros
 from chimera_runtime.values.tensors import Tensors
 
 

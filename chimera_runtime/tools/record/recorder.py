@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.program import Group, Job, group_text
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.weight_groups import Group, group_text
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.tools.open.files import put
 from chimera_runtime.tools.record import clocks
 from chimera_runtime.tools.record.event_clock import clock_of
-from chimera_runtime.values.numbering import Micros
 
 FORMAT = "chimera trace"
 VERSION = 1

@@ -17,7 +17,8 @@ from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.model.ties import by_group
 from chimera_runtime.optimizer.sharding import Sharding
-from chimera_runtime.program.program import Group, KeptMicros
+from chimera_runtime.program.rank_facts import KeptMicros
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.values.sizes import shown
 from chimera_runtime.values.tensors import generators_kept

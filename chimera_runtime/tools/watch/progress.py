@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.messages import unrecorded
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.open.stdio import Unwritable, is_terminal, say, show

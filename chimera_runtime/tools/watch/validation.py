@@ -8,7 +8,7 @@ from chimera_runtime.data.loading import Loading, Triple
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.program.program import Job, Place
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.values.tensors import generators_kept
 
 _COUNTING = Calling("the length of validation()", MISUSED)

@@ -12,7 +12,7 @@ from torch import nn
 from chimera_runtime.data.batches import Batches
 from chimera_runtime.lane import Lane
 from chimera_runtime.model.model import ModelFile
-from chimera_runtime.program.program import EvaluationFacts, KeptMicros, RankFacts, StageFacts
+from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, StageFacts
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble, probe
 from chimera_runtime.start.rank_context import Setting

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import Ending, HandingOn, Judging
@@ -12,7 +13,6 @@ from chimera_runtime.stage.sums import GradientSum
 from chimera_runtime.stage.versions import Weights
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.nested import ONE_TENSOR, Form, taken_apart
-from chimera_runtime.values.numbering import Micros, Numbering
 
 ROWS, WIDTH, MICROS, SEED = 3, 4, 4, 5
 ONE = Boundary(ONE_TENSOR, ((ROWS, WIDTH),), (torch.float32,), (True,), (True,))

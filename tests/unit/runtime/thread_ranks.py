@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore
 from torch.distributed import distributed_c10d as registry
 
-from chimera_runtime.program.program import Job, Place
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.ranks.world import World
 

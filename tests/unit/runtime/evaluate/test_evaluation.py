@@ -13,7 +13,7 @@ from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.evaluate import evaluation
 from chimera_runtime.evaluate.evaluation import Evaluation, Keeping, Passing, Weighing, _Now, evaluating
 from chimera_runtime.lane import Lane
-from chimera_runtime.program.program import EvaluationFacts
+from chimera_runtime.program.rank_facts import EvaluationFacts
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.versions import Versions, Weights, masters
 from chimera_runtime.start import assemble

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from chimera_runtime.lane import Lane, ranges
 from chimera_runtime.lane.ranges import Ranges, Unranged
-from chimera_runtime.program.program import Turns
+from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
 from chimera_runtime.start.rank_context import Setting

@@ -6,7 +6,7 @@ import pytest
 
 from chimera_runtime.lane import Lane
 from chimera_runtime.lane.turns import Driver, RunLength, StreamIncoming, StreamLane, StreamOutgoing, StreamStage
-from chimera_runtime.program.program import Turns
+from chimera_runtime.program.rank_facts import Turns
 
 UPDATES, PER_UPDATE = 3, 2
 INSIDE = (0, 1, 5, (4, 5), (0, 1))

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from chimera_runtime.errors import RanksDiffer
-from chimera_runtime.program.program import Job
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks import agreement
 from chimera_runtime.ranks.agreement import POSITION, STEPS, TERMS, Comparison, Fact, Facts, settings_of, weights_of
 from chimera_runtime.ranks.world import World

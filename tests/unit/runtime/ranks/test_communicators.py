@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.program import Job, Place
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.communicators import CHOICES, DIRECTED, PAIR, channels, chosen
 from tests.unit.runtime.thread_ranks import job
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.program.program import Job, Place
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks import world as world_module
 from chimera_runtime.ranks.messages import Peer
 from chimera_runtime.ranks.staging import StagedGroup

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from chimera_runtime.program.program import Group
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.norms import agree_on_infinite, total_norm
 from chimera_runtime.values.tensors import Tensors

@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from chimera_runtime import auxiliary_loss
 from chimera_runtime.blame import ModelError
+from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.pairs import Backward
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.values.boundary import Traits
-from chimera_runtime.values.numbering import Micros
 from tests.unit.runtime.staged import WIDTH, assert_close, by_hand, data, judging, linear, rows, stage
 
 

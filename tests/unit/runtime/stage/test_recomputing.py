@@ -11,10 +11,10 @@ from torch import nn
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel
+from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import Judging
 from chimera_runtime.values.boundary import Traits
-from chimera_runtime.values.numbering import Numbering
 from tests.unit.runtime.staged import CAN, MICROS, ROWS, SEED, WIDTH, data, groups, rows, run, stage
 
 ALL = set(range(MICROS))

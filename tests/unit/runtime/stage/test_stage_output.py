@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from chimera_runtime.errors import BadModel
+from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.stage.stage_output import HandingOn, Judging
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import ONE_TENSOR
-from chimera_runtime.values.numbering import Numbering
 from tests.unit.runtime.staged import tuple_of
 
 PAIR = Boundary(tuple_of(2), ((2,), (2,)), (torch.float64, torch.float64), (True, True), (True, False))

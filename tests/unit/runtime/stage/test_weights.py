@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
+from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.stage.sums import GradientSum
 from chimera_runtime.stage.versions import Unstepped, Versions, Weights, masters
 from chimera_runtime.stage.weights import WeightGroup
 from chimera_runtime.tools.check.reference import seed_of
-from chimera_runtime.values.numbering import Numbering
 
 
 def group(weights: Weights, parameter: nn.Parameter, *stages: int) -> WeightGroup:

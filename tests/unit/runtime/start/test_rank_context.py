@@ -7,7 +7,7 @@ import torch
 
 from chimera_runtime.lane import Lane
 from chimera_runtime.lane.turns import StreamLane
-from chimera_runtime.program.program import Turns
+from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble

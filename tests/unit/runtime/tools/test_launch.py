@@ -13,7 +13,7 @@ from jinja2 import Environment
 
 from chimera_ir.codegen.view import TrainView
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
-from chimera_runtime.program.program import INTERFACE
+from chimera_runtime.program.compiled_program import INTERFACE
 from tests import forking
 from tests.programs import free_port
 from tests.unit.runtime.models import facts, sequential

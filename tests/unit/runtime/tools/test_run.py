@@ -17,7 +17,8 @@ from chimera_runtime.data.order import Order
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.program.program import Place, load
+from chimera_runtime.program.compiled_program import load
+from chimera_runtime.program.job import Place
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.command.options import parse
 from chimera_runtime.tools.fail.faults import Faults

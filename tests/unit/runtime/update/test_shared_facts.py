@@ -8,7 +8,7 @@ from torch import nn
 
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
-from chimera_runtime.program.program import Group
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import STEPS, TERMS, settings_of, weights_of
 from chimera_runtime.ranks.readout import from_host
 from chimera_runtime.stage.replicas import Replicas

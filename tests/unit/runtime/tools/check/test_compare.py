@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.program.program import Group
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.check.compare import (
     LARGEST_TOLERANCE,

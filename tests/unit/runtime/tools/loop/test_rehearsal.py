@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
 from chimera_runtime.tools.loop import rehearsal
 from chimera_runtime.tools.loop.rehearsal import RehearsedStage, overshoot, rehearsed
-from chimera_runtime.values.numbering import Micros
 from tests.unit.runtime.models import facts, sequential, setting
 from tests.unit.runtime.thread_ranks import alone_job, groups, worlds
 

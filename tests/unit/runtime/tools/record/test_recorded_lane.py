@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.lane import Lane
-from chimera_runtime.program.program import Turns
+from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
 from chimera_runtime.start.rank_context import Parts

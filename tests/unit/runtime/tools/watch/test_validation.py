@@ -11,7 +11,7 @@ import torch
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
-from chimera_runtime.program.program import Place
+from chimera_runtime.program.job import Place
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.watch.validation import HeldOut
 from tests.unit.runtime.kept import WIDTH, B, N, loss, mini_batch, pipeline

@@ -7,37 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from chimera_ir.codegen import facts
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.program import (
-    INTERFACE,
-    Compiled,
-    EvaluationFacts,
-    RankFacts,
-    StageFacts,
-    Turns,
-    load,
-    spread,
-)
+from chimera_runtime.program.compiled_program import INTERFACE, CompiledProgram, load
+from chimera_runtime.program.rank_facts import EvaluationFacts, RankFacts, StageFacts, Turns, spread
 from tests.unit.runtime.thread_ranks import job
 
 
 @pytest.fixture
-def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiled:
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CompiledProgram:
     """A directory with scripts of this program and of others."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "rank_0.py").write_text(f'INTERFACE = {INTERFACE}\nPROGRAM = "ours"\n')
     (tmp_path / "rank_1.py").write_text(f'INTERFACE = {INTERFACE}\nPROGRAM = "another"\n')
     (tmp_path / "rank_3.py").write_text(f'INTERFACE = {INTERFACE + 1}\nPROGRAM = "ours"\n')
-    return Compiled(tmp_path, job(), ())
+    return CompiledProgram(tmp_path, job(), ())
 
 
-def test_a_ranks_script_is_of_the_program_that_is_started(compiled: Compiled) -> None:
+def test_a_ranks_script_is_of_the_program_that_is_started(compiled: CompiledProgram) -> None:
     assert compiled.script(0).PROGRAM == "ours"
     with pytest.raises(Misuse, match=r"rank_1\.py is of another program than program\.json: compile again"):
         compiled.script(1)
 
 
-def test_a_script_that_is_missing_is_no_fault_of_ours(compiled: Compiled) -> None:
+def test_a_script_that_is_missing_is_no_fault_of_ours(compiled: CompiledProgram) -> None:
     with pytest.raises(Misuse, match=r"has no rank_2\.py: compile again"):
         compiled.script(2)
     (compiled.directory / "rank_2.py").write_text("import nowhere\n")
@@ -45,9 +38,14 @@ def test_a_script_that_is_missing_is_no_fault_of_ours(compiled: Compiled) -> Non
         compiled.script(2)
 
 
-def test_a_script_for_another_interface_is_one_message(compiled: Compiled) -> None:
+def test_a_script_for_another_interface_is_one_message(compiled: CompiledProgram) -> None:
     with pytest.raises(Misuse, match=r"rank_3\.py was written for interface \d+ of chimera_runtime, and this is "):
         compiled.script(3)
+
+
+def test_scripts_are_written_for_the_interface_that_the_runtime_has() -> None:
+    """The compiler does not import the runtime, so the number stands in both."""
+    assert facts.INTERFACE == INTERFACE
 
 
 OURS = f'"interface": {INTERFACE}'

@@ -1,0 +1,140 @@
+"""The directory that `chimera compile` wrote: program.json with the facts, and the script of each worker.
+
+Reading it does not import torch: `chimera run` does so before it starts torchrun.
+"""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from chimera_runtime.errors import program as mistakes
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, StageFacts, TieFacts, Turns
+
+INTERFACE = 5
+"""The interface between scripts and this package; it grows when scripts written for the one before would not run."""
+
+FILE = "program.json"
+
+
+class RankScript(Protocol):
+    """A ``rank_<k>.py``: what a worker does, as functions of its `Lane`.
+
+    It has ``update`` if every update ends before the next one begins, else ``turn``; ``evaluate`` is forwards alone.
+    ``PROGRAM`` is the digest of the program that it is a part of, ``INTERFACE`` what it was written for.
+    """
+
+    INTERFACE: int
+    PROGRAM: str
+    update: Callable[[Any], None]
+    turn: Callable[[Any, int], None]
+    evaluate: Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A directory that chimera compile wrote."""
+
+    directory: Path
+    job: Job
+    ranks: tuple[RankFacts, ...]
+
+    def script(self, worker: int) -> RankScript:
+        """The script of a worker. It is written after all that was read before: if it is of this program, so is that.
+
+        Raises
+        ------
+        Misuse
+            If it is missing, or of another program.
+        """
+        path = self.directory / f"rank_{worker}.py"
+        spec = importlib.util.spec_from_file_location(f"chimera_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        script: Any = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(script)
+        except FileNotFoundError as error:
+            raise mistakes.script_is_missing(self.directory, path.name) from error
+        require_interface(script.INTERFACE, path)
+        if self.job.program != script.PROGRAM:
+            raise mistakes.script_is_of_another_program(path, FILE)
+        return script  # type: ignore[no-any-return]
+
+
+def require_interface(number: int, path: Path) -> None:
+    """Passes if a file was written for the interface of this package.
+
+    Raises
+    ------
+    Misuse
+        If it was not.
+    """
+    if number != INTERFACE:
+        raise mistakes.interface_is_another(path, number, INTERFACE)
+
+
+def load(directory: Path) -> CompiledProgram:
+    """What was compiled into a directory.
+
+    Raises
+    ------
+    Misuse
+        If there is no program, or one for another interface.
+    """
+    path = directory / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+        require_interface(json.loads(text)["interface"], path)
+        return CompiledProgram(directory.resolve(), *parsed(text))
+    except (FileNotFoundError, NotADirectoryError):
+        raise mistakes.no_output_directory(directory) from None
+    except OSError as error:
+        raise mistakes.facts_cannot_be_read(path, error.strerror) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise mistakes.facts_are_damaged(path) from error
+
+
+def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
+    """The content of a program.json.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError, AttributeError
+        If it is none.
+    """
+    facts = json.loads(text)
+    ranks = tuple(map(_rank, facts.pop("ranks")))
+    return Job(**{name: _frozen(value) for name, value in facts.items() if name != "interface"}), ranks
+
+
+def _rank(facts: dict[str, Any]) -> RankFacts:
+    turns = facts["turns"]
+    return RankFacts(
+        stages={int(stage): StageFacts(**_values(of_stage)) for stage, of_stage in facts["stages"].items()},
+        ties=tuple(TieFacts(**_values(of_tie)) for of_tie in facts["ties"]),
+        incoming=_frozen(facts["incoming"]),
+        outgoing=_frozen(facts["outgoing"]),
+        kept=tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in facts["kept"]),
+        turns=None if turns is None else Turns(**turns),
+        inputs=_frozen(facts["inputs"]),
+        targets=_frozen(facts["targets"]),
+        evaluation=_evaluation(**facts["evaluation"]),
+    )
+
+
+def _evaluation(slots: dict[str, Any], incoming: Any, outgoing: Any) -> EvaluationFacts:
+    rooms = {int(stage): _frozen(of_stage) for stage, of_stage in slots.items()}
+    return EvaluationFacts(rooms, _frozen(incoming), _frozen(outgoing))
+
+
+def _values(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: _frozen(value) for name, value in facts.items()}
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, all the way down."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

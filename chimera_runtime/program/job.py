@@ -1,0 +1,99 @@
+"""The job: facts about the program that all ranks share, and the place of a rank in the job."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from chimera_runtime.program.weight_groups import Group
+
+
+@dataclass(frozen=True)
+class Job:
+    """``program`` is a digest of all generated files together: two that differ in a byte of any have different ones.
+
+    ``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes. ``evaluated`` are the
+    micro-batches of an evaluation: N, or more of them where there is no flush.
+
+    ``ties`` are the stages that share parameters.
+
+    A micro-batch is cut into ``parts``. ``recomputing`` are the stages that run forwards again, ``grouped`` those with
+    operations over several micro-batches, ``split_backward`` those with backwards in two halves. ``kinds`` are the
+    letters of all kinds of operations.
+
+    Where updates overlap, the lanes repeat every ``period`` micro-batches, and ``reads[s]`` says which version of its
+    weights stage s reads for each of them, relative to the updates in the periods before: runs of (offset, count). When
+    ``lag`` further updates have been given, every stage has made its step of an update. Elsewhere both are 0.
+
+    ``communicators`` are the choices of communicators that the program is proven to finish with.
+    """
+
+    name: str
+    program: str
+    workers: int
+    stages: int
+    micro_batches: int
+    evaluated: int
+    parts: int
+    recomputing: tuple[int, ...]
+    grouped: tuple[int, ...]
+    placement: tuple[tuple[int, ...], ...]
+    links: tuple[tuple[int, int], ...]
+    period: int
+    reads: tuple[tuple[tuple[int, int], ...], ...]
+    lag: int
+    ties: tuple[Group, ...] = ()
+    kinds: tuple[str, ...] = ("F", "B")
+    split_backward: tuple[int, ...] = ()
+    communicators: tuple[str, ...] = ("directed",)
+
+    @property
+    def passes(self) -> int:
+        """How many forwards of each stage an update has, over all pipes."""
+        return self.micro_batches * self.parts
+
+    @property
+    def cycle(self) -> int:
+        """The micro-batches after which the schedule repeats."""
+        return self.period or self.passes
+
+    @cached_property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """The workers that hold each stage, ascending."""
+        return tuple(tuple(sorted({pipe[s] for pipe in self.placement})) for s in range(self.stages))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The weight groups: each stage by itself, then the ties."""
+        return (*((stage,) for stage in range(self.stages)), *self.ties)
+
+    def members(self, group: Group) -> tuple[int, ...]:
+        """The workers that hold any stage of a weight group, ascending."""
+        return tuple(sorted({worker for stage in group for worker in self.holders[stage]}))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands: ``copies`` W copies of the group of workers, in one of two layouts."""
+
+    rank: int
+    workers: int
+    copies: int
+    layout: str
+
+    @property
+    def worker(self) -> int:
+        """The worker whose lane this rank runs."""
+        return self.rank % self.workers if self.layout == "pipeline" else self.rank // self.copies
+
+    @property
+    def copy(self) -> int:
+        """Which of the W copies this rank belongs to."""
+        return self.rank // self.workers if self.layout == "pipeline" else self.rank % self.copies
+
+    @property
+    def ranks(self) -> range:
+        """All ranks of the job."""
+        return range(self.workers * self.copies)
+
+    def rank_of(self, copy: int, worker: int) -> int:
+        """The rank of a worker of a copy."""
+        return copy * self.workers + worker if self.layout == "pipeline" else worker * self.copies + copy
