@@ -14,19 +14,25 @@ help:  ## list the targets
 # A command that is silent for long, with a dot every five seconds.
 WITH_DOTS := with_dots() { (while sleep 5; do printf .; done) & dots=$$!; "$$@"; status=$$?; kill $$dots; echo; return $$status; }; with_dots
 
-# Two stamps: what compiling and training need, and what the tests need beside it.
-$(TRAINS): pyproject.toml constraints.txt
+# Installs extras of the package, without compiling: of the thousands of files of torch most are never imported. What every
+# process imports is compiled by one that imports it.
+define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "chimera_ir needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	@echo "installing chimera_ir, torch and numpy into $(VENV): a minute, or more where torch has to be downloaded"
+	@echo "installing chimera_ir, $(2) into $(VENV): a minute, or more where torch has to be downloaded"
 	@$(PYTHON) -m venv $(VENV)
-	@$(WITH_DOTS) $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@$(WITH_DOTS) $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed.checkpoint'
 	$(ACTIVATE)
+endef
+
+# Two stamps: what compiling and training need, and the same with what the tests need.
+$(TRAINS): pyproject.toml constraints.txt
+	$(call INSTALL,train,torch and numpy)
 	@touch $@
 
-$(READY): $(TRAINS)
-	@echo "installing what the tests need into $(VENV): a minute"
-	@$(WITH_DOTS) $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+$(READY): pyproject.toml constraints.txt
+	$(call INSTALL,dev,torch and what the tests need)
+	@touch $(TRAINS) $@
 
 demo: $(TRAINS)  ## compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B
 	@$(BIN)/python examples/demo.py
@@ -61,14 +67,20 @@ quick: export PYTHONDONTWRITEBYTECODE =
 quick: check  ## the checks, and the tests that a change usually breaks: two minutes
 	$(BIN)/pytest $(QUICK) --doctest-modules -m "not slow" --numprocesses=auto --dist=worksteal
 
-# Tests start hundreds of processes of the same modules; without bytecode each of them would compile these again.
-# Neighbours stay on one worker as far as can be, as they share what they compile. Ranks often wait, for one another and
-# for time to pass: in the end-to-end half four workers share two cores.
+# One run for everything. Ranks often wait, for one another and for time to pass: two workers share a core, and each works
+# through whole files, as the tests of a file share what they compile. The checks run at the same time, and what they say
+# comes in one piece. Without bytecode each of the hundreds of processes would compile the modules again.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 2))')
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)  ## every check and test
-	@$(MAKE) --jobs=3 check browser examples
-	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto --dist=worksteal
-	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory --jobs=4 checked tests
+
+.PHONY: checked tests
+checked:
+	@log=$$(mktemp); $(MAKE) --no-print-directory check >$$log 2>&1; status=$$?; cat $$log; rm $$log; exit $$status
+
+tests: browser examples
+	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch
 # for the machine's driver, if the torch of constraints.txt is none.
