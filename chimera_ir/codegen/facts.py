@@ -28,7 +28,7 @@ def title(header: Header) -> str:
 
 
 def facts(verified: Verified, evaluation: Verified) -> Facts:
-    """The content of program.json but for the digest of the program; ``evaluation`` are the forwards alone."""
+    """The content of program.json without the digest of the program; ``evaluation`` has the forwards alone."""
     program = verified.program
     header = program.header
     turns = runnable_turns(verified.level) if isinstance(verified.level, ProgramStream) else []

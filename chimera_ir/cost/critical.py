@@ -1,4 +1,4 @@
-"""The operations that decide how long an update takes: a critical path, or a critical cycle without a flush."""
+"""The operations that decide how long an update takes: a critical path or, without a flush, a critical cycle."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ class CriticalPath:
     """Operations that follow one another without a gap, each needing the operation before it.
 
     The path goes from time 0 to the end; in an asynchronous schedule, it is a cycle from a turn of the steady state to
-    a later turn. ``length`` is the time of one update, in ticks. ``counts`` has, by the letter of each kind that the
-    schedule has, the number of micro-batches of the path's operations per update: C_f and C_b of section 3.4.
+    a later turn. ``length`` is the time of one update, in ticks. ``counts`` has, by the letter of each kind in the
+    schedule, how many micro-batches of this kind are on the path per update: C_f and C_b of section 3.4.
     """
 
     operations: tuple[Operation, ...]
@@ -41,16 +41,17 @@ class Structure:
 
     @cached_property
     def preferred(self) -> Sequence[int]:
-        """Numbers by operation, or by node of the turn; their sums choose among critical paths that take as long.
+        """A number for each operation, or node of the turn, that decides between critical paths of one length.
 
-        A sum is the larger, the more backwards a path has, then pairs, then input gradients.
+        The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs;
+        and of these, the most input gradients.
         """
         operations, turn = self.net.operations, self.turn
         return _preferred(operations if turn is None else [operations[number] for number in turn.numbers])
 
 
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
-    """The structure of a verified schedule, which is the same for all costs; ``net`` is given if it is known.
+    """The structure of a verified schedule; ``net`` is the schedule's net if the caller has it.
 
     Raises
     ------
@@ -65,10 +66,10 @@ def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
 
 
 def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
-    """A critical path with the most backward passes, and the end of each operation in the earliest run.
+    """A critical path with the most backwards (`Structure.preferred`), and the ends of operations in the earliest run.
 
-    Of several with as many, it is one with the most pairs, and then the most input gradients. Without split backwards
-    and pairs the number of backward passes fixes the number of forward passes, because durations are positive.
+    Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
+    durations are positive. So C_f and C_b are well defined.
 
     Raises
     ------
@@ -94,11 +95,16 @@ def update_length(header: Header, structure: Structure, durations: Sequence[int]
 def _path(
     header: Header, net: Net, durations: Sequence[int], preferred: Sequence[int]
 ) -> tuple[CriticalPath, list[int]]:
-    """A critical path, found with lengths that add up time first and what is preferred second in a single number."""
+    """A critical path and the ends of all operations.
+
+    One number per operation holds both criteria: its duration in the high digits, its preference in the low ones. So
+    the longest path in these numbers is the preferred one of the longest paths in time.
+    """
     unit = 1 + sum(preferred)
     lengths = [duration * unit + more for duration, more in zip(durations, preferred, strict=True)]
     ends = net.ends(lengths)
     number = max(range(len(ends)), key=ends.__getitem__)
+    # Back from the operation that ends last, always to an operation that ends where this one starts.
     path = [number]
     while (start := ends[number] - lengths[number]) > 0:
         number = next(before for before in net.predecessors[number] if ends[before] == start)
@@ -110,6 +116,7 @@ def _path(
 def _cycle(
     header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn, preferred: Sequence[int]
 ) -> CriticalPath:
+    # First the cycles that take longest, then among their waits the cycle that is preferred.
     longest = critical(turn.waits, [durations[number] for number in turn.numbers])
     if longest.cycle == NO_CYCLE:
         raise ValueError("the schedule is too short to show a steady state; only a verified schedule has one")
@@ -134,6 +141,7 @@ def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, up
 
 
 def _preferred(operations: Sequence[Operation]) -> list[int]:
+    # Each preference counts more than all operations together can sum up of the next one.
     unit = 1 + sum(operation.size for operation in operations)
 
     def weight(kind: Kind | Pairing) -> int:

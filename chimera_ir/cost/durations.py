@@ -1,4 +1,4 @@
-"""Exact durations of operations: the interface that levels use, and by default the costs F, B, I and W of the paper."""
+"""Exact durations of operations: the interface that all levels use, and the costs F, B, I and W that a user can set."""
 
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -27,29 +27,29 @@ _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", 
 
 
 class Durations(Protocol):
-    """The durations of operations, for every level that needs them, and their words in a report."""
+    """Durations of operations, and the way in which a report shows them."""
 
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation."""
 
     def tick(self, header: Header) -> Fraction:
-        """A length of time of which every duration is a multiple."""
+        """A length of time of which every duration below the header is a multiple."""
 
     def recut(self, stages: int, into: int) -> "Durations":
-        """The durations for the same model cut into ``into`` stages instead of ``stages``."""
+        """The durations of the same model, cut into ``into`` stages instead of ``stages``."""
 
     def joined(self) -> "Durations":
-        """The durations with which a schedule without split backwards is compared to one that has them."""
+        """The durations for a baseline without split backwards, where the schedule has them."""
 
     def halved(self) -> "Durations":
-        """The durations with which a schedule with split backwards is compared to one that has none."""
+        """The durations for a baseline with split backwards, where the schedule has none."""
 
     def report_costs(
         self, header: Header, path: Sequence[Operation], kinds: Collection[str]
     ) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost per micro-batch; the costs times C_f and C_b give the length of the critical path.
+        """Each kind with its cost per micro-batch, such that these costs times C_f and C_b are the length of ``path``.
 
-        ``kinds`` are the letters of those that the schedule has.
+        ``kinds`` are the letters of the kinds that the schedule has.
         """
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
@@ -64,11 +64,11 @@ class Durations(Protocol):
 
 
 Alike = Hashable
-"""What operations have in common that take equally long, whatever the costs."""
+"""A key that is equal for operations that take equally long, whatever the costs."""
 
 
 def alike(operation: Operation, header: Header) -> Alike:
-    """The kind of an operation, how many micro-batches it has, its stage, and whether it recomputes."""
+    """The key of an operation: its kind, number of micro-batches and stage, and whether it recomputes."""
     if isinstance(operation, Pair):
         return alike(operation.forward, header), alike(operation.backward, header)
     if header.recomputing and header.recomputes(operation.micros[0], operation.stage):
@@ -77,10 +77,10 @@ def alike(operation: Operation, header: Header) -> Alike:
 
 
 class CostModel(Protocol):
-    """A source of durations: the costs that a user sets, or a profile, which may lack the durations of a schedule."""
+    """A source of durations: the costs that a user sets, or a profile."""
 
     def durations(self, header: Header) -> Durations:
-        """The durations of the operations below a header; raises an exception of the model's own if it has none."""
+        """The durations of the operations below a header; a profile that lacks them raises `Unfit`."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class Costs:
     """The duration of an operation over one micro-batch, by kind, in a unit of the user's choice.
 
     ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient.
-    ``pair`` is a forward with a backward; None for what both cost by themselves. The
-    defaults are the paper's: a backward is twice the work of a forward (section 2), and three times where it runs the
-    forward again (section 3.4). ``again`` is what that adds to a B, an I or a pair. ``given`` are the kinds that the
-    user has set: to their costs it adds nothing.
+    ``pair`` is a forward together with a backward; None if they take as long as one after the other. The defaults are
+    the paper's: a backward takes twice as long as a forward (section 2), three times where it runs the forward again
+    (section 3.4). Recomputation adds ``again`` to the cost of a B, an I or a pair, but not to the costs of ``given``,
+    the kinds that the user has set.
     """
 
     F: Fraction = Fraction(1)
@@ -129,55 +129,55 @@ class Costs:
         return value
 
     def using(self, kind: str, text: str) -> "Costs":
-        """These costs with the cost of one kind as the user wrote it; raises errors like `parse`."""
+        """The costs with that of one kind as the user wrote it; raises errors like `parse`."""
         changed: dict[str, Any] = {kind: self.parse(kind, text), "given": (*self.given, kind)}
         return replace(self, **changed)
 
     def durations(self, _: Header) -> "Costs":
-        """These costs, whatever the header."""
+        """The costs themselves, whatever the header."""
         return self
 
     def report_costs(
         self, header: Header, _: Sequence[Operation], kinds: Collection[str]
     ) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost, as in a report.
+        """Each kind with its cost, as a report shows it.
 
-        If all stages recompute, the cost of a kind that the schedule has is that of operations that recompute. If only
-        some do, a report has both where they differ.
+        If all stages recompute, the costs are those of operations that recompute. If only some do, a report has both
+        costs of a kind where they differ.
         """
-        known = dict(self.items())
-        repeating = {kind: cost for kind, cost in self.recomputing() if kind in kinds and cost != known[kind]}
+        keeping = dict(self.items())
+        repeating = {kind: cost for kind, cost in self.recomputing() if kind in kinds and cost != keeping[kind]}
         if all(len(pipe.recompute) == header.stages for pipe in header.pipes):
-            return tuple((known | repeating).items())
+            return tuple((keeping | repeating).items())
         further = {f"{kind}_recomputing": cost for kind, cost in repeating.items() if header.recomputing}
-        return tuple((known | further).items())
+        return tuple((keeping | further).items())
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """The costs of some kinds, in one line; that of a recomputing backward is one of B, and so on."""
+        """The costs of some kinds, in one line; the cost of a recomputing backward goes with B, and so on."""
         costs = ((kind, cost) for kind, cost in self.report_costs(header, (), kinds) if kind.split("_")[0] in kinds)
         return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
 
     def recut(self, stages: int, into: int) -> "Costs":
-        """The costs of ``into`` stages, which are larger by the factor by which there are fewer of them."""
+        """The costs of ``into`` stages: with half as many stages, each is twice as large."""
         F, B, I, W, _ = (cost * stages / into for _, cost in self.items())  # noqa: E741
         pair = None if self.pair is None else self.pair * stages / into
         return replace(self, F=F, B=B, I=I, W=W, again=self.again * stages / into, pair=pair)
 
     def joined(self) -> "Costs":
-        """These costs; if only halves of a backward were given, a backward is their sum."""
+        """Costs where, if the user has set only halves of a backward, a backward takes their sum."""
         if "B" in self.given or not {"I", "W"} & {*self.given}:
             return self
         given = (*self.given, "B") if "I" in self.given else self.given
         return replace(self, B=self.I + self.W, given=given)
 
     def halved(self) -> "Costs":
-        """These costs; if only whole backwards were given, their halves take half as long each."""
+        """Costs where, if the user has set only whole backwards, each half takes half as long."""
         if "B" not in self.given or {"I", "W"} & {*self.given}:
             return self
         return replace(self, I=self.B / 2, W=self.B / 2, given=(*self.given, "I", "W"))
 
     def tick(self, header: Header) -> Fraction:
-        """The longest time of which the costs of a micro-batch, or of a part of one, are multiples."""
+        """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""
         costs = (*(cost for _, cost in self.items()), self.again)
         return Fraction(1, lcm(*(cost.denominator for cost in costs)) * header.parts)
 
@@ -202,9 +202,9 @@ class Costs:
         return (("F", self.F), ("B", self.B), ("I", self.I), ("W", self.W), (PAIR.letter, pair))
 
     def recomputing(self) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost on a stage that recomputes; a B that the user has set counts in a pair, too."""
-        known = {*self.given, *([PAIR.letter] if "B" in self.given else [])}
-        return tuple((kind, cost + (self.again if kind in _REPEATING - known else 0)) for kind, cost in self.items())
+        """Each kind with its cost on a stage that recomputes; a B that the user has set fixes pairs, too."""
+        fixed = {*self.given, *([PAIR.letter] if "B" in self.given else [])}
+        return tuple((kind, cost + (self.again if kind in _REPEATING - fixed else 0)) for kind, cost in self.items())
 
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.

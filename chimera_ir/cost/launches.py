@@ -14,7 +14,7 @@ from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     """All launches, worker by worker, in the order of the lanes.
 
-    Of an asynchronous program these are the launches in its steady window, none if it shows no such window.
+    For an asynchronous program these are the launches in its steady window; none if the timeline has no such window.
     """
     all_launches = tuple(_launches(program, timeline))
     if not program.header.asynchronous:
@@ -27,7 +27,7 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
 
 
 def launch_places(program: Program) -> list[list[tuple[int, WeightGroup]]]:
-    """For each worker its launches: the number of operations before the launch, and the group."""
+    """The launches of each worker: the number of operations before the launch, and the group."""
     return [
         [(done, instruction.group) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
         for parts in program.parts

@@ -22,7 +22,7 @@ def decimal(value: Fraction) -> str:
 
 
 def exact(value: Fraction) -> str:
-    """A number as a user would write it: a decimal if six digits are exact, else a fraction.
+    """A number as a user would write it: a decimal if six digits show it exactly, else a fraction.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def seconds(value: float) -> str:
 
 
 def rounded(content: _Content) -> _Content:
-    """The content of a JSON file with at most twelve significant digits; the others are errors of sums of floats.
+    """The content of a JSON file with at most twelve significant digits; further ones are rounding errors of sums.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The steady period of iterations that overlap: the time of each of many, where only its needs hold it back.
+"""The steady period: the time of an iteration where many follow one another without a barrier.
 
 iteration k      worker 0:  F m0 s0 .. B m1 s0      worker 1:  F m0 s1 .. B m1 s1
 iteration k+1               F m0 s0 ..                         F m0 s1 ..
@@ -19,14 +19,14 @@ from chimera_ir.ir.levels import Header
 
 
 def steady_period(header: Header, net: Net, durations: Sequence[int], path: CriticalPath) -> Fraction:
-    """The time of one of many iterations of a synchronous schedule that follow one another without a barrier, in ticks.
+    """The steady period of a synchronous schedule in ticks: the limit of the makespan of k iterations divided by k.
 
-    Of k iterations in a row the makespan, divided by k, tends to it. It is the largest ratio of a cycle, as in
-    `flow.cycles`. Between iterations only the first operations of lanes wait, so the nodes of the cycle are lanes: one
-    run of an iteration says how long each lane must wait for all others, and no list of waits is made.
+    It is the largest ratio of a cycle, as in `flow.cycles`. Only the first operation of a lane waits for the iteration
+    before, so the nodes of the cycle are lanes: one run of an iteration gives the longest paths between all of them,
+    and no list of waits is made.
 
-    No iteration takes longer than the makespan. Where the beginning of the critical ``path`` waits for its end, each
-    takes as long.
+    The period is never longer than the makespan. It is as long if the first operation of the critical ``path`` waits
+    for the last operation of the path in the iteration before.
     """
     awaited, operations = _awaited(header, net), net.operations
     for first, numbers in awaited.items():
@@ -39,7 +39,7 @@ def steady_period(header: Header, net: Net, durations: Sequence[int], path: Crit
 
 
 def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
-    """For the first operation of each lane, those of the iteration before that it waits for."""
+    """The operations of the iteration before that the first operation of each lane waits for."""
     last = _last_additions(header, net)
     return {
         lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
@@ -53,8 +53,9 @@ def _larger_ratio(
 ) -> Fraction | None:
     """The ratio of a cycle that is larger than ``ratio``; None if no cycle has one.
 
-    Longest paths as in `flow.cycles`, of which each step is an iteration. An end is a time, and in its last digit, to
-    the base of the number of lanes, the lane at whose beginning its longest path begins.
+    Bellman and Ford's longest paths, as in `flow.cycles`; a step of a path is an iteration, which costs ``ratio``. A
+    number holds a time and a lane: the last digit, to the base of the number of lanes, is the lane where the longest
+    path to this time begins.
     """
     turn, unit, base = ratio.numerator, ratio.denominator, len(awaited)
     lengths = [duration * unit * base for duration in durations]
@@ -62,12 +63,14 @@ def _larger_ratio(
     steps: dict[int, tuple[int, int]] = {}
     weights: dict[int, int] = {}
     while True:
+        # One more iteration: the latest of the awaited operations decides when each lane may begin the next one.
         ends = net.ends(lengths, {first: begins[lane] * base + lane for lane, first in enumerate(awaited)})
         later = list(begins)
         for lane, numbers in enumerate(awaited.values()):
             end, origin = divmod(max(ends[number] for number in numbers), base)
             if end - turn > begins[lane]:
                 later[lane], steps[lane], weights[lane] = end - turn, (origin, 1), end - begins[origin]
+        # Paths that grow no longer are in no cycle of a larger ratio; a cycle among the steps has one.
         if later == begins:
             return None
         if ratios := [cycle.ratio / unit for cycle in cycles_among(steps, weights)]:
@@ -76,7 +79,7 @@ def _larger_ratio(
 
 
 def _last_additions(header: Header, net: Net) -> Mapping[WeightGroup, Iterable[int]]:
-    """For each weight group the last operation of each worker that adds to its gradients."""
+    """The last operations that add to each weight group's gradients, one on each worker."""
     last: dict[WeightGroup, dict[int, int]] = {}
     for worker, lane in enumerate(net.lanes):
         missing = {*header.groups_of[worker]}

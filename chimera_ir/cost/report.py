@@ -1,4 +1,4 @@
-"""The report: the figures of a schedule beside those of the baseline of the same size, with remarks for the user."""
+"""The report: the figures of a schedule next to those of a baseline of the same size, with remarks for the user."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ _Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The costs of a schedule in one iteration, or in one update of the steady state, communication free.
+    """Times and memory of a schedule in one iteration or, without a flush, in one update of the steady state.
 
     ``path`` is the critical path, and ``counts`` has C_f and C_b by the letters of the kinds. ``clock_span`` is the
-    makespan if every operation takes 1. ``work`` is how long each worker works. ``spans`` are the workers'
-    own spans, from the start of a worker's first operation to the end of its last; an asynchronous schedule has
-    none. ``steady_period`` is the time of an iteration among many that follow one another without a barrier. The
-    last four are peaks per worker: copies of weights in M_theta, activations, what of these is between the halves of a
-    backward, and inputs kept for recomputation in M_a.
+    makespan if every operation takes 1. ``work`` is how long each worker computes. ``spans`` are the workers' own
+    spans, from the start of a worker's first operation to the end of its last; none for an asynchronous schedule.
+    ``steady_period`` is the time of an iteration where many follow one another without a barrier. The last four are
+    peaks of each worker: ``weights`` in M_theta, ``activations`` in M_a, the part of these that is between the halves
+    of a backward, and the inputs that are kept for recomputation, in whole micro-batches.
     """
 
     header: Header
@@ -62,10 +62,10 @@ class Figures:
 
 
 class Staleness(NamedTuple):
-    """The age of the weights that an update's gradients are computed with.
+    """The age of the weights with which an update's gradients are computed.
 
-    ``updates`` has for each stage the most steps between the weights that a micro-batch reads and the weights that it
-    updates. ``micro_batches`` counts those of an update that read old weights on any stage.
+    ``updates`` has for each stage how many updates older the weights are that a micro-batch reads than those that it
+    changes, at most. ``micro_batches`` is the number of micro-batches of an update that read old weights on any stage.
     """
 
     updates: tuple[int, ...]
@@ -73,7 +73,7 @@ class Staleness(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A choice of communicators for messages: its name, how many there are of them, and where the program blocks.
+    """A choice of communicators for messages: its name, their number, and the operations that block the program.
 
     ``blocked`` is empty if the program is proven to finish.
     """
@@ -87,8 +87,7 @@ class Shared(NamedTuple):
 class Report:
     """The figures of a schedule and of its baseline in the same units, with launches, proven rules and remarks.
 
-    ``stale`` says how old the weights are that an asynchronous schedule reads, and for how many micro-batches.
-    ``communicators`` are the choices of communicators, from the most to the fewest; none for a report on a schedule.
+    ``communicators`` are the choices of communicators, from the most to the fewest; none in a report on a schedule.
     """
 
     figures: Figures
@@ -163,14 +162,23 @@ def report(
     timeline: Timeline | None = None,
     baseline_weights: Sequence[int] | None = None,
 ) -> Report:
-    """The report on a verified schedule, beside a verified baseline for the same workers and micro-batches.
+    """The report on a verified schedule and a verified baseline for the same workers and micro-batches.
 
-    ``weights`` are the copies that each worker of the schedule keeps; ``baseline_weights`` are those of the
-    baseline, one of each stage unless they are given. Where the schedule has more stages than the baseline, the
-    baseline's stages are larger by that factor, and so are their durations, weights and activations.
-    ``verified`` names the proven rules in the order of the report. ``timeline`` is the timeline of the schedule with
-    these costs, where it is known already.
+    Where the schedule has more stages than the baseline, the baseline's stages are larger by that factor, and so are
+    their durations, weights and activations.
+
+    Parameters
+    ----------
+    weights
+        The copies of weights that each worker of the schedule keeps.
+    verified
+        The names of the proven rules, in the order of the report.
+    timeline
+        The timeline of the schedule with these costs, if the caller has it.
+    baseline_weights
+        The copies that each worker of the baseline keeps; by default one of each stage.
     """
+    # The baseline's costs: for as many stages as it has, and for backwards that are split or whole as its are.
     timeline = timeline or simulate(schedule, costs)
     size = Fraction(schedule.header.stages, baseline.header.stages)
     headers = schedule.header, baseline.header
@@ -192,22 +200,22 @@ def report(
 
 
 def activations(schedule: Schedule) -> tuple[Fraction, ...]:
-    """Per worker, the peak of the activations of stages that do not recompute, in M_a."""
+    """The peak of each worker's activations, of stages that do not recompute, in M_a."""
     return live.whole(schedule.header, live.activations(schedule))
 
 
 def stashed_inputs(schedule: Schedule) -> tuple[Fraction, ...]:
-    """Per worker, the peak number of inputs that stages keep for recomputation, in whole micro-batches."""
+    """The most inputs that each worker keeps for recomputation, in whole micro-batches."""
     return live.whole(schedule.header, live.inputs(schedule))
 
 
 def between_halves(schedule: Schedule) -> tuple[Fraction, ...]:
-    """Per worker, the peak of what waits for its weight gradient alone; part of `activations`, and counted like it."""
+    """The peak of the part of each worker's `activations` that only a weight gradient still needs, in M_a."""
     return live.whole(schedule.header, live.between_halves(schedule))
 
 
 def held(header: Header) -> tuple[int, ...]:
-    """Per worker, the number of stages that it holds; a stage placed twice on a worker counts once."""
+    """The number of stages that each worker holds; a stage that two pipes place on it counts once."""
     return tuple(len(stages) for stages in header.stages_of)
 
 
@@ -229,7 +237,7 @@ def staleness(schedule: Schedule) -> Staleness:
 
 
 def warning(stale: Staleness, of: int) -> Iterator[str]:
-    """A warning for the user, if any stage reads old weights; an update has ``of`` micro-batches."""
+    """Yields a warning if any stage reads old weights; an update has ``of`` micro-batches."""
     most, least = max(stale.updates), min(stale.updates)
     if most > 0:
         old = f"{counted(most, 'update')} old"
@@ -251,9 +259,9 @@ def _splits(schedule: Schedule) -> bool:
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool) -> Figures:
-    """The figures of a schedule whose stages are ``size`` times as large as the stages that M_a and M_theta count.
+    """The figures of a schedule whose stages are ``size`` times those that M_a and M_theta are defined by.
 
-    ``splits`` says whether it splits backwards.
+    ``splits`` says whether its backwards are split.
     """
     return Figures(
         header=schedule.header,
@@ -275,7 +283,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
 
 
 def _remarks(schedule: Schedule) -> tuple[str, ...]:
-    """Remarks that a user needs before paying for the schedule, beside the answers of `predict.summary`."""
+    """Remarks that a user needs before paying for the schedule, in addition to the answers of `predict.summary`."""
     remarks = []
     header = schedule.header
     for tie in header.ties:
@@ -291,7 +299,7 @@ def _remarks(schedule: Schedule) -> tuple[str, ...]:
 
 
 def _costs(figures: Figures) -> Iterator[tuple[str, int | float]]:
-    """Each kind with its cost; that of pairs where the schedule has any."""
+    """Yields each kind with its cost; pairs only if the schedule has any."""
     for kind, cost in figures.costs.report_costs(figures.header, figures.path, figures.counts):
         if kind != PAIR.letter or kind in figures.counts:
             yield kind, _number(cost)
@@ -316,7 +324,7 @@ def _between_halves(figures: Figures) -> _Json:
 
 
 def _repeated(figures: Figures) -> _Json:
-    """The times of an iteration beside its makespan, each with the bubble ratio that it has."""
+    """The other two lengths of an iteration next to the makespan, each with its bubble ratio."""
     spans = {"spans": list(map(_number, figures.spans)), "span_bubble_ratio": _number(figures.span_bubble_ratio)}
     return {
         **(spans if figures.spans else {}),

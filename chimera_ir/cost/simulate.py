@@ -30,7 +30,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The launch of the sum of a group's gradients on one worker; times in the unit of the costs.
+    """The launch of the sum of a group's gradients on one worker; times are in the unit of the costs.
 
     ``free`` is how long the worker idles from the launch to the wait for the sum, or to the worker's last operation if
     that comes first: regions (a) and (b) of Figure 6. ``flush`` is the time from the last operation to the end of the
@@ -60,12 +60,12 @@ Event = Launched | Stepped
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The start and end of every operation, ``lanes[w]`` in the order of worker w, and the events if they are known.
+    """The start and end of every operation, ``lanes[w]`` in the order of worker w, and events that `launches` adds.
 
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
-    the updates that an asynchronous schedule shows, or the beginning of these. ``clock_span`` is the length of an
-    update if every operation takes 1. ``work`` is for each worker the time per update in which it works, and
-    ``steady_period`` is the time of an update among many that follow one another without a barrier; all in ticks.
+    the updates that an asynchronous schedule shows, or the first of these. ``clock_span`` is the length of an update if
+    every operation takes 1. ``work`` has for each worker the time per update in which it computes, in ticks.
+    ``steady_period`` is the time in ticks of each of many updates that follow one another without a barrier.
     """
 
     header: Header
@@ -102,7 +102,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class TimedRun:
-    """The earliest run of a schedule; ``durations`` are by the numbers of its operations, all times in ticks."""
+    """The earliest run of a schedule: operation n takes ``durations[n]``; all times are in ticks."""
 
     header: Header
     structure: Structure
@@ -127,22 +127,23 @@ class TimedRun:
 
     @property
     def critical_path(self) -> CriticalPath:
-        """Of several critical paths one with the largest number of backward passes (C_b)."""
+        """A critical path with the largest number of backwards (C_b)."""
         return critical_path(self.header, self.structure, self.durations)[0]
 
 
 def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun:
-    """The earliest run, each of whose times is computed where it is asked for, in linear time."""
+    """The earliest run of a schedule; each of its properties takes linear time, the first time that it is read."""
     tick, duration = ticks(header, costs)
     return TimedRun(header, structure, tick, [duration(operation) for operation in structure.net.operations])
 
 
 def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
-    """The timeline of the earliest run of a verified schedule; ``net`` is given if it is known."""
+    """The timeline of the earliest run of a verified schedule; ``net`` is the schedule's net if the caller has it."""
     header, structure = schedule.header, structure_of(schedule, net)
     operations = structure.net.operations
     run = earliest(header, structure, costs)
     path, ends = critical_path(header, structure, run.durations)
+    # The net numbers operations lane by lane, so the lanes are consecutive parts of this list.
     timed = [
         Timed(operation, end - duration, end)
         for operation, end, duration in zip(operations, ends, run.durations, strict=True)
@@ -163,17 +164,17 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
 
 
 def idle(busy: Fraction, length: Fraction) -> Fraction:
-    """The share of a length of time in which nothing is done, if something is done for ``busy``; of no time 0."""
+    """The idle share of a length of time of which ``busy`` is spent on work; 0 if the length is 0."""
     return 1 - busy / length if length else Fraction(0)
 
 
 def mean(times: Sequence[Fraction]) -> Fraction:
-    """The mean of times; of none 0."""
+    """The mean of times; 0 if there are none."""
     return sum(times, Fraction(0)) / len(times) if times else Fraction(0)
 
 
 def _work(header: Header, lane: Iterable[Timed]) -> Fraction:
-    """The time per update in which a worker works; of an asynchronous schedule only whole turns count."""
+    """The time per update in which a worker computes; in an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
     if header.asynchronous:
         lane = [interval for interval in lane if interval.operation.parts[0].micros[0] < counted]
@@ -182,15 +183,15 @@ def _work(header: Header, lane: Iterable[Timed]) -> Fraction:
 
 
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:
-    """A length of time of which every duration is a multiple, and the durations as multiples of it."""
+    """The tick, a length of time of which every duration is a multiple, and a function for durations in ticks."""
     tick = costs.tick(header)
-    known: dict[Alike, int] = {}
+    lengths: dict[Alike, int] = {}
 
     def duration(operation: Operation) -> int:
         key = alike(operation, header)
-        length = known.get(key)
+        length = lengths.get(key)
         if length is None:
-            length = known[key] = int(costs.duration(operation, header) / tick)
+            length = lengths[key] = int(costs.duration(operation, header) / tick)
         return length
 
     return tick, duration

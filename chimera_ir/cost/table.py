@@ -1,4 +1,4 @@
-"""The details of a report for a terminal: the schedule beside the baseline, the launches of sums."""
+"""The details of a report for a terminal: the schedule next to the baseline, and the launches of sums."""
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -19,7 +19,7 @@ IN_FULL = 16
 
 
 Show = Callable[[Fraction], str]
-"""How a number is written."""
+"""A function that writes a number."""
 
 
 def show(report: Report) -> RenderableType:
@@ -104,7 +104,7 @@ def _rows(figures: Figures, splits: bool, recomputing: bool) -> list[tuple[str, 
 
 
 def _launches(report: Report) -> list[Text]:
-    """The launches of gradient sums that a bubble follows, one line for each."""
+    """Lines for the launches of gradient sums that a bubble follows, and their number beyond the first ones."""
     early = [launched for launched in report.launches if launched.free]
     rest = len(report.launches) - len(early)
     steady, unit = report.figures.header.asynchronous, report.figures.costs.unit
@@ -135,13 +135,13 @@ def proof(report: Report) -> Text:
 
 
 def _communicators(report: Report) -> list[Text]:
-    """Fewer communicators than the rule "channels" asks for, where the program is proven to finish with them."""
+    """A line with the choices of fewer communicators with which the program is proven to finish."""
     fewer = [f"{shared.name} ({shared.number})" for shared in report.communicators[1:] if not shared.blocked]
     return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []
 
 
 def per_worker(values: Sequence[Fraction], show: Show = decimal) -> str:
-    """A quantity of each worker, from P0 on; for many workers in runs of values with a constant step.
+    """The values of all workers, from P0 on; those of many workers as runs with a constant step.
 
     ``show`` writes a value.
 

@@ -1,4 +1,4 @@
-"""The steady state in the timeline of an asynchronous schedule: a stretch that repeats right after itself."""
+"""The steady state in the timeline of an asynchronous schedule: a stretch of time that repeats right after itself."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -24,16 +24,17 @@ class Window(NamedTuple):
 
 
 def steady_window(timeline: Timeline) -> Window | None:
-    """The first stretch of the fewest turns that repeats; None if the timeline is too short for it, or has a flush.
+    """The shortest stretch that repeats, and of those the first; None if there is none, as with a flush.
 
-    The stretch starts with the first forward of a turn. It has as many operations as its turns have, and each of them
-    starts again exactly one length of the stretch later.
+    The stretch starts with the first forward of a turn and has as many operations as its turns have. Each operation
+    starts again, for the micro-batches of later turns, exactly one length of the stretch later.
     """
     header = timeline.header
     if not header.asynchronous:
         return None
     timed = sorted(chain.from_iterable(timeline.lanes), key=lambda interval: interval.start)
     starts: dict[Instruction, int] = {interval.operation: interval.start for interval in timed}
+    # Try one turn, then two, and so on, from every place where a turn begins.
     counted = header.micro_batches // header.period
     in_turn = sum(interval.operation.parts[0].micros[0] < counted * header.period for interval in timed) // counted
     for turns in range(1, MOST + 1):
@@ -48,7 +49,7 @@ def steady_window(timeline: Timeline) -> Window | None:
 
 
 def beginning(timeline: Timeline, window: Window) -> Timeline:
-    """The timeline until the end of a window, where later parts of operations are cut off."""
+    """The timeline until the end of a window; operations that go on are cut off there."""
     return replace(
         timeline,
         span=window.end,

@@ -15,14 +15,14 @@ from chimera_ir.ir.text.printer import line
 
 
 def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Diagnostic]:
-    """A shortest known cycle, if there is one, with the clocks of its operations if there is a plan.
+    """Yields the diagnostic of a shortest known cycle, if there is one.
 
     Parameters
     ----------
     schedule
         Complete and placed.
     plan
-        The plan that the schedule comes from, if it comes from clocks.
+        The plan that the schedule comes from; None if it was written as a schedule, without clocks.
     reads
         The reads of its operations.
     """
@@ -34,7 +34,10 @@ def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Dia
 
 
 class _Story:
-    """Describes a cycle, without operations that only follow each other on a worker: of these, the first and last."""
+    """The diagnostic of a cycle.
+
+    Of operations in a row that nothing but their lane orders, it names the first and the last.
+    """
 
     def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
         self._dag = dag
@@ -51,16 +54,17 @@ class _Story:
         )
 
     def diagnostic(self) -> Diagnostic:
-        """The diagnostic at an operation whose clock is too low, else at one that its lane runs too late.
+        """The diagnostic, placed at the operation to blame.
 
-        If the cycle follows no lane, it is at an operation that reads a version which its own gradients make, or at a
-        pair.
+        That is an operation whose clock is too low; else one that its lane runs too late; else one that reads a version
+        which its own gradients make; else a pair.
         """
         edges = list(pairwise((*self._nodes, self._nodes[0])))
         lanes = [(before, after) for before, after in edges if self._follows(before, after)]
         falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
         readers = [after for before, after in edges if self._dag.kind(before, after) is Edge.SYNC]
         joined = [node for node in self._nodes if isinstance(self._dag.operations[node], Pair)]
+        # The likeliest mistake comes first; the cycle is then told from there.
         suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers, *joined]
         worst = suspects[0]
         at = self._nodes.index(worst)

@@ -41,6 +41,7 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
     program
         Without errors by the rules "messages" and "gradients".
     """
+    # If all orders agree, both transports behave the same (`transport`), so one replay proves both.
     disorder = tuple(_disorder(program))
     transports = [Transport.TAGGED] if disorder else list(Transport)
     result = replay(program)
@@ -50,7 +51,7 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
 
 
 def _disorder(program: Program) -> Iterator[Diagnostic]:
-    """For every directed pair of workers, the first receive that would match the send of a different message."""
+    """Yields for every directed pair of workers the first receive that would get another message than its own."""
     sends: dict[tuple[int, int], list[Send]] = {}
     recvs: dict[tuple[int, int], list[Recv]] = {}
     for worker, parts in enumerate(program.parts):
@@ -70,6 +71,7 @@ def _finished(program: Program, result: Played) -> bool:
 
 
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
+    """The diagnostic of a shortest circle of workers, each blocked until the next one goes on."""
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
     circle = shortest_circle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})
@@ -79,7 +81,7 @@ def _deadlock(program: Program, transports: list[Transport], result: Played) -> 
 
 
 def _wanted(program: Program, worker: Worker, place: int, result: Played) -> list[tuple[Worker, Instruction]]:
-    """The instructions that a blocked lane waits for, each with its worker."""
+    """The instructions that would let a blocked lane go on, each with its worker."""
     header = program.header
     match program.lanes[worker][place]:
         case WaitRecv(message):

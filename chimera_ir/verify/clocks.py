@@ -15,9 +15,9 @@ from chimera_ir.source import Span
 
 
 def clocks(plan: Plan) -> Iterator[Diagnostic]:
-    """Warnings: for every pair of lines the first dependency along which the clock does not increase, and their number.
+    """Yields a warning for every pair of lines with dependencies along which the clock does not increase.
 
-    A missing operation gives no warning.
+    The warning shows the first of these dependencies and their number. A missing operation gives no warning.
     """
     operations = plan.operations
     made = flow(plan.header, (planned.operation for planned in operations))

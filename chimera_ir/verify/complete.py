@@ -26,16 +26,16 @@ _LISTED = 100_000
 _Placed = tuple[Worker, Compute]
 
 _Cells = Mapping[int, Sequence[_Placed]]
-"""The operations of each micro-batch on each stage, at ``micro * stages + stage``; there is no cell without one.
+"""The operations of each micro-batch on each stage, at ``micro * stages + stage``; cells without operations are absent.
 
-So they are as many as there are operations, however large a header says that the schedule is.
+So memory grows with the operations, however large a header says that the schedule is.
 """
 
 
 def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnostic]:
-    """Yields what is missing, once per pipe and kinds, and what is done twice, once per pair of lines.
+    """Yields missing operations, once per pipe and set of kinds, and repeated ones, once per pair of lines.
 
-    A micro-batch on a stage is part of at most one message.
+    A micro-batch on a stage counts in at most one diagnostic.
 
     Parameters
     ----------
@@ -56,7 +56,8 @@ def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnost
 
 
 def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[tuple[Kind, ...]]) -> bool:
-    """Whether every micro-batch has on every stage a set of kinds that is whole, each kind once."""
+    """Whether every micro-batch has on every stage one of the sets of kinds in ``whole``, each kind once."""
+    # A cell's set of kinds is a number with a bit for each kind: large schedules have millions of cells.
     bits = {kind: 1 << number for number, kind in enumerate(header.kinds)}
     there: dict[int, int] = {}
     stages = header.stages
@@ -73,7 +74,7 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
-    """The operations that are there twice, or do what another one does."""
+    """Yields the operations that occur twice, or do the work of another operation."""
     twice: dict[tuple[Span, Span], list[Duplicate | DoneTwice]] = {}
     for several in cells.values():
         both = _clash(several, whole)
@@ -132,10 +133,10 @@ def _absent(
 
 
 def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro, stage: Stage) -> Span:
-    """The line to blame for a missing operation.
+    """The line to blame for a missing operation: that of the most similar operation of the pipe.
 
-    It is that of an operation of the same kind, best on the stage itself and of the next micro-batch, one before it
-    rather than one behind; else that of an operation that is linked to it, or of any other of the pipe.
+    Operations of the same kind come first, then those that `_linked` joins with it. Among equals, those on the same
+    stage come first, then those of an earlier micro-batch, then those of the nearest one.
     """
 
     def distance(operation: Compute) -> tuple[bool, bool, bool, bool, bool, int]:
@@ -155,5 +156,5 @@ def _linked(kind: Kind, other: Kind) -> bool:
 
 
 def _directions(header: Header) -> str:
-    """In how many directions a micro-batch goes."""
+    """Words for messages about schedules whose micro-batches go forward and back; none for forwards alone."""
     return " in each direction" if header.answers else ""

@@ -33,9 +33,9 @@ _ONE = CopyPeak(1, 0, ())
 
 
 def copies(program: Program) -> tuple[int, ...]:
-    """Per worker the most weights that it keeps, in M_theta: the sum of the peaks of its stages.
+    """The most weights that each worker keeps, in M_theta: the sum of the peaks of its stages.
 
-    What stages share counts with each of them, as M_theta are the whole weights of a stage.
+    Shared parameters count with each of their stages, as M_theta is all weights of a stage.
     """
     if not program.header.asynchronous:
         return tuple(map(len, program.header.stages_of))
@@ -99,7 +99,7 @@ def last_reads(header: Header, parts: Parts) -> dict[tuple[WeightGroup, Version]
 
 
 def surplus(program: Program) -> Iterator[Diagnostic]:
-    """The groups of which a lane keeps more copies at its peak than it needs.
+    """Yields the groups of which a lane keeps more copies at its peak than it needs.
 
     Parameters
     ----------
@@ -118,19 +118,19 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
 
 
 def _advice(lane: Lane, last: Mapping[tuple[WeightGroup, Version], int], group: WeightGroup, peak: CopyPeak) -> str:
-    """The change that lowers a peak: one of its versions was kept in vain, for too long, or from too early on."""
+    """The change that lowers a peak: drop a version that is kept in vain or for too long, or stash a version later."""
     for version in peak.stashed:
         stash, drop, end = Stash(group, version), line(Drop(group, version)), last.get((group, version), -1)
-        step = _step_behind(lane, lane.index(stash), group)
+        step = _step_after(lane, lane.index(stash), group)
         if end < step:
             return f"remove `{line(stash)}` and `{drop}`: nothing reads that version after `{line(lane[step])}`"
         if end < peak.place:
             return f"run `{drop}` right after `{line(lane[end])}`, the last operation that reads it"
-    step = _step_behind(lane, peak.place, group)
+    step = _step_after(lane, peak.place, group)
     return f"run `{line(lane[peak.place])}` right before `{line(lane[step])}`"
 
 
-def _step_behind(lane: Lane, start: int, group: WeightGroup) -> int:
+def _step_after(lane: Lane, start: int, group: WeightGroup) -> int:
     places = range(start, len(lane))
     return next(
         place for place in places if isinstance(instruction := lane[place], Step) and instruction.group == group

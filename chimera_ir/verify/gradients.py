@@ -35,7 +35,7 @@ _DONE = {AllReduce: "launched", WaitAllReduce: "waited for", Step: "stepped"}
 
 
 def gradients(program: Program) -> Iterator[Diagnostic]:
-    """Lines of the gradient synchronisation that are missing, redundant, misplaced or of the wrong stage or order.
+    """Yields lines of the sums and steps that are missing, redundant, misplaced or of the wrong stage or order.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
 
 
 def not_held(header: Header, worker: Worker, instruction: Instruction, group: WeightGroup) -> Diagnostic | None:
-    """The diagnostic of a line about a group that there is not, or that its worker does not hold, or None."""
+    """The diagnostic of a line whose group does not exist or is not held by its worker; None if the line is right."""
     known = group in header.group_numbers
     if not known and len(group) > 1:
         stages = ", ".join(map(str, group[:-1]))
@@ -62,7 +62,7 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, group: We
 
 
 class _WorkerSums:
-    """The places of a worker's synchronisation, by group and update."""
+    """The lines with which a worker launches, awaits and applies its sums, by group and update."""
 
     def __init__(self, program: Program, worker: Worker) -> None:
         self._header = program.header
@@ -74,6 +74,7 @@ class _WorkerSums:
 
     def mistakes(self) -> Iterator[Diagnostic]:
         """All mistakes that show in the lane alone."""
+        # The first and last operation of each update that adds to a group's gradients.
         for place, operation in self._parts.singles:
             if operation.kind.sums:
                 number = self._header.update_of(operation.micros)
@@ -83,6 +84,7 @@ class _WorkerSums:
         for place, instruction in self._parts.updates:
             if isinstance(instruction, Synchronisation):
                 yield from self._line(place, instruction)
+        # Every update of every group needs a launch, a wait and a step, in this order and between those operations.
         for group in self._header.groups_of[self._worker] if self._header.trains else ():
             for number in range(self._header.updates):
                 yield from self._missing(group, number)
@@ -155,7 +157,7 @@ class _WorkerSums:
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
-    """A circle of "launches a before b" over all workers, if there is one."""
+    """Yields a circle of sums, each launched before the next one by some worker, if there is such a circle."""
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
@@ -175,6 +177,7 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
 
 def _circle(after: dict[int, dict[int, tuple[Worker, Span]]]) -> list[int]:
     """Sums that are each launched before the next, and the last before the first; empty if there is no circle."""
+    # Depth-first search without recursion: ``path`` has the sums on the stack, ``finished`` those in no circle.
     finished: set[int] = set()
     for root in after:
         path: dict[int, None] = {}

@@ -18,8 +18,8 @@ from chimera_ir.source import Span
 
 
 def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Operations that mix pipes, backwards that mix updates, and operations over other micro-batches than those they
-    read from; each pair of lines once.
+    """Yields operations that mix pipes, backwards that mix updates, and operations whose micro-batches are not those of
+    the operations that they read from; each pair of lines once.
 
     Parameters
     ----------

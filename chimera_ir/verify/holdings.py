@@ -20,10 +20,11 @@ from chimera_ir.verify.copies import kept
 
 
 class Kept(NamedTuple):
-    """The forwards of a stage that wait for their backward: with all activations, and with their input alone.
+    """Numbers of micro-batches of which a stage keeps something, in the header's micro-batches (a half counts as one).
 
-    The counts are in the header's micro-batches, where a half counts as one. A backward that runs the forward again
-    counts in both. ``begun`` are those of which a first operation has gone back, and left values for a later one.
+    ``activations`` are those whose activations it keeps, ``inputs`` those of which it keeps the input alone, and
+    ``begun`` those between the two halves of a split backward. A backward that runs the forward again counts in
+    ``activations`` and in ``inputs``.
     """
 
     stage: Stage
@@ -36,7 +37,7 @@ Moment = tuple[Kept, ...]
 """The activations alive at once: an entry for each stage that a worker holds, ascending."""
 
 _Counts = tuple[int, ...]
-"""The numbers of a moment: the activations of all stages, then the inputs of all, then what has begun on all."""
+"""The numbers of a moment: ``activations`` of all stages, then ``inputs`` of all, then ``begun`` of all."""
 
 
 class Sending(NamedTuple):
@@ -56,7 +57,7 @@ class Receiving(NamedTuple):
 
 
 Way = tuple[Stage, Stage]
-"""The stage that a message comes from, and the one that it goes to."""
+"""The stages that send and receive a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ class Holdings:
     copies
         For each stage the copies of its weights, the newest included.
     tied
-        The same for what it shares with other stages, by weight group.
+        For each tie the copies of the parameters that its stages share.
     sending
-        For each stage the most that is on its way at once.
+        For each stage the most micro-batches on their way at once.
     receiving
         The receive buffers.
     """
@@ -105,24 +106,29 @@ def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) ->
 
 
 def sending(stages: Iterable[Stage], changes: Iterable[tuple[Way, int]]) -> tuple[Sending, ...]:
-    """The most that is on its way from each stage, if so many micro-batches more, or less, are under way, in order."""
+    """The most micro-batches on their way from each stage at once.
+
+    ``changes`` are, in the order of time, how many more micro-batches are on a way, or how many fewer.
+    """
     peaks = highest_by_key(changes)
     most = {way: peak.amount for way, peak in peaks.items()}
     return tuple(Sending(s, most.get((s, Stage(s + 1)), 0), most.get((s, Stage(s - 1)), 0)) for s in stages)
 
 
 def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
-    """The moments before something is freed, and during every backward that runs its forward again, each once."""
+    """Yields the moments before something is freed, and during every backward that recomputes; equal ones once."""
     activations, inputs, begun = (dict.fromkeys(stages, 0) for _ in range(3))
     seen: set[tuple[int | Stage | None, ...]] = set()
     grown, growth = False, header.growth
     for operation in lane:
         again = header.recomputes(operation.micros[0], operation.stage)
         counted, (forward, later) = inputs if again else activations, growth[operation.kind]
+        # A forward only adds, so the moment after the last of several exceeds the others: none is yielded here.
         if forward > 0:
             counted[operation.stage] += forward * len(operation.micros)
             grown = True
             continue
+        # A backward that recomputes has, while it runs, the activations of one more micro-batch.
         extra = operation.stage if again and KEPT in operation.kind.reads else None
         moment = (extra, *activations.values(), *inputs.values(), *begun.values())
         if (grown or extra is not None) and moment not in seen:

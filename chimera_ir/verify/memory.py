@@ -19,7 +19,7 @@ from chimera_ir.verify.copies import copies
 
 
 def memory(schedule: Schedule) -> Iterator[Diagnostic]:
-    """The declared bounds that do not hold, each at the worker that exceeds it most.
+    """Yields the declared bounds that do not hold, each at the worker that exceeds it most.
 
     Only the program shows how many versions an asynchronous schedule keeps: `memory_of_versions`.
     """
@@ -36,7 +36,7 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
-    """The declared bound on weights if an asynchronous program exceeds it."""
+    """Yields the declared bound on weights if an asynchronous program exceeds it."""
     for bound in program.header.bounds:
         match bound.quantity:
             case Quantity.ACTIVATIONS:

@@ -101,6 +101,7 @@ def _enter(
             message, start, end = hand_over
             meant_worker, meant_peer = (start, end) if at_start else (end, start)
             meant = meant_worker == worker and (peer is None or peer == meant_peer)
+        # Nearly all lines are right: only the others pay for the search for a reason.
         if hand_over is None or not meant:
             places.suspect.append((worker, place))
             reason = _foreign(program, cells, worker, instruction)
@@ -125,7 +126,7 @@ def _expected(program: Program) -> dict[Message, HandOver]:
 
 
 def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
-    """Lines that are unknown, redundant, about the wrong peer, missing or misplaced.
+    """Yields lines that are unknown, redundant, about the wrong peer, missing or misplaced.
 
     Parameters
     ----------
@@ -158,11 +159,11 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     start, end = sender(header, message), receiver(header, message)
     if start == end:
         return f"both stages of this micro-batch are on worker {start}, where no message is needed"
-    made = program.lanes[start][cells.producer(message)]
-    micros = _handed_on_with(made, message)
+    maker = program.lanes[start][cells.producer(message)]
+    micros = _handed_on_with(maker, message)
     if micros != message.micros:
         right = Message(micros, message.source, message.target)
-        return f"one message holds all that `{line(made)}` makes: `{message_text(right)}`"
+        return f"one message holds all that `{line(maker)}` makes: `{message_text(right)}`"
     sends = isinstance(instruction, Send | WaitSend)
     if sends and start != worker:
         return f"worker {start} sends it"
@@ -171,12 +172,12 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     return ""
 
 
-def _handed_on_with(made: Instruction, message: Message) -> tuple[Micro, ...]:
-    """The micro-batches that the operation which makes the value in a message hands on together with its first.
+def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
+    """The micro-batches that one message must hold: those that ``maker`` hands on together with the message's first.
 
-    Where nothing makes the value, as no forward does a gradient, they are those of the message.
+    If ``maker`` does not make the message's value, they are the micro-batches that the message has.
     """
-    parts = made.parts if isinstance(made, Compute | Pair) else ()
+    parts = maker.parts if isinstance(maker, Compute | Pair) else ()
     handed_on = (
         part.micros
         for part in parts
@@ -196,9 +197,9 @@ def _line(
     header, message = program.header, instruction.message
     first = places.of(instruction)[key(header, message)]
     if first != place:
-        what = {Send: "already sent", Recv: "already received"}.get(type(instruction), "already waited for")
+        done = {Send: "already sent", Recv: "already received"}.get(type(instruction), "already waited for")
         other = program.lanes[worker][first].origin
-        yield RedundantLine(instruction.origin, worker, line(instruction), f"{content(message)} are {what}", (other,))
+        yield RedundantLine(instruction.origin, worker, line(instruction), f"{content(message)} are {done}", (other,))
     if isinstance(instruction, Send) and instruction.to != receiver(header, message):
         right = receiver(header, message)
         yield WrongPeer(instruction.origin, worker, line(instruction), instruction.to, right, message.target)

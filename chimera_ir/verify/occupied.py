@@ -1,4 +1,4 @@
-"""The clocks around a conflict, drawn as text: what the workers concerned run on them.
+"""The clocks around a conflict as text, with the operations of the workers that have conflicts there.
 
    clock  2        3        4        5        6
 worker 0  .        .        F m2 s0  .        F m3 s0
@@ -17,7 +17,7 @@ Occupied = Mapping[tuple[Worker, Clock], Sequence[Planned]]
 """The operations on each clock of each worker."""
 
 _REACH, _WORKERS, _ROWS = 3, 4, 4
-"""How many clocks are drawn on each side of a conflict, and at most how many workers, and operations on a clock."""
+"""Clocks that are drawn on each side of a conflict, the most workers, and the most operations on a clock."""
 
 _WIDEST = 20
 """The most columns that the text of an operation takes."""
@@ -39,7 +39,7 @@ def draw(places: Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
     places
         The operations of the plan.
     conflicts
-        Of each conflict, one of the operations.
+        One operation of each conflict.
     """
     listed = list(conflicts)
     clocks = range(listed[0].clock - _REACH, listed[0].clock + _REACH + 1)

@@ -11,7 +11,7 @@ from chimera_ir.ir.text.printer import line
 
 
 def paired(schedule: Schedule) -> Iterator[Diagnostic]:
-    """The pairs of one micro-batch, which wait for themselves, and those of different numbers of micro-batches."""
+    """Yields pairs of one micro-batch, which wait for themselves, and pairs of different numbers of micro-batches."""
     for lane in schedule.lanes:
         for pair in lane:
             if isinstance(pair, Pair):

@@ -21,7 +21,7 @@ from chimera_ir.source import Span
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """The mistakes of the placement; of the same mistakes in one line, the first and their number.
+    """Yields the mistakes of the placement; of equal mistakes in one line, the first and their number.
 
     Parameters
     ----------
@@ -45,11 +45,11 @@ def _header(header: Header) -> Iterator[Diagnostic]:
             if not 0 <= worker < header.workers:
                 yield PlacedOutside(NOWHERE, pipe.name, stage, worker, header.workers - 1)
                 break
-    given = Counter(micro for pipe in header.pipes for micro in pipe.micros)
-    for micro in (*range(header.micro_batches), *sorted(given)):
-        times = given[micro] if 0 <= micro < header.micro_batches else given[micro] + 1
+    occurrences = Counter(micro for pipe in header.pipes for micro in pipe.micros)
+    for micro in (*range(header.micro_batches), *sorted(occurrences)):
+        times = occurrences[micro] if 0 <= micro < header.micro_batches else occurrences[micro] + 1
         if times != 1:
-            yield MicrosNotNumbered(NOWHERE, micro, given[micro], header.micro_batches - 1)
+            yield MicrosNotNumbered(NOWHERE, micro, occurrences[micro], header.micro_batches - 1)
             return
 
 
@@ -61,6 +61,7 @@ def _even(header: Header) -> bool:
 
 
 def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
+    # The first operation of each line of the text with each kind of mistake, and the mistakes of the line.
     unknown: dict[Span, tuple[Worker, Compute, str]] = {}
     wrong: dict[Span, tuple[Worker, Compute]] = {}
     counts: Counter[Span] = Counter()

@@ -1,11 +1,12 @@
-"""A lane that computes nothing: each call of a script takes the next line of the program, and must say the same.
+"""Lanes that compute nothing: each call of a script takes the next line of the program, and must match it.
 
 rank_0.py                                          the lane of worker 0
   in_s1_s0.wait(2)                                   wait recv m2 s1->s0
   stage0.backward(2, in_s1_s0.take(2))               B m2 s0
 
-A value is what it stands for, such as the gradients of micro-batch 2 from stage 1. The classes have the methods that
-scripts call, and share no code with what writes the scripts.
+Where a rank has a tensor, there is a description of it: ``("input gradients", (2,), 1)`` are the gradients of
+micro-batch 2 from stage 1. The classes have the methods that scripts call, and share no code with what writes the
+scripts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,18 +36,18 @@ Group = tuple[int, ...]
 """The micro-batches of an operation or of a message."""
 
 Micros = int | Group
-"""The same as scripts say it: one by itself."""
+"""Micro-batches as scripts write them: one as a number, several as a tuple."""
 
 Route = tuple[int, int, int]
 """A link: the stage that sends, the stage that receives, and the other worker."""
 
 Value = tuple[str, Group, int]
-"""What a call hands on or is given: what it is, the micro-batches, and the stage that made it."""
+"""The description of a tensor: its role, its micro-batches, and the stage that made it."""
 
 _OUTPUTS, _GRADIENTS, INPUT, TARGET = "outputs", "input gradients", "input", "target"
 
 DATASET = -1
-"""In place of a stage, the maker of inputs and targets."""
+"""The number that inputs and targets have in place of the stage that made them."""
 
 
 class Differs(Exception):
@@ -69,12 +70,12 @@ class LaneLines:
         self.take: Callable[[], Instruction | None] = partial(next, self._lines, None)
 
     def differs(self, done: str) -> Differs:
-        """The difference of something between two lines, before the next one."""
+        """The exception for a call that no line stands for, placed at the next line."""
         return Differs(self.take(), done)
 
 
 class WholeRun:
-    """All that a script with a flush says, so that nothing is left out."""
+    """The run of a script with a flush, all of whose calls count."""
 
     def has(self, micros: Micros) -> bool:
         """Whether micro-batches are in the run."""
@@ -97,7 +98,7 @@ class StreamRun(WholeRun):
         self._micro_batches = micro_batches
 
     def has(self, micros: Micros) -> bool:
-        """Whether micro-batches are in the run; those of one operation are so together."""
+        """Whether micro-batches are in the run; of those of one operation, all are or none is."""
         return 0 <= (micros[0] if isinstance(micros, tuple) else micros) < self._micro_batches
 
     def makes(self, version: int) -> bool:
@@ -110,6 +111,8 @@ class StreamRun(WholeRun):
 
 
 class _RecordedLink:
+    """One direction of the messages between two stages; ``_under_way`` are the micro-batches of open messages."""
+
     def __init__(self, lines: LaneLines, run: WholeRun, route: Route) -> None:
         self._lines, self._run = lines, run
         self._source, self._target, self._worker = route
@@ -124,7 +127,7 @@ class RecordedOutgoing(_RecordedLink):
     """A link to a stage on another worker."""
 
     def isend(self, micros: Micros, tensors: object) -> None:
-        """The line ``send``, of what the stage has made of the same micro-batches."""
+        """Expects the line ``send``, with the value that the stage has made of the same micro-batches."""
         if not self._run.has(micros):
             return
         group = micros if isinstance(micros, tuple) else (micros,)
@@ -135,11 +138,11 @@ class RecordedOutgoing(_RecordedLink):
             or line.to != self._worker
             or tensors != (self._kind, group, self._source)
         ):
-            raise Differs(line, _said(Send(self._message(group), Worker(self._worker)), tensors))
+            raise Differs(line, _call_text(Send(self._message(group), Worker(self._worker)), tensors))
         self._under_way.add(group)
 
     def wait(self, micros: Micros) -> None:
-        """The line ``wait send``, of a message that is sent on this link."""
+        """Expects the line ``wait send`` of a message that is sent on this link."""
         if not self._run.has(micros):
             return
         group = micros if isinstance(micros, tuple) else (micros,)
@@ -149,12 +152,12 @@ class RecordedOutgoing(_RecordedLink):
             or line.message != (group, self._source, self._target)
             or group not in self._under_way
         ):
-            raise Differs(line, f"{_said(WaitSend(self._message(group)))} to w{self._worker}")
+            raise Differs(line, f"{_call_text(WaitSend(self._message(group)))} to w{self._worker}")
         self._under_way.remove(group)
 
 
 class RecordedIncoming(_RecordedLink):
-    """A link from a stage on another worker; ``rooms[k]`` is for how many micro-batches slot k has room."""
+    """A link from a stage on another worker; slot k has room for ``rooms[k]`` micro-batches."""
 
     def __init__(self, lines: LaneLines, run: WholeRun, route: Route, rooms: Sequence[int]) -> None:
         super().__init__(lines, run, route)
@@ -162,7 +165,7 @@ class RecordedIncoming(_RecordedLink):
         self._arrived: set[Group] = set()
 
     def irecv(self, micros: Micros, into: int) -> None:
-        """The line ``recv``, into a slot that has room."""
+        """Expects the line ``recv``, into a slot that has room."""
         if not self._run.has(micros):
             return
         group = micros if isinstance(micros, tuple) else (micros,)
@@ -173,13 +176,13 @@ class RecordedIncoming(_RecordedLink):
             or line.source != self._worker
             or line.slot != into
         ):
-            raise Differs(line, _said(Recv(self._message(group), Worker(self._worker), Slot(into))))
+            raise Differs(line, _call_text(Recv(self._message(group), Worker(self._worker), Slot(into))))
         if into >= len(self._rooms) or len(group) > self._rooms[into]:
             raise Differs(line, f"has no room in slot {into}: program.json gives the slots {list(self._rooms)}")
         self._under_way.add(group)
 
     def wait(self, micros: Micros) -> None:
-        """The line ``wait recv``, of a message that is received on this link."""
+        """Expects the line ``wait recv`` of a message that is received on this link."""
         if not self._run.has(micros):
             return
         group = micros if isinstance(micros, tuple) else (micros,)
@@ -189,18 +192,18 @@ class RecordedIncoming(_RecordedLink):
             or line.message != (group, self._source, self._target)
             or group not in self._under_way
         ):
-            raise Differs(line, f"{_said(WaitRecv(self._message(group)))} from w{self._worker}")
+            raise Differs(line, f"{_call_text(WaitRecv(self._message(group)))} from w{self._worker}")
         self._under_way.remove(group)
         self._arrived.add(group)
 
     def take(self, micros: Micros) -> Value | None:
-        """What a message has brought, once."""
+        """Returns the value that a message has brought, which is possible once."""
         if not self._run.has(micros):
             return None
         group = micros if isinstance(micros, tuple) else (micros,)
         value = self._kind, group, self._source
         if group not in self._arrived:
-            raise self._lines.differs(f"takes the {_shown(value)} from w{self._worker}, which have not come")
+            raise self._lines.differs(f"takes the {_value_text(value)} from w{self._worker}, which have not come")
         self._arrived.remove(group)
         return value
 
@@ -216,35 +219,35 @@ class RecordedWeights:
         self._stashed, self._dropped = initial
 
     def all_reduce(self, version: Version | None = None) -> None:
-        """The line ``all_reduce``."""
-        self._made(AllReduce(self._group, version=version))
+        """Expects the line ``all_reduce``."""
+        self._expect_of_update(AllReduce(self._group, version=version))
 
     def wait_all_reduce(self, version: Version | None = None) -> None:
-        """The line ``wait all_reduce``."""
-        self._made(WaitAllReduce(self._group, version=version))
+        """Expects the line ``wait all_reduce``."""
+        self._expect_of_update(WaitAllReduce(self._group, version=version))
 
     def step(self, version: Version | None = None) -> None:
-        """The line ``step``."""
-        self._made(Step(self._group, version=version))
+        """Expects the line ``step``."""
+        self._expect_of_update(Step(self._group, version=version))
 
     def stash(self, version: int) -> None:
-        """The line ``stash``."""
+        """Expects the line ``stash``."""
         if version == self._stashed or self._run.keeps(version):
-            self._next(Stash(self._group, Version(max(0, version))))
+            self._expect(Stash(self._group, Version(max(0, version))))
 
     def drop(self, version: int) -> None:
-        """The line ``drop``."""
+        """Expects the line ``drop``."""
         if version == self._dropped or self._run.keeps(version):
-            self._next(Drop(self._group, Version(max(0, version))))
+            self._expect(Drop(self._group, Version(max(0, version))))
 
-    def _made(self, done: AllReduce | WaitAllReduce | Step) -> None:
+    def _expect_of_update(self, done: AllReduce | WaitAllReduce | Step) -> None:
         if done.version is None or self._run.makes(done.version):
-            self._next(done)
+            self._expect(done)
 
-    def _next(self, done: Instruction) -> None:
+    def _expect(self, done: Instruction) -> None:
         line = self._lines.take()
         if line != done:
-            raise Differs(line, _said(done))
+            raise Differs(line, _call_text(done))
 
 
 class RecordedStage(RecordedWeights):
@@ -257,52 +260,52 @@ class RecordedStage(RecordedWeights):
         self._values: set[Value] = set()
 
     def at(self, version: int) -> Self:
-        """The stage with a version of its weights; those below 0 are version 0."""
+        """The stage, with the version of its weights that the next operation reads; versions below 0 count as 0."""
         self._version = max(0, version)
         return self
 
-    def forward(self, micros: Micros, *given: object) -> None:
-        """The line ``F``."""
-        self._ran(FORWARD, micros, given)
+    def forward(self, micros: Micros, *arguments: object) -> None:
+        """Expects the line ``F``."""
+        self._expect_operation(FORWARD, micros, arguments)
 
-    def backward(self, micros: Micros, *given: object) -> None:
-        """The line ``B``."""
-        self._ran(BACKWARD, micros, given)
+    def backward(self, micros: Micros, *arguments: object) -> None:
+        """Expects the line ``B``."""
+        self._expect_operation(BACKWARD, micros, arguments)
 
-    def backward_input(self, micros: Micros, *given: object) -> None:
-        """The line ``I``."""
-        self._ran(INPUT_GRADIENT, micros, given)
+    def backward_input(self, micros: Micros, *arguments: object) -> None:
+        """Expects the line ``I``."""
+        self._expect_operation(INPUT_GRADIENT, micros, arguments)
 
-    def backward_weights(self, micros: Micros, *given: object) -> None:
-        """The line ``W``."""
-        self._ran(WEIGHT_GRADIENT, micros, given)
+    def backward_weights(self, micros: Micros, *arguments: object) -> None:
+        """Expects the line ``W``."""
+        self._expect_operation(WEIGHT_GRADIENT, micros, arguments)
 
     def pair(self, forward: Sequence[Any], other: "RecordedStage", backward: Sequence[Any]) -> None:
-        """The line of a pair, whose backward may be of another stage."""
+        """Expects the line of a pair, whose backward may be of another stage."""
         line = self._lines.take()
         first, second = (line.forward, line.backward) if type(line) is Pair else (None, None)
-        known = self._does(first, FORWARD, forward[0], (*forward[1:],))
-        if not (known and other._does(second, BACKWARD, backward[0], (*backward[1:],))):
+        matches = self._does(first, FORWARD, forward[0], (*forward[1:],))
+        if not (matches and other._does(second, BACKWARD, backward[0], (*backward[1:],))):
             done = Pair(self._operation(FORWARD, forward[0]), other._operation(BACKWARD, backward[0]))
-            raise Differs(line, _said(done, *forward[1:], *backward[1:]))
+            raise Differs(line, _call_text(done, *forward[1:], *backward[1:]))
 
     def outputs(self, micros: Micros) -> Value | None:
-        """What a forward has made for the next stage, once."""
+        """Returns the value that a forward has made for the next stage, which is possible once."""
         return self._handed_on(_OUTPUTS, micros)
 
     def input_gradients(self, micros: Micros) -> Value | None:
-        """What a backward has made for the stage before, once."""
+        """Returns the value that a backward has made for the stage before, which is possible once."""
         return self._handed_on(_GRADIENTS, micros)
 
-    def _ran(self, kind: Kind, micros: Micros, given: tuple[object, ...]) -> None:
+    def _expect_operation(self, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> None:
         if not self._run.has(micros):
             return
         line = self._lines.take()
-        if not self._does(line, kind, micros, given):
-            raise Differs(line, _said(self._operation(kind, micros), *given))
+        if not self._does(line, kind, micros, arguments):
+            raise Differs(line, _call_text(self._operation(kind, micros), *arguments))
 
-    def _does(self, line: Instruction | None, kind: Kind, micros: Micros, given: tuple[object, ...]) -> bool:
-        """Whether an operation is a line of the program and is given what that reads; then its value is there."""
+    def _does(self, line: Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
+        """Whether a call matches a line and gets the values that it reads; if so, the value that it makes is there."""
         group = micros if isinstance(micros, tuple) else (micros,)
         if (
             type(line) is not Compute
@@ -310,7 +313,7 @@ class RecordedStage(RecordedWeights):
             or line.micros != group
             or line.stage != self._stage
             or line.version != self._version
-            or given != self._reads(kind, group)
+            or arguments != self._reads(kind, group)
         ):
             return False
         if kind is FORWARD:
@@ -320,7 +323,7 @@ class RecordedStage(RecordedWeights):
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        """What an operation is given: of its neighbours, or of the dataset."""
+        """The values that an operation needs: of neighbouring stages, or of the dataset."""
         if kind is FORWARD:
             before = (_OUTPUTS, group, self._stage - 1) if self._stage else (INPUT, group, DATASET)
             return (before, (TARGET, group, DATASET)) if self._stage == self._last else (before,)
@@ -333,7 +336,7 @@ class RecordedStage(RecordedWeights):
             return None
         value = kind, micros if isinstance(micros, tuple) else (micros,), self._stage
         if value not in self._values:
-            raise self._lines.differs(f"reads the {_shown(value)}, which are not on this worker")
+            raise self._lines.differs(f"reads the {_value_text(value)}, which are not on this worker")
         self._values.remove(value)
         return value
 
@@ -347,13 +350,13 @@ def _micros(group: Group) -> tuple[Micro, ...]:
     return tuple(map(Micro, group))
 
 
-def _said(done: Instruction, *given: object) -> str:
-    """A line as the script says it, with what it is given."""
-    values = [f"{_shown(value)}" for value in given]
+def _call_text(done: Instruction, *arguments: object) -> str:
+    """The words for a call: its line, and the values that it gets."""
+    values = [f"{_value_text(value)}" for value in arguments]
     return f"does `{text_of(done)}`" + (f" with the {' and the '.join(values)}" if values else "")
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     match value:
         case (str(kind), tuple(group), int(stage)):
             micros = ",".join(f"m{micro}" for micro in group)

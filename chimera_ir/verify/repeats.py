@@ -1,4 +1,4 @@
-"""Rule "repeats": workers go round together, so proofs for the updates shown hold for any number.
+"""Rule "repeats": all workers repeat their turns in step, so proofs for the updates shown hold for any number.
 
 Every lane of a stream is one turn over and over. All that the rules check in a single lane (open waits, stashes, slots)
 follows from its lines, so it repeats with them. The lanes of a plan are shown to be such turns first.
@@ -24,7 +24,7 @@ from chimera_ir.verify.transport import replay
 
 
 def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
-    """The lanes that do not repeat, each at its first line that differs from its turn.
+    """Yields the lanes that do not repeat, each at its first line that differs from its turn.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def _shown(instruction: Instruction | None) -> str:
 
 
 def state_repeats(stream: ProgramStream) -> Iterator[Diagnostic]:
-    """The first worker whose state does not repeat with the state of the others.
+    """Yields the first worker whose state does not repeat together with the state of the others.
 
     Parameters
     ----------
@@ -60,6 +60,7 @@ def state_repeats(stream: ProgramStream) -> Iterator[Diagnostic]:
         Without errors by all other rules, for the updates that it shows.
     """
     program = stream.shown
+    # The steady state is in the middle: before it the pipes fill, after it they run empty.
     middle = program.header.updates // updates_a_turn(stream.header) // 2
     starts = [lines_before(stream.header, turn, middle, program.header.updates) for turn in stream.turns]
     lengths = [len(turn.instructions) for turn in stream.turns]

@@ -1,10 +1,10 @@
 """Rule "scripts": each rank's script does what its program says, call by call and line by line.
 
-The text of the script is run as it will be written, on a lane that computes nothing (`recording`): one update, or of a
-stream the updates that are proven, from warm-up to drain, and then the forwards alone. So whatever the code generator
-makes of a lane, loops included, is compared with the lane itself.
+The text of the script runs as it will be written, on a lane that computes nothing (`recording`): one update, or of a
+stream the updates that are proven, from warm-up to drain; then the forwards alone. So whatever the code generator makes
+of a lane, loops included, is compared with the lane itself.
 
-Nothing of a scheme is run: a text that names anything but the calls of a lane is refused before its first line.
+A script whose text names anything but the calls of a lane is refused before any of it runs.
 """
 
 import json
@@ -47,21 +47,21 @@ _OF_FUNCTIONS = {
     *("isend", "irecv", "wait", "take", "all_reduce", "wait_all_reduce", "step", "stash", "drop"),
     *("at", "forward", "backward", "backward_input", "backward_weights", "pair", "outputs", "input_gradients"),
 }
-"""The names that its functions have, but for their variables."""
+"""The names that its functions have, apart from their own variables."""
 
 _ANNOTATIONS = "__annotate__"
-"""The function that newer interpreters make of annotations."""
+"""The name of the function that newer interpreters make of annotations."""
 
 
 def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """The first difference of each function of each script.
+    """Yields the first difference of each function of each script.
 
     Parameters
     ----------
     program
         Without errors by any other rule; of a stream, as many updates as are proven.
     evaluation
-        The same of the forwards alone.
+        The program of the forwards alone.
     files
         The scripts ``rank_<worker>.py``, and program.json.
     """
@@ -81,7 +81,7 @@ def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> 
 
 
 class Held(NamedTuple):
-    """What a rank has for its script, by program.json.
+    """The stages, links and buffers of a rank, as program.json lists them.
 
     ``initial`` are the versions at whose places the initial weights of each group are stashed and dropped; ``rooms``
     the micro-batches that each slot of an incoming link has room for.
@@ -94,7 +94,7 @@ class Held(NamedTuple):
 
 
 class RecordedLane:
-    """What a script is called with; ``lines`` are those that it has not come to."""
+    """The argument of a script's functions; ``lines`` are the lines of its lane that no call has taken yet."""
 
     def __init__(self, lane: Iterable[Instruction], held: Held, run: WholeRun) -> None:
         self.lines = LaneLines(lane)
@@ -112,7 +112,7 @@ class RecordedLane:
         return self._groups[Stage(number),]
 
     def tie(self, *stages: int) -> RecordedWeights:
-        """What stages share."""
+        """The parameters that stages share."""
         return self._groups[tuple(map(Stage, stages))]
 
     def incoming(self, source: int, target: int, worker: int) -> RecordedIncoming:
@@ -145,15 +145,13 @@ class RecordedLane:
 
 
 class _Script:
-    """A rank's script."""
-
     def __init__(self, name: str, text: str) -> None:
         self._name = name
         self._text = text
         self._defined: Mapping[str, Callable[..., None]] | None = None
 
     def compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
-        """The first difference between a function that is called with these numbers in turn, and a lane."""
+        """Yields the first difference between a lane and a function, called with each of these arguments in turn."""
         try:
             if self._defined is None:
                 self._defined = _functions(self._name, self._text)
@@ -183,12 +181,12 @@ class _Script:
 
 
 def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
-    """What a script defines.
+    """The functions that a script defines, by name.
 
     Raises
     ------
     Differs
-        If it names anything but what scripts need, before anything of it is run.
+        If it names anything that scripts do not need; then none of it has run.
     """
     code = compile(text, name, "exec", dont_inherit=True)
     foreign = next(_foreign(code), None)
@@ -201,7 +199,7 @@ def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
 
 
 def _foreign(module: CodeType) -> Iterator[str]:
-    """The names in a script that scripts do not have."""
+    """Yields the names in a script that no correct script has."""
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
     yield from ({*module.co_names, *(function.co_name for function in functions)} - _OF_MODULES - {_ANNOTATIONS})
     for function in functions:
@@ -221,7 +219,6 @@ def _line_of(name: str, trace: TracebackType | None) -> int:
 
 
 def _held(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
-    """What a rank has for an update."""
     stages = of_rank["stages"]
     initial = {_stages([stage]): (*known["initial"],) for stage, known in stages.items()}
     ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
@@ -233,7 +230,6 @@ def _held(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
 
 
 def _held_in_evaluations(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
-    """What a rank has for forwards alone."""
     known = of_rank["evaluation"]
     rooms = {(*route,): known["slots"][str(route[1])] for route in known["incoming"]}
     initial = {_stages([stage]): (0, 0) for stage in of_rank["stages"]}

@@ -1,9 +1,9 @@
 """Rule "slots", a part of "messages": a receive is posted into a buffer only if nothing needs the content any more.
 
-A receive may write from the moment it is posted. The slot of activations is free after two events: the last backward of
+A receive may write from the moment it is posted. A slot with activations is free after two events: the last backward of
 the same micro-batches and stage, which needs what the forward kept, and the end of the send of the forward's result,
-which may be in the same memory; if the next stage is on the same worker, that is so of the next stage's result. The
-slot of gradients is free after the backward that reads them.
+which may be in the same memory. If the next stage is on the same worker, its result may be there, too, and so on. A
+slot with gradients is free after the backward that reads them.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from chimera_ir.verify.wording import content
 
 
 def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
-    """Receives into a slot that is in use, or whose number is higher than any lane needs.
+    """Yields receives into a slot that is in use, or whose number is higher than the lane needs.
 
     Parameters
     ----------
@@ -48,10 +48,11 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
 
 
 def _last_use(header: Header, worker: Worker, cells: Flow, places: MessagePlaces, message: Message) -> int:
-    """The place in the receiver's lane after which the content of a message may go."""
+    """The place in the receiver's lane after which nothing needs the content of a message."""
     last, (micros, source, stage) = cells.last_use(message), message
     if source > stage:
         return last
+    # Forwards on the same worker may pass the same memory on: follow it to the stage that sends.
     while stage + 1 < header.stages and header.worker(micros[0], Stage(stage + 1)) == worker:
         stage = Stage(stage + 1)
         last = max(last, cells.consumer(Message(micros, Stage(stage - 1), stage)))

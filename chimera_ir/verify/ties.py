@@ -15,7 +15,7 @@ from chimera_ir.ir.text.printer import line
 
 
 def ties(schedule: Schedule) -> Iterator[Diagnostic]:
-    """For each pair of tied stages the first micro-batch of which they read different versions.
+    """Yields for each pair of tied stages the first micro-batch of which they read different versions.
 
     Parameters
     ----------

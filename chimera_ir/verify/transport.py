@@ -32,10 +32,11 @@ class Transport(Enum):
 
 
 def awaited(program: Program) -> list[tuple[int, ...]]:
-    """The instructions that each instruction waits for, beside the one before it in its lane; numbered lane by lane.
+    """The instructions that each instruction waits for, besides the one before it in its lane; numbered lane by lane.
 
     A wait of a message waits until both of its ends are posted, a wait of a sum until all of its workers launch it.
     """
+    # The posts of each message, by its key, and behind them the launches of each sum.
     header = program.header
     first_sum = 2 * header.stages * header.micro_batches
     starts = [*accumulate((parts.length for parts in program.parts), initial=0)]
@@ -47,6 +48,7 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
         for place, instruction in parts.updates:
             if isinstance(instruction, AllReduce):
                 posts[first_sum + sum_key(header, instruction)] += (start + place,)
+    # Each wait waits for all posts of its message, or all launches of its sum.
     before: list[tuple[int, ...]] = [()] * starts[-1]
     for start, parts in zip(starts, program.parts, strict=False):
         for waits in (parts.wait_sends, parts.wait_recvs):

@@ -70,7 +70,7 @@ class Verified:
     level
         The verified program; without a flush, a stream.
     program
-        What is proven of it: all of it, or as many updates of the stream as show all that ever happens.
+        The part that is proven: all of it, or as many updates of the stream as show all that ever happens.
     checked
         The schedule of its compute operations, with the findings on it.
     rules
@@ -113,17 +113,17 @@ class Verified:
 
     def blocked(self, communicators: Communicators) -> str:
         """The operations that block it with some communicators, in a few words; empty if it is proven to finish."""
-        return next(known.blocked for known in self.communications if known.communicators is communicators)
+        return next(result.blocked for result in self.communications if result.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
         """Whether it and its evaluation both finish; the evaluation is made only if the result depends on it."""
-        if not any(known.finishes for known in self.communications[1:]):
+        if not any(training.finishes for training in self.communications[1:]):
             return self.communications
         return tuple(
-            replace(known, played=None, blocked=f"in evaluations {forwards.blocked}")
-            if known.finishes and not forwards.finishes
-            else known
-            for known, forwards in zip(self.communications, evaluation().communications, strict=True)
+            replace(training, played=None, blocked=f"in evaluations {forwards.blocked}")
+            if training.finishes and not forwards.finishes
+            else training
+            for training, forwards in zip(self.communications, evaluation().communications, strict=True)
         )
 
 
@@ -134,7 +134,7 @@ class ProvenScripts:
     Attributes
     ----------
     files
-        What runs the program, by path relative to the output directory.
+        The files that run the program, by path relative to the output directory.
     rules
         The rules that hold for the program, and "scripts".
     """
@@ -149,14 +149,14 @@ class ProvenScripts:
 
 
 def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None) -> Checked:
-    """Rules "conflict-free", "complete", "placed", "acyclic", and the parts of "memory" and "repeats" for schedules.
+    """Applies the rules "conflict-free", "complete", "placed" and "acyclic", and parts of "memory" and "repeats".
 
     Clocks that do not increase are warnings.
 
     Parameters
     ----------
     level
-        Any; that of a plan without end as the updates that the plan shows.
+        Any schedule; that of an asynchronous plan has the updates that the plan shows.
     plan
         The plan that the schedule comes from; None for a schedule that was written as such. There the place in the lane
         is the clock, so no two operations of a worker share a clock.
@@ -180,6 +180,7 @@ def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings,
     """The findings of the rules on a schedule, without the rule "repeats", and its reads if placed and complete."""
     if len(schedule.lanes) != schedule.header.workers:
         return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), ()
+    # The other rules need a micro-batch to meet every stage once, on the worker that holds the stage.
     findings = _operations(schedule.header, tuple(_by_worker(schedule))) + check("complete", paired(schedule))
     if findings.errors:
         return findings, ()
@@ -238,7 +239,7 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
 
 
 def verify_view(program: Program) -> Findings:
-    """Applies all rules but "repeats" to a program as it is, be it some updates of a stream.
+    """Applies all rules but "repeats" to a program, which may be some updates of a stream.
 
     Raises
     ------
@@ -251,15 +252,18 @@ def verify_view(program: Program) -> Findings:
 
 def _proven(program: Program, checked: Checked | None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
     """The checked schedule of a program, the findings of all rules but "repeats", and the certificates."""
+    # The schedule below the program, unless it is one that has passed its rules already.
     schedule = schedule_of(program)
     if checked is None or schedule != checked.schedule:
         findings, reads = _schedule_findings(schedule, None)
         checked = Checked(schedule, schedule, _clocks(None) + findings, reads)
     raise_errors(checked.findings.diagnostics)
+    # What shows lane by lane: messages, their slots, sums, steps, versions.
     findings = checked.findings + _messages(program) + _updates(program)
     raise_errors(findings.diagnostics)
     findings += apply(Rule.MEMORY, memory_of_versions(program))
     raise_errors(findings.diagnostics)
+    # The lanes against each other: only lanes that are right by themselves can be replayed.
     proofs = channels(program)
     findings += apply(Rule.CHANNELS, (proof for proof in proofs if isinstance(proof, Diagnostic)))
     raise_errors(findings.diagnostics)
@@ -274,9 +278,9 @@ def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str,
     verified
         The program.
     evaluation
-        Its forwards alone.
+        The program of its forwards alone.
     files
-        What runs both, by path; among them the scripts and program.json.
+        The files that run both, by path; among them the scripts and program.json.
 
     Raises
     ------
@@ -325,14 +329,14 @@ def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> S
 
 
 def _messages(program: Program) -> Findings:
-    """The part of the rule "channels" that looks at lanes one by one: messages and their slots."""
+    """The part of the rule "channels" that concerns each lane by itself: messages and their slots."""
     in_lanes = cells(program)
     where = places(program, in_lanes)
     return check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
 
 
 def _updates(program: Program) -> Findings:
-    """Rules "gradients" and "versions"; the second needs steps in order, to know which version exists when."""
+    """Applies the rules "gradients" and "versions"; without correct steps it is not known which version exists when."""
     streams = program.header.asynchronous
     sums = apply(Rule.GRADIENTS, gradients(program))
     if streams and sums.errors:

@@ -31,7 +31,7 @@ _Weights = tuple[WeightGroup, Version]
 
 
 def versions(program: Program) -> Iterator[Diagnostic]:
-    """Operations that read the wrong weights or weights that do not exist, and weights that are kept in vain.
+    """Yields operations that read the wrong weights or weights that do not exist, and weights that are kept in vain.
 
     Parameters
     ----------
@@ -47,6 +47,7 @@ def versions(program: Program) -> Iterator[Diagnostic]:
 
 
 def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
+    """Yields the stashes and drops of a synchronous program, and the operations after a step of their stage."""
     stepped: dict[WeightGroup, tuple[int, Step]] = {}
     for place, instruction in parts.updates:
         if isinstance(instruction, Step):
@@ -57,6 +58,7 @@ def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagn
             )
     if not stepped:
         return
+    # Only operations after the first step can be wrong, and hardly any is there.
     first = min(place for place, _ in stepped.values())
     late = islice(parts.computes, bisect_left(parts.computes.places, first), None)
     for place, operation in ((place, part) for place, whole in late for part in whole.parts):
@@ -68,7 +70,7 @@ def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagn
 
 
 def differing(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Operations that do not read the version that the forward of their micro-batch on the stage reads.
+    """Yields operations that read another version than the forward of their micro-batch on the stage.
 
     Parameters
     ----------
@@ -90,7 +92,11 @@ def differing(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 class _Walk:
-    """Walks along a lane and keeps track of the versions that exist."""
+    """Goes along a lane and keeps track of the versions that exist.
+
+    ``_newest`` is the newest version of each group, ``_stashed`` are the older ones that exist, and ``_lacking`` those
+    whose absence is reported already.
+    """
 
     def __init__(self, header: Header, worker: Worker, lane: Lane, parts: Parts) -> None:
         self._header = header
@@ -106,7 +112,7 @@ class _Walk:
         self._lacking: set[_Weights] = set()
 
     def mistakes(self) -> Iterator[Diagnostic]:
-        """Operations that read a version that does not exist, once per version, and wrong stashes and drops."""
+        """Yields operations that read a version that does not exist, once per version, and wrong stashes and drops."""
         for place, instruction in self._lines:
             match instruction:
                 case Step(group):
@@ -167,6 +173,7 @@ class _Walk:
         self._stashed.discard(weights)
 
     def _left_over(self) -> Iterator[Diagnostic]:
+        """Yields the stashed versions that are never dropped."""
         for weights in sorted(self._stashed - self._drops.keys()):
             stash = self._stashes[weights]
             end = max(self._last.get(weights, -1), self._steps.get((weights[0], Version(weights[1] + 1)), stash))

@@ -1,4 +1,4 @@
-"""Words of the rules for messages, sums and workers."""
+"""Words that several rules share: for messages, sums and workers."""
 
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import Message
