@@ -1,1 +1,1 @@
-"""From a verified program to Python files."""
+"""Generation of Python files from a verified program."""

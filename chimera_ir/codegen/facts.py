@@ -48,7 +48,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "ties": [[*tie] for tie in header.ties],
         "links": _links(program),
         "communicators": [
-            known.communicators.value for known in verified.with_evaluation(lambda: evaluation) if known.finishes
+            result.communicators.value for result in verified.with_evaluation(lambda: evaluation) if result.finishes
         ],
         "period": header.period,
         "reads": _reads(program),
@@ -61,7 +61,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
 
 
 def show(content: Mapping[str, Any]) -> str:
-    """Facts as JSON: a line for each, and for each entry of the longer lists."""
+    """Facts as JSON: one line for each fact and for each entry of a list of lists or of objects."""
     lines = (f"  {json.dumps(name)}: {_lines(value)}" for name, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -73,26 +73,27 @@ def _lines(value: Any) -> str:
 
 
 def _kinds(program: Program) -> list[str]:
-    """What it takes to rehearse it: the letters of the kinds of its operations, in the order of the table."""
+    """The letters of the kinds of its operations, in the order of the table; a rehearsal needs a time for each."""
     kinds = {operation.kind for parts in program.parts for operation in parts.computes.lines}
     return [letter for letter, kind in COSTED.items() if kind in kinds]
 
 
 def _stages(program: Program, has: Callable[[Compute], bool]) -> list[int]:
-    """The stages that have an operation of some sort."""
+    """The stages with an operation for which ``has`` is true."""
     operations = singles(chain.from_iterable(parts.computes.lines for parts in program.parts))
     return sorted({int(operation.stage) for operation in operations if has(operation)})
 
 
 def _links(program: Program) -> list[tuple[int, int]]:
-    """The pairs of sender and receiver."""
+    """The pairs of workers of which the first sends to the second."""
     return sorted({(worker, int(send.to)) for worker, parts in enumerate(program.parts) for send in parts.sends.lines})
 
 
 def _reads(program: Program) -> list[list[tuple[int, int]]]:
-    """For each stage the versions that are read, as runs of (offset, count); none in a synchronous program.
+    """The versions that each stage reads in a period, as runs of (offset, count); none in a synchronous program.
 
-    They are those of the last whole period, in which the warm-up no longer matters.
+    An offset is a version minus the number of updates before the period. The last whole period of the program is
+    taken, because the warm-up no longer matters there.
     """
     header = program.header
     if not header.asynchronous:
@@ -106,7 +107,7 @@ def _reads(program: Program) -> list[list[tuple[int, int]]]:
 
 
 def _versions_read(program: Program) -> dict[tuple[int, int], int]:
-    """By stage and micro-batch, the version that the forward reads."""
+    """The version that the forward of each micro-batch on each stage reads."""
     return {
         (int(operation.stage), int(micro)): int(operation.version)
         for parts in program.parts
@@ -146,7 +147,7 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
 
 
 def _evaluation(parts: Parts) -> Facts:
-    """The receive buffers by stage, and the links, of a worker's forwards alone."""
+    """The facts of a worker's forwards alone: the receive buffers by stage, and the links."""
     used = links(parts)
     return {
         "slots": {str(stage): rooms for (stage, _), rooms in sorted(_rooms(parts).items())},
@@ -156,7 +157,7 @@ def _evaluation(parts: Parts) -> Facts:
 
 
 def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGroup, tuple[int, int]]]:
-    """Which turns a run has, and the groups whose initial weights are not kept like version 0 of the steady state."""
+    """The turns of a run, and the places of initial weights that are not kept like version 0 of the steady state."""
     initials = initial(header, runnable.turn)
     first, behind = reach(header, runnable.turn, initials)
     turns = {"first": first, "behind": behind, "step": updates_a_turn(header), "ahead": runnable.ahead}
@@ -164,14 +165,14 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
 
 
 def _loaded(header: Header, worker: Worker, stage: int) -> list[tuple[int, int]]:
-    """The micro-batches of a cycle, whole ones, whose first or last stage a worker holds, as runs."""
+    """The whole micro-batches of a cycle whose first or last stage a worker holds, as runs."""
     cycle = header.period or header.micro_batches
     passes = {micro % cycle for pipe in header.pipes for micro in pipe.micros if pipe.workers[stage] == worker}
     return list(_runs(sorted({micro // header.parts for micro in passes})))
 
 
 def _recomputed(header: Header, worker: Worker, stage: Stage) -> list[tuple[int, int]]:
-    """The micro-batches of a cycle of which the stage keeps its input alone, as runs."""
+    """The micro-batches of a cycle for which a stage recomputes, and so keeps its input alone, as runs."""
     cycle = header.period or header.micro_batches
     micros = {
         micro % cycle
@@ -183,14 +184,14 @@ def _recomputed(header: Header, worker: Worker, stage: Stage) -> list[tuple[int,
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Ascending numbers as runs, half open."""
+    """Ascending numbers as runs: the first number, and the number after the last."""
     for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in run]
         yield members[0], members[-1] + 1
 
 
 def _rooms(parts: Parts) -> dict[tuple[Stage, bool], tuple[int, ...]]:
-    """By receiving stage, and whether it receives activations, the micro-batches that each slot has room for."""
+    """The micro-batches that each slot has room for, by receiving stage and whether it receives activations."""
     rooms_of: dict[tuple[Stage, bool], dict[int, int]] = {}
     for recv in parts.recvs.lines:
         message, slot = recv.message, recv.slot

@@ -1,8 +1,8 @@
 """Lanes as loops: repeated instructions are written once.
 
-The lane of an asynchronous program is one of its turns: warm-up and drain are turns of which some is about no update of
-the run. Other lanes consist of the pieces that `rolling` finds: a prologue, a loop over the steady state, an epilogue,
-or several of those.
+Of an asynchronous program a script has one turn, which also serves warm-up and drain: calls for updates outside the run
+do nothing there. Other lanes consist of the pieces that `rolling` finds: a prologue, a loop over the steady state, an
+epilogue, or several of those.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ _SCREEN = 120
 
 
 def counter(header: Header) -> str:
-    """The variable that counts the turns of a stream by their first update: m, if every micro-batch is an update."""
+    """The variable that counts the turns of a stream by their first update: ``m`` if an update has one micro-batch."""
     return "m" if header.per_update == 1 else "k"
 
 
@@ -35,6 +35,7 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
     header = scribe.header
     notation = Notation(step=header.period, rings=turn.rings, variable="m", counter=counter(header))
     outer = replace(scribe, notation=notation)
+    # The script is a function of the turn's number; a stretch that repeats within a turn is a loop inside it.
     for piece in roll(header, turn.instructions, turn.slots):
         if isinstance(piece, Straight) or not _in_step(piece, notation):
             yield from _commented(outer, unrolled(piece), numbers_of(turn))
@@ -47,7 +48,7 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
 
 
 def _in_step(loop: Loop, notation: Notation) -> bool:
-    """Whether the slots of an inner loop follow from its micro-batches in every turn, or never change."""
+    """Whether the slots in an inner loop follow from the micro-batches in the same way in every turn."""
     turns = ((ring, notation.rings[key]) for key, ring in loop.rings.items())
     return all(
         (ring.messages, turn.messages) == (loop.step, notation.step)
@@ -86,7 +87,7 @@ def _first_micro(loop: Loop) -> Micro:
 def _commented(
     scribe: Scribe, instructions: Iterable[Instruction], numbers: Numbers = ABSOLUTE, indented: int = 4
 ) -> Iterator[str]:
-    """Statements with the line of the program beside each of them, or above it if the line would be too long."""
+    """Statements, each with its line of the program as a comment: on the same line or, if that is too long, above."""
     written = [(scribe.statement(line), instruction_line(line, numbers)) for line in instructions]
     width = max((len(code) for code, _ in written if len(code) <= _COLUMN), default=0)
     for code, comment in written:
@@ -104,7 +105,7 @@ def _in_rounds(notation: Notation) -> Numbers:
 
 
 def reach(header: Header, turn: Turn, initials: Mapping[WeightGroup, Initial]) -> tuple[int, int]:
-    """The first turn of a run, by its first update, and by how much the turns go on beyond the number of updates."""
+    """The first turn of a run, by its first update, and how many updates the last turn lies beyond those of the run."""
     step = updates_a_turn(header)
     served = [(_update(header, line), lowest(initials, line)) for line in turn.instructions]
     ahead = max((update - least for update, least in served), default=0)

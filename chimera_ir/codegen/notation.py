@@ -15,9 +15,9 @@ from chimera_ir.ir.turns import Ring, Shelf, shelf
 class Notation:
     """Python expressions for the numbers of an instruction.
 
-    They are relative to a round: there ``variable`` stands for ``micro``, and ``counter`` for the update ``update``.
-    The variable grows by ``step`` from round to round. ``rings`` decide the slots. Without a variable, numbers are
-    those of the instance.
+    In a loop they are relative to the round: ``variable`` stands for micro-batch ``micro``, and grows by ``step`` from
+    round to round; ``counter`` stands for update ``update``; ``rings`` decide the slots. Without a variable they are
+    the instruction's own numbers.
     """
 
     micro: int = 0
@@ -33,7 +33,7 @@ class Notation:
         return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
     def version(self, version: Version | None) -> str:
-        """A version, as in ``k - 1``; nothing in a program whose weights have none."""
+        """A version, as in ``k - 1``; empty in a program without versions."""
         return "" if version is None else _offset(self.counter, version - self.update)
 
     def slot(self, message: Message, slot: Slot) -> str:
@@ -43,6 +43,7 @@ class Notation:
         messages, slots = self.rings[shelf(message)]
         if messages % slots == 0:
             return str(slot)
+        # The slots of a ring follow one another: ``messages`` further in every round, from ``start`` at 0.
         number = self.variable
         if messages == self.step:
             start = (slot - self.micro) % slots

@@ -14,11 +14,10 @@ from chimera_ir.verify.verify import Verified
 
 
 def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
-    """What runs a verified program and the evaluation that belongs to it, by path relative to the output directory.
+    """The files that run a verified program and its evaluation, by path relative to the output directory.
 
-    Each file needs only files before it: the runtime comes first, ``train.py`` last. A digest of the whole program and
-    the runtime is in ``program.json``, in ``train.py`` and in every rank's script; by it ranks check that they all run
-    the same program.
+    Each file needs only files before it: the runtime comes first, ``train.py`` last. ``program.json``, ``train.py`` and
+    every rank's script have a digest of the program and the runtime, with which ranks check that all run the same.
     """
     header = verified.program.header
     environment = _environment(templates())
@@ -27,6 +26,7 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
     evaluate = environment.get_template("evaluate.py.j2")
     ranks = [rank_view(verified, evaluation, Worker(worker)) for worker in range(header.workers)]
     content, package = facts(verified, evaluation), _verbatim()
+    # Whatever decides the files decides the digest, which therefore cannot be computed from the files themselves.
     made_from = (
         content,
         ranks,

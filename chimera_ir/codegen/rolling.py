@@ -1,8 +1,8 @@
 """Search for the stretches of a lane that repeat, so that each can be a loop.
 
-A stretch repeats if every instruction is the same as the one a fixed number of lines before, with micro-batches a fixed
-number later, between the same workers, and the next slots of the same ring. The search knows nothing of schemes: it
-takes the stretch that saves most lines, then searches the rest of the lane on both sides.
+A stretch repeats if every instruction is the same as the one a fixed number of lines before it, but for later
+micro-batches and the next slot of the same ring; all micro-batches are later by the same number. The search knows no
+schemes: it takes the stretch whose loop saves most lines, then searches the rest of the lane on both sides.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class Straight:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Instructions ``rounds`` times: as they are in the first round, each round about micro-batches ``step`` later."""
+    """The instructions of the first of ``rounds`` rounds; in each further round micro-batches are ``step`` later."""
 
     instructions: tuple[Instruction, ...]
     rounds: int
@@ -60,9 +60,9 @@ Piece = Straight | Loop
 def roll(
     header: Header, lane: Sequence[Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
 ) -> tuple[Piece, ...]:
-    """A lane as stretches that repeat and stretches that do not; unrolled, it is the same lane.
+    """A lane as loops and straight pieces; unrolled, they are the same lane.
 
-    A stretch stays within an update, reads one version of the weights, and talks to the same workers in every round.
+    A loop stays within an update, reads one version of the weights, and talks to the same workers in every round.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def roll(
     lane
         Instructions of one worker: a whole lane, or a turn.
     slots
-        The slots of each shelf, of which a turn may use a part; None if the lane uses all.
+        The number of slots of each shelf, of which a turn may use a part; None if the lane uses all.
     """
     return tuple(_joined(_pieces(_NumberedLane(header, lane, slots), 0, len(lane))))
 
@@ -92,7 +92,7 @@ def unrolled(piece: Piece) -> Iterator[Instruction]:
 
 @dataclass(frozen=True, slots=True)
 class _Repetition:
-    """``rounds`` times ``length`` lines from ``start``, each round ``step`` micro-batches after the one before."""
+    """A candidate for a loop: from place ``start``, ``rounds`` times ``length`` lines, ``step`` micro-batches apart."""
 
     start: int
     length: int
@@ -121,11 +121,12 @@ class _NumberedLane:
         self.kinds: list[int] = []
         self.micros: list[int] = []
         self.slots = dict(_used(lane) if slots is None else slots)
+        # Lines with equal numbers may repeat each other; a line that never repeats has a negative number of its own.
         per_update = header.per_update
         for place, instruction in enumerate(lane):
             kind, micro = _kind(header, instruction)
-            known = -1 - place if micro is None else kinds.setdefault((kind, micro // per_update), len(kinds))
-            self.kinds.append(known)
+            number = -1 - place if micro is None else kinds.setdefault((kind, micro // per_update), len(kinds))
+            self.kinds.append(number)
             self.micros.append(micro or 0)
 
     def stretch(self, anchor: int, length: int, low: int, high: int) -> _Repetition | None:
@@ -134,6 +135,7 @@ class _NumberedLane:
         if step <= 0:
             return None
         rings = self.rings(anchor, length)
+        # From the anchor to both sides, as long as each line is repeated one round later.
         start = anchor
         while start > low and self._again(start - 1, length, step, rings):
             start -= 1
@@ -177,9 +179,9 @@ def _used(lane: Iterable[Instruction]) -> dict[Shelf, int]:
 
 
 def _kind(header: Header, instruction: Instruction) -> tuple[object, int | None]:
-    """Facts that must be equal in all rounds, and the first micro-batch; None for instructions that never repeat.
+    """Facts that must be equal in all rounds, and the first micro-batch; None for an instruction that never repeats.
 
-    Micro-batches of several pipes may meet the neighbours of a stage on different workers, which are different links.
+    The workers of neighbouring stages are among the facts: other workers are other links.
     """
     match instruction:
         case Compute(kind, micros, stage, version=version):
@@ -215,7 +217,7 @@ def _pattern(micros: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The pieces, with those that do not repeat as one where they follow each other."""
+    """The pieces, with consecutive straight pieces joined into one."""
     straight: list[Instruction] = []
     for piece in pieces:
         if isinstance(piece, Straight):
@@ -230,6 +232,10 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
+    """The pieces of a part of a lane: the best loop with the pieces before and after it.
+
+    If a few places show no loop, both halves of a long part are searched.
+    """
     best = _best(lane, low, high)
     if best is not None:
         yield from _pieces(lane, low, best.start)
@@ -245,7 +251,7 @@ def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
 
 
 def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
-    """The stretch that saves most lines among those through a few places."""
+    """The loop that saves most lines, among those through three places of a part of a lane."""
     best: _Repetition | None = None
     for part in (2, 1, 3):
         anchor = low + (high - low) * part // 4

@@ -1,4 +1,4 @@
-"""Each instruction of a lane as a Python statement, in a `Notation`.
+"""Python statements for the instructions of a lane.
 
 recv m2 s0->s1 from w0 into 0     in_s0_s1.irecv(2, into=0)
 wait recv m2 s0->s1               in_s0_s1.wait(2)
@@ -56,7 +56,8 @@ def weights(group: WeightGroup) -> str:
 def links(parts: Parts) -> LinkVariables:
     """The links that a lane uses, ascending.
 
-    A link is called after its stages, as in ``in_s0_s1``, and after the other worker where there are several such.
+    A link is named after its stages, as in ``in_s0_s1``; if it shares them with another link, also after the other
+    worker, as in ``in_s0_s1_w2``.
     """
     incoming = {_route(recv.message, recv.source) for recv in parts.recvs.lines}
     outgoing = {_route(send.message, send.to) for send in parts.sends.lines}
@@ -77,7 +78,7 @@ def _named(prefix: str, routes: set[Route]) -> dict[Route, str]:
 
 @dataclass(frozen=True, slots=True)
 class Scribe:
-    """Writes the statements of a worker's lane."""
+    """Writer of the statements of a worker's lane, whose numbers are written by ``notation``."""
 
     header: Header
     worker: Worker
@@ -86,32 +87,32 @@ class Scribe:
 
     def statement(self, instruction: Instruction) -> str:
         """The statement for an instruction."""
-        call = self.notation
+        numbers = self.notation
         match instruction:
             case Compute(kind):
                 return _COMPUTED[kind](self, instruction)
             case Pair(forward, backward):
                 return self._pair(forward, backward)
             case Send(message=message):
-                micros = call.micros(message.micros)
+                micros = numbers.micros(message.micros)
                 return f"{self._outgoing(message)}.isend({micros}, {self._payload(message)})"
             case Recv(message=message, slot=slot):
-                micros, into = call.micros(message.micros), call.slot(message, slot)
+                micros, into = numbers.micros(message.micros), numbers.slot(message, slot)
                 return f"{self._incoming(message)}.irecv({micros}, into={into})"
             case WaitRecv(message=message):
-                return f"{self._incoming(message)}.wait({call.micros(message.micros)})"
+                return f"{self._incoming(message)}.wait({numbers.micros(message.micros)})"
             case WaitSend(message=message):
-                return f"{self._outgoing(message)}.wait({call.micros(message.micros)})"
+                return f"{self._outgoing(message)}.wait({numbers.micros(message.micros)})"
             case AllReduce(group=group, version=version):
-                return f"{weights(group)}.all_reduce({call.version(version)})"
+                return f"{weights(group)}.all_reduce({numbers.version(version)})"
             case WaitAllReduce(group=group, version=version):
-                return f"{weights(group)}.wait_all_reduce({call.version(version)})"
+                return f"{weights(group)}.wait_all_reduce({numbers.version(version)})"
             case Step(group=group, version=version):
-                return f"{weights(group)}.step({call.version(version)})"
+                return f"{weights(group)}.step({numbers.version(version)})"
             case Stash(group=group, version=version):
-                return f"{weights(group)}.stash({call.version(version)})"
+                return f"{weights(group)}.stash({numbers.version(version)})"
             case Drop(group=group, version=version):
-                return f"{weights(group)}.drop({call.version(version)})"
+                return f"{weights(group)}.drop({numbers.version(version)})"
             case _:
                 assert_never(instruction)
 
@@ -133,20 +134,21 @@ class Scribe:
         return f"stage{stage}.input_gradients({self.notation.micros(micros)})"
 
     def _stage(self, operation: Compute) -> str:
-        """The stage, at the version of its weights that is read."""
+        """The stage with the version of its weights that the operation reads."""
         stage = f"stage{operation.stage}"
         return stage if operation.version is None else f"{stage}.at({self.notation.version(operation.version)})"
 
     def _pair(self, forward: Compute, backward: Compute) -> str:
-        given = self._given(backward)
-        behind = f"{self._stage(backward)}, ({given}{',' if backward.stage == self.header.stages - 1 else ''})"
-        return f"{self._stage(forward)}.pair(({self._begun(forward)}), {behind})"
+        arguments = self._backward_arguments(backward)
+        only = "," if backward.stage == self.header.stages - 1 else ""  # a tuple of one
+        behind = f"{self._stage(backward)}, ({arguments}{only})"
+        return f"{self._stage(forward)}.pair(({self._forward_arguments(forward)}), {behind})"
 
     def _forward(self, forward: Compute) -> str:
-        return f"{self._stage(forward)}.forward({self._begun(forward)})"
+        return f"{self._stage(forward)}.forward({self._forward_arguments(forward)})"
 
-    def _begun(self, forward: Compute) -> str:
-        """The arguments of a forward."""
+    def _forward_arguments(self, forward: Compute) -> str:
+        """The arguments of a forward: micro-batches, inputs and, on the last stage, targets."""
         micros, stage = forward.micros, forward.stage
         numbers = self.notation.micros(micros)
         arguments = [numbers, f"lane.input({numbers})" if stage == 0 else self._handed_on(micros, stage)]
@@ -155,23 +157,23 @@ class Scribe:
         return ", ".join(arguments)
 
     def _handed_on(self, micros: Sequence[Micro], stage: Stage) -> str:
-        """The inputs of a stage that has one before it."""
+        """The inputs of a stage that is not the first: from the same worker, or from a message."""
         before = Stage(stage - 1)
         if self.header.worker(micros[0], before) == self.worker:
             return self._outputs(micros, before)
         return self._taken(Message(tuple(micros), before, stage))
 
     def _backward(self, backward: Compute) -> str:
-        return f"{self._stage(backward)}.backward({self._given(backward)})"
+        return f"{self._stage(backward)}.backward({self._backward_arguments(backward)})"
 
     def _input_gradient(self, half: Compute) -> str:
-        return f"{self._stage(half)}.backward_input({self._given(half)})"
+        return f"{self._stage(half)}.backward_input({self._backward_arguments(half)})"
 
     def _weight_gradient(self, half: Compute) -> str:
         return f"{self._stage(half)}.backward_weights({self.notation.micros(half.micros)})"
 
-    def _given(self, backward: Compute) -> str:
-        """The arguments of a backward, or of the first half of one."""
+    def _backward_arguments(self, backward: Compute) -> str:
+        """The arguments of a backward, or of its first half: micro-batches and, before the last stage, gradients."""
         micros, stage = backward.micros, backward.stage
         arguments = [self.notation.micros(micros)]
         if stage < self.header.stages - 1:
@@ -179,7 +181,7 @@ class Scribe:
         return ", ".join(arguments)
 
     def _handed_back(self, micros: Sequence[Micro], stage: Stage) -> str:
-        """The gradients of what a stage handed on."""
+        """The gradients of the outputs of a stage: from the same worker, or from a message."""
         after = Stage(stage + 1)
         if self.header.worker(micros[0], after) == self.worker:
             return self._input_gradients(micros, after)

@@ -1,4 +1,4 @@
-"""The values of the templates: every line of every rank's script."""
+"""The values with which the templates of scripts are filled."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from chimera_ir.verify.verify import Verified
 class BodyView:
     """The body of a function of a rank's script.
 
-    ``bindings`` are the names that the lines use; ``lines`` have their indentation. ``has_loops`` says whether
-    stretches of the lane are loops.
+    ``bindings`` are statements that bind the names in ``lines``, which have their indentation. ``has_loops`` says
+    whether a stretch of the lane is a loop.
     """
 
     bindings: tuple[str, ...]
@@ -31,10 +31,10 @@ class BodyView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """A rank's script: what it does in an update, or in a turn of a stream, and in an evaluation.
+    """The values of a rank's script: the bodies for an update (or a turn of a stream) and for an evaluation.
 
-    ``counting`` is a remark on how micro-batches are counted, ``counter`` the variable that counts the turns of a
-    stream, ``per_update`` the micro-batches of an update.
+    ``counting`` is a remark on how micro-batches are counted, ``counter`` is the variable that counts the turns of a
+    stream, and ``per_update`` is the number of micro-batches of an update.
     """
 
     worker: int
@@ -56,7 +56,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class TrainView:
-    """The values of train.py, which are prose, a number, and whether updates overlap."""
+    """The values of train.py; ``overlapping`` says whether updates overlap."""
 
     title: str
     workers: int

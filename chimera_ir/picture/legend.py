@@ -18,7 +18,7 @@ _SWATCH, _SIGN, _GAP = 22, 48, 20
 
 
 class _EntryText(NamedTuple):
-    """The words of an entry, and the pixels before them: room for a sign, or for the colours of chunks."""
+    """The words of a legend entry; ``indent`` pixels before them are room for a sign or for the colours of chunks."""
 
     words: str
     indent: int
@@ -31,9 +31,9 @@ class _EntryText(NamedTuple):
 
 
 def legend(looks: Looks, kinds: Sequence[Kind], names: Iterable[str], left: int, width: int, y: int) -> Iterator[Entry]:
-    """Entries for each strand in use, with a swatch for each kind, for the letters of chunks if any, and for each name.
+    """Yields the entries of a legend: strands with a swatch for each kind, the meaning of letters, and ``names``.
 
-    The entries continue in a new row where the width is used up; a name has room for a sign before it.
+    An entry for which the row has no room begins a new row. A name has room for a sign before it.
     """
     x = left
     for line in [*_lines(looks, kinds), *(_EntryText(plain(name), _SIGN) for name in names)]:
@@ -55,13 +55,13 @@ def pairs_of(operations: Iterable[Operation]) -> list[str]:
 
 
 def signs(looks: Looks, kinds: Sequence[Kind]) -> list[str]:
-    """What the letters of chunks mean, and those of kinds where there are more than two."""
+    """The meaning of the letters of chunks and, where there are more than two kinds, of the letters of kinds."""
     names = ", ".join(f"{kind.letter} {kind.noun}" for kind in kinds) if len(kinds) > 2 else ""
     return [sign for sign in (looks.sign, names) if sign]
 
 
 def least(looks: Looks, kinds: Sequence[Kind]) -> int:
-    """The width in pixels of the widest entry about chunks; 0 if no worker has two stages of a pipe."""
+    """The width in pixels of the widest entry with swatches of chunks; 0 if no worker has two stages of a pipe."""
     return max((line.length for line in _lines(looks, kinds)), default=0) if looks.chunks > 1 else 0
 
 

@@ -1,4 +1,4 @@
-"""The looks of boxes in a picture: a hue for each strand, a shade and a letter for each of a worker's stages."""
+"""Colours and labels of boxes in a picture: a hue for each strand, a shade and a letter for each stage of a worker."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, mixed, strand_numbers, strands
 
 FARTHEST = Fraction(3, 5)
-"""The share of white and black in the shades of a worker's last stage."""
+"""The share of white or black that is mixed into the colours of a worker's last stage."""
 
 
 MIDDLE = Fraction(2, 5)
-"""The share of the dark colour in the middle shade, which is legible under dark ink."""
+"""The share of the dark colour in the middle shade; dark ink is legible on it."""
 
 
 class Shade(IntEnum):
-    """The shade of an operation: light for forwards, dark for what answers them, middle for what hands on nothing."""
+    """The shade of an operation: light for forwards, dark if it hands gradients on, middle if it hands on nothing."""
 
     LIGHT = 0
     DARK = 1
@@ -37,7 +37,7 @@ class Shade(IntEnum):
 
 
 class Row(IntEnum):
-    """The part of a lane's height that an operation takes: all of it, or one half where it is one of a pair."""
+    """The part of a lane's height that an operation takes: all of it, or a half if it is one of a pair."""
 
     WHOLE = 0
     UPPER = 1
@@ -51,18 +51,18 @@ class Row(IntEnum):
         return (top, half) if self is Row.UPPER else (top + half, height - half)
 
     def font(self, largest: int, height: int) -> int:
-        """The size of a label that fits the part of a lane, which has a largest size itself."""
+        """The font size of labels in this part of a lane of some height, at most ``largest``."""
         return largest if self is Row.WHOLE else min(largest, height // 2 - 3)
 
 
 def rows_of(operation: Operation) -> list[tuple[Row, Compute]]:
-    """The operation by itself or, of a pair, both, the forward above the backward."""
+    """The compute operations in an operation with their rows: one, or the forward of a pair above its backward."""
     rows = [Row.UPPER, Row.LOWER] if isinstance(operation, Pair) else [Row.WHOLE]
     return list(zip(rows, operation.parts, strict=True))
 
 
 class ColourGroup(NamedTuple):
-    """Operations that share their colours; ``chunk`` is the stage's place among the pipe's stages on its worker."""
+    """A group of operations of the same colour; ``chunk`` is the place of the stage among its pipe's on the worker."""
 
     strand: int
     chunk: int
@@ -73,9 +73,9 @@ class ColourGroup(NamedTuple):
 class Looks:
     """The colours and labels of the operations of a schedule.
 
-    A pipe with several stages on a worker has as many *chunks* there, by ascending stage. Chunks differ in the shade of
-    their hue and, for pictures without colour, in a letter behind the micro-batches. A schedule without chunks has
-    neither shades nor letters.
+    A pipe with several stages on a worker has a *chunk* for each of them there, by ascending stage. Chunks differ in
+    the shade of their hue and, for pictures without colour, in a letter behind the micro-batches. Without several
+    stages there are neither shades nor letters.
     """
 
     header: Header
@@ -118,7 +118,7 @@ class Looks:
         return label(operation) + self.letter(self.chunk(operation.micros[0], operation.stage))
 
     def name(self, operation: Operation) -> str:
-        """The label of an operation; of a pair both: ``4&1``."""
+        """The label of an operation; that of a pair has both labels: ``4&1``."""
         return "&".join(map(self.label, operation.parts))
 
     def letter(self, chunk: int) -> str:
@@ -148,7 +148,7 @@ class Looks:
 
 
 def _places(pipe: Pipe) -> tuple[int, ...]:
-    """For each stage, how many earlier ones the pipe has on the same worker."""
+    """The number of earlier stages that the pipe has on the same worker, for each stage."""
     earlier: defaultdict[int, int] = defaultdict(int)
     places = []
     for worker in pipe.workers:
@@ -158,6 +158,6 @@ def _places(pipe: Pipe) -> tuple[int, ...]:
 
 
 def _letter(number: int) -> str:
-    """The number-th of a, b, .. z, aa, ab, .., counted from 0."""
+    """The letter with this number, counted from 0: a, b, .. z, aa, ab, .."""
     rounds, place = divmod(number, 26)
     return (_letter(rounds - 1) if rounds else "") + chr(ord("a") + place)

@@ -1,6 +1,6 @@
 """A replay as SVG: operations and steps in real proportions, idle time by its cause, sums, the critical path.
 
-Everything is computed here; ``templates/replay.svg.j2`` only writes it down. Same replay, same bytes.
+All places are computed here; ``templates/replay.svg.j2`` only writes them down. Equal replays give equal bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,10 +24,10 @@ from chimera_ir.predict.idle import Cause, idle, shares
 from chimera_ir.predict.replay import Event, Replay
 
 _SUM, _MESSAGE, _CRITICAL, _STEP = "sum under way", "message", "critical path", "step"
-"""The names of signs in the legend, beside those of the causes of idle time."""
+"""The names of signs in the legend, in addition to the causes of idle time."""
 
 _MOST = 90
-"""The largest width in pixels of the shortest operation's box; half of it where messages and sums need no room."""
+"""The largest width in pixels of the shortest operation's box; half of it if messages and sums take no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class IdlePath:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPicture:
-    """Everything that the template writes, in pixels."""
+    """The values for the template, in pixels."""
 
     width: int
     height: int
@@ -78,7 +78,8 @@ def draw_replay(replay: Replay) -> str:
 
 
 def drawing(replay: Replay) -> ReplayPicture:
-    """The places and sizes of everything in the drawing."""
+    """The places and sizes of all that is in the drawing."""
+    # The scale decides the places of lanes, and with the legend the size of the whole picture.
     scale = _scale(replay)
     right, workers = scale.x(replay.span), len(replay.lanes)
     bottom = scale.y(workers) - scale.gap
@@ -89,6 +90,7 @@ def drawing(replay: Replay) -> ReplayPicture:
     operations = [bar.what for lane in replay.lanes for bar in lane if isinstance(bar.what, Compute | Pair)]
     kinds = kinds_of(operations)
     width = int(max(float(right), LEFT + max(10 * len(heading), 7 * len(summary), least(looks, kinds)))) + 60
+    # Signs that the picture uses get an entry each, behind the entries of strands.
     signs = {cause.value: bool(path) for cause, path in idle_paths.items()}
     signs |= {_SUM: any(_summing(replay)), _MESSAGE: bool(messages), _CRITICAL: True, _STEP: any(_steps(replay))}
     names = [name for name, used in signs.items() if used]
@@ -125,7 +127,8 @@ def drawing(replay: Replay) -> ReplayPicture:
 
 
 def _scale(replay: Replay) -> Scale:
-    """The scale of a timeline, or a larger one if all labels then fit, within limits for the shortest operation."""
+    """The scale of a timeline or, within limits for the shortest operation, a larger one at which all labels fit."""
+    # The smallest scale that is fair to the shortest operation, or that gives every label room if that is possible.
     lengths = [Fraction(event.end) - Fraction(event.start) for event in _computes(replay)]
     shortest = min((length for length in lengths if length > 0), default=Fraction(1))
     span = Fraction(replay.span) or Fraction(1)
@@ -143,7 +146,7 @@ def _computes(replay: Replay) -> Iterator[Event]:
 
 
 class _Bar(NamedTuple):
-    """An operation by itself with its event; ``row`` is a half of the lane for those of a pair."""
+    """A compute operation with its event; ``row`` is the half of the lane that one of a pair takes."""
 
     event: Event
     operation: Compute
@@ -181,12 +184,12 @@ def _summary(replay: Replay) -> str:
         *([("waiting for messages", idle_shares[Cause.MESSAGE])] if _timed(replay.messages) else []),
         *([("waiting for sums", idle_shares[Cause.SUM])] if _timed(replay.sums) else []),
     ]
-    said = ", ".join(f"{name} {percent(Fraction(share))}" for name, share in parts)
+    shares_text = ", ".join(f"{name} {percent(Fraction(share))}" for name, share in parts)
     if replay.header.asynchronous:
         shown = f"the first {counted(replay.header.updates, 'update')}, in {_time(replay, replay.span)}"
         update = f"one update in the steady state: {_time(replay, replay.seconds)}; {shown}"
-        return f"{replay.conditions}; {update}: {said}"
-    return f"{replay.conditions}; one update: {_time(replay, replay.seconds)}; {said}"
+        return f"{replay.conditions}; {update}: {shares_text}"
+    return f"{replay.conditions}; one update: {_time(replay, replay.seconds)}; {shares_text}"
 
 
 def _timed(events: Iterable[Event]) -> bool:
@@ -203,7 +206,7 @@ def _period(replay: Replay, event: Event) -> str:
 
 
 def _ticks(replay: Replay, scale: Scale) -> Iterator[Tick]:
-    """Marks at round times, in a unit that suits the length of the replay."""
+    """Yields marks at round times, in a unit that suits the length of the replay."""
     factor, name = replay.unit.axis(Fraction(replay.span))
     distance = step(80 * factor / scale.pixel)
     for number in range(int(Fraction(replay.span) * factor / distance) + 1):
@@ -213,7 +216,7 @@ def _ticks(replay: Replay, scale: Scale) -> Iterator[Tick]:
 
 
 def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
-    """The idle time of each cause, as one path."""
+    """A path with all idle time, for each cause."""
     paths: dict[Cause, list[str]] = {cause: [] for cause in Cause}
     for worker, lane in enumerate(idle(replay)):
         for cause, start, end in lane:
@@ -226,7 +229,7 @@ def _idle_entry(cause: Cause, path: str, entry: Entry) -> IdlePath:
 
 
 def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """The operations, group by group."""
+    """Yields the operations, one family for each colour group and row."""
     members: dict[tuple[ColourGroup, Row], list[_Bar]] = {}
     for bar in _bars(replay):
         members.setdefault((looks.group(bar.operation), bar.row), []).append(bar)
@@ -243,7 +246,7 @@ def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> I
 
 
 def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """The steps of all stages, if they take time."""
+    """Yields the family of the steps, if they take time."""
     if several := [*_steps(replay)]:
         boxes = tuple(_step(event, replay, scale) for event in several) if one_by_one else ()
         outline = "" if one_by_one else "".join(_outline(event, scale) for event in several)
@@ -267,7 +270,7 @@ def _outline(event: Event, scale: Scale) -> str:
 
 
 def _labels(several: list[_Bar], font: int, looks: Looks, scale: Scale) -> Iterator[Label]:
-    """The labels of operations, if every one has room for its label."""
+    """Yields the labels of operations, if all of them have room for their labels."""
     widths = [scale.x(bar.event.end) - scale.x(bar.event.start) for bar in several]
     labels = [looks.label(bar.operation) for bar in several]
     if font >= LEGIBLE and all(room(text, font) <= width for text, width in zip(labels, widths, strict=True)):
@@ -276,7 +279,7 @@ def _labels(several: list[_Bar], font: int, looks: Looks, scale: Scale) -> Itera
 
 
 def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
-    """Every sum with each of its members."""
+    """Yields every sum with each of its members."""
     return ((event, worker) for event in replay.sums if event.end > event.start for worker in event.workers)
 
 

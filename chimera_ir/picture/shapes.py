@@ -1,4 +1,4 @@
-"""The shapes of a drawing: the values that ``templates/timeline.svg.j2`` writes, in pixels."""
+"""The shapes of a drawing, in pixels: the values that the templates of pictures write."""
 
 from dataclasses import dataclass
 
@@ -25,9 +25,9 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The operations of a `looks.ColourGroup`, which have the same colours: as boxes, or as a single outline.
+    """The operations of a `looks.ColourGroup`, as a box for each or as a single outline.
 
-    The operations of pairs, which have half the height, are families of their own.
+    The operations of pairs have half the height and are in families of their own.
     """
 
     fill: str
@@ -57,7 +57,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Swatch:
-    """The colour of the operations of a kind in a chunk of a strand, with the letters in their boxes."""
+    """A sample of the colour of a kind in a chunk of a strand, with its letters."""
 
     x: int
     fill: str
@@ -67,7 +67,7 @@ class Swatch:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of the legend: the colours of a strand, or another sign, and its name, which begins at ``text``."""
+    """An entry of the legend: swatches or another sign, and the name, which begins at ``text``."""
 
     x: int
     y: int
@@ -101,7 +101,7 @@ class Bracket:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Everything that the template writes, in pixels."""
+    """The values for ``templates/timeline.svg.j2``, in pixels."""
 
     width: int
     height: int

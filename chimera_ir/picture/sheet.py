@@ -27,7 +27,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """An SVG document within another one, which the template writes without escapes."""
+    """An SVG document inside another one; the template writes it without escapes."""
 
     document: str
 
@@ -37,7 +37,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPanel:
-    """A panel's place in pixels, and its drawing."""
+    """A panel with its place in pixels and its drawing."""
 
     x: int
     y: int
@@ -50,7 +50,7 @@ class PlacedPanel:
 
 @dataclass(frozen=True, slots=True)
 class SheetPicture:
-    """Everything that the template writes, in pixels."""
+    """The values for ``templates/sheet.svg.j2``, in pixels."""
 
     title: str
     width: int
@@ -78,14 +78,14 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
 
 
 def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
-    """Pixels for a unit of time: fair to the panel with the shortest operations, and limited by the longest row."""
+    """Pixels for a unit of time: enough for the shortest operations, unless the longest row is then too wide."""
     fair = max(svg.fair_unit(panel.timeline) for panel in chain.from_iterable(rows))
     longest = max(sum((panel.timeline.shown for panel in row), Fraction(0)) for row in rows)
     return min(fair, WIDTH / longest)
 
 
 def _columns(pictures: Sequence[Sequence[Picture]]) -> Iterator[int]:
-    """The width of each column; the last picture of a row counts for none, as nothing follows it."""
+    """Yields the width of each column, without the last picture of each row, as nothing follows it."""
     for column in range(max(map(len, pictures))):
         yield max((row[column].width for row in pictures if column + 1 < len(row)), default=0)
 

@@ -1,6 +1,6 @@
 """A timeline as SVG, in the manner of the paper's Figure 2: workers down, time right, a box per operation.
 
-Everything is computed here; ``templates/timeline.svg.j2`` only writes it down. Same timeline, same bytes.
+All places are computed here; ``templates/timeline.svg.j2`` only writes them down. Equal timelines give equal bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,16 +27,16 @@ from chimera_ir.resources import templates
 from chimera_ir.visible import visible_lines
 
 WIDTH = 2000
-"""The width in pixels of a chart, if its boxes then have a fair size."""
+"""The width in pixels of a chart, unless its boxes would be too narrow or too wide."""
 
 FAIR = (5, 30)
-"""The smallest and the largest width in pixels of the shortest operation's box."""
+"""The smallest and the largest width in pixels of the shortest operation's box, unless labels need more."""
 
 WIDEST = 6000
 """The largest width in pixels of a chart."""
 
 MOST_BOXES = 4096
-"""The most operations that are drawn as boxes with a text for each; more are drawn as one outline per family."""
+"""The most operations that are drawn as boxes with texts; more are drawn as one outline for each family."""
 
 FONT = 13
 """The font size of the numbers in boxes, if the rows are high enough."""
@@ -45,9 +45,10 @@ LEGIBLE = 8
 """The smallest font size of a label."""
 
 LEFT, TOP = 46, 62
+"""The place of the first lane, in pixels."""
 
 RISE = Fraction(36, 100)
-"""From the baseline of digits to their middle, as a share of the font size."""
+"""Distance from the baseline of digits to their middle, as a share of the font size."""
 
 _MARK = 5
 _GLYPH = Fraction(62, 100)
@@ -134,12 +135,13 @@ def _environment(folder: Path) -> Environment:
 
 
 def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubble") -> Picture:
-    """The places and sizes of everything in the drawing.
+    """The places and sizes of all that is in the drawing.
 
     ``unit`` is the length in pixels of a unit of time. Without it the unit is fair to the shortest operation, and the
     picture ends with the steady state if labels have no room otherwise. ``hatch`` is the name of the pattern for
     bubbles, unique in a document.
     """
+    # The scale decides the places of lanes; words and legend decide how wide and high the picture is around them.
     window = steady_window(timeline)
     if unit is None:
         timeline = _legible(timeline, window)
@@ -185,9 +187,9 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
 
 
 def fair_unit(timeline: Timeline) -> Fraction:
-    """Pixels for a unit of time: as many as the width allows, within limits for the shortest operation.
+    """Pixels for a unit of time: as many as `WIDTH` allows, within limits for the shortest operation's box.
 
-    The upper limit is large enough for the widest label, so that labels are left out only where the width is used up.
+    The upper limit is large enough for every label, so labels are missing only in pictures of the largest width.
     """
     operations = list(chain.from_iterable(timeline.lanes))
     looks = Looks(timeline.header)
@@ -201,7 +203,7 @@ def fair_unit(timeline: Timeline) -> Fraction:
 
 
 def _scale(timeline: Timeline, unit: Fraction) -> Scale:
-    """The scale for a unit of time in pixels, with the largest font whose labels fit all boxes, if there is one."""
+    """The scale for a unit of time in pixels, with the largest font at which all labels fit, else with the smallest."""
     pixel = unit * timeline.tick
     many = len(timeline.lanes) > 16
     row, gap = (14, 2) if many else (26, 4)
@@ -212,7 +214,7 @@ def _scale(timeline: Timeline, unit: Fraction) -> Scale:
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """The timeline, cut after the steady state if there is one and if labels have no room otherwise."""
+    """The timeline; if labels do not fit and there is a steady state, only the part up to its end."""
     scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
     longest = _longest_labels(timed, Looks(timeline.header))
     fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
@@ -225,7 +227,7 @@ def room(text: str, font: int) -> Fraction:
 
 
 def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
-    """The operations, group by group, with the labels that fit all boxes of their size."""
+    """Yields the operations by colour group and row; boxes of one length have labels if the longest of these fits."""
     one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
     members: dict[tuple[ColourGroup, Row], list[_PlacedOperation]] = {}
     for worker, lane in enumerate(timeline.lanes):
@@ -279,7 +281,7 @@ def _title(placed: _PlacedOperation, timeline: Timeline) -> str:
 
 
 def _ticks(timeline: Timeline, scale: Scale) -> Iterator[Tick]:
-    """Marks at round times, far enough apart to be read, and at the end."""
+    """Yields marks at round times, far enough apart to be read, and at the end."""
     span, length = timeline.shown, max(len(mark(timeline, timeline.shown)) * 9, 28)
     if span == 0:
         return
@@ -297,11 +299,11 @@ def _ticks(timeline: Timeline, scale: Scale) -> Iterator[Tick]:
 def _mark(event: Event, timeline: Timeline, scale: Scale) -> EventMark:
     x = pixels(LEFT + event.at / timeline.tick * scale.pixel)
     side = max(2, min(_MARK, scale.row // 4))
-    words = _told(event, timeline.costs.unit)
-    return EventMark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", words)
+    title = _event_title(event, timeline.costs.unit)
+    return EventMark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", title)
 
 
-def _told(event: Event, unit: Unit) -> str:
+def _event_title(event: Event, unit: Unit) -> str:
     match event:
         case Launched():
             return (
@@ -315,7 +317,7 @@ def _told(event: Event, unit: Unit) -> str:
 
 
 def _brackets(window: Window | None, scale: Scale, width: int, bottom: int) -> Iterator[Bracket]:
-    """The bracket of the steady state, if there is one; its text is behind it, or before it if there is no room."""
+    """Yields the bracket of the steady state, if there is one; its text is on its right, else on its left."""
     if window is None:
         return
     start, end, text = scale.x(window.start), scale.x(window.end), bracket(window)

@@ -1,10 +1,10 @@
 """A timeline as text: a line per worker, a run of characters per operation.
 
-The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward or an input gradient,
-``╌`` a weight gradient, ``≡`` a pair, which has two numbers, ``·`` is a bubble; so the picture can be read without
-colour. Where a pipe has several stages
-on a worker, a letter behind the number names the stage. With colour, each strand has a hue, and each of a worker's
-stages has a shade of it. ``▾`` closes an operation that is followed by an event, unless the picture is drawn small.
+An operation begins with the number of its micro-batch. ``─`` continues a forward, ``═`` a backward or an input
+gradient, ``╌`` a weight gradient, ``≡`` a pair, which has two numbers; ``·`` is a bubble. Where a pipe has several
+stages on a worker, a letter behind the number names the stage. So the picture can be read without colour. With colour,
+each strand has a hue, and each of a worker's stages a shade of it. ``▾`` ends an operation after which an event
+happens, unless the picture is drawn small.
 """
 
 from bisect import bisect_left
@@ -43,10 +43,10 @@ RUNS = 4
 """The most runs of consecutive micro-batches that the legend shows for a pipe."""
 
 _ROOM = 2
-"""The most columns of the shortest operation beyond those that it needs."""
+"""The most columns that the shortest operation gets in addition to those that it needs."""
 
 _FEW = 16
-"""A picture that is longer than a line by no more than this part of it is squeezed into the line."""
+"""A picture that is too long for a line by at most this fraction of the line (1/16) is squeezed into it."""
 
 _GAP = "   "
 """The separator of the entries of the legend."""
@@ -58,7 +58,7 @@ _STROKES = {Shade.LIGHT: _FORWARD, Shade.DARK: _BACKWARD, Shade.MIDDLE: _WEIGHTS
 
 @dataclass(frozen=True, slots=True)
 class _ColumnScale:
-    """Columns per tick, and the most columns of a line of the picture; each tick in ``narrow`` has a column less."""
+    """Columns per tick, and the most columns of a line; each tick in ``narrow`` is drawn with one column less."""
 
     column: Fraction
     width: int
@@ -69,7 +69,7 @@ class _ColumnScale:
 
 
 class _Labelled(NamedTuple):
-    """An operation, its label, and whether the sign of an event closes it."""
+    """An operation, its label, and whether it ends with the sign of an event."""
 
     timed: Timed
     name: str
@@ -86,9 +86,10 @@ def draw(timeline: Timeline, width: int) -> Text:
 def picture(timeline: Timeline, width: int) -> Text:
     """The timeline, no wider than ``width`` columns if that is possible.
 
-    A timeline that is too long for a line is continued below, like a score. If it would take too many lines, it ends
-    with the steady state; without a steady state it is drawn small, with a note on what is missing, and not at all if
-    most of it would be missing. Colours are styles of the `Text`; nothing is lost without them.
+    A timeline that is too long for a line is continued below, like a score. If it would take too many lines, only the
+    part up to the end of the steady state is drawn. Without a steady state all of it is drawn small, with a note on
+    what is missing; if most would be missing, nothing is drawn. Colours are styles of the `Text`; nothing is lost
+    without them.
     """
     names, window = _names(timeline), steady_window(timeline)
     timeline = _shown(timeline, width)
@@ -98,6 +99,7 @@ def picture(timeline: Timeline, width: int) -> Text:
         missing = f"{lengths.count(0):,} of {counted(len(lengths), 'operation')} would not be seen;"
         return Text(f"not drawn: in {width} columns {missing}\ntimeline.svg in the output directory shows all of them")
     rows = _rows(timeline, scale)
+    # Each panel has an axis, a row for each worker and, where the steady state is, a bracket below.
     parts = []
     for start, end in panels:
         parts.append(Text(" " * len(names[0]) + _axis(timeline, scale, start, end), "dim"))
@@ -113,12 +115,12 @@ def _names(timeline: Timeline) -> list[str]:
 
 
 def _room(timeline: Timeline, width: int) -> int:
-    """The columns of a line that names leave for the picture."""
+    """The columns of a line that are left for the picture next to the names."""
     return max(width - len(_names(timeline)[0]), 10)
 
 
 def _shown(timeline: Timeline, width: int) -> Timeline:
-    """The part of a timeline that is drawn: up to the steady state if all of it takes too many lines."""
+    """The part of a timeline that is drawn: up to the end of the steady state if all of it takes too many lines."""
     window = steady_window(timeline)
     if window and _lines(timeline, _legible(timeline, _room(timeline, width))) > LINES:
         return beginning(timeline, window)
@@ -153,16 +155,18 @@ def _legible(timeline: Timeline, width: int) -> _ColumnScale:
 
 
 def _squeezed(timeline: Timeline, scale: _ColumnScale) -> _ColumnScale:
-    """The scale without the few columns that alone would take a second line, if nothing loses its label by that.
+    """The scale without the few columns that do not fit on the line, if no operation loses its label by that.
 
-    They are columns in which every lane shows a bubble, or an operation that is longer than it has to be.
+    Only columns are removed in which every lane shows a bubble, or an operation that is longer than its label needs.
     """
     excess = scale.at(timeline.span) - scale.width
     if not 0 < excess <= scale.width // _FEW:
         return scale
+    # Between two bounds, each lane shows one operation or one bubble, which can spare so many columns in all.
     lanes = _lanes(timeline)
     bounds = sorted({0, timeline.span, *(at for shown in chain(*lanes) for at in shown.timed[1:])})
     spare = [_spare(lane, scale, bounds) for lane in lanes]
+    # From the right, remove as many columns between two bounds as every lane can spare there.
     narrow: list[int] = []
     for place, (start, end) in reversed([*enumerate(pairwise(bounds))]):
         parts = [lane[place] for lane in spare]
@@ -175,7 +179,7 @@ def _squeezed(timeline: Timeline, scale: _ColumnScale) -> _ColumnScale:
 
 
 def _spare(lane: Sequence[_Labelled], scale: _ColumnScale, bounds: Sequence[int]) -> list[list[int]]:
-    """The columns that an operation or a bubble can spare, between any two bounds: one list for all of its places."""
+    """The columns that can be spared between any two bounds; the places of one operation or bubble share one list."""
     parts: list[list[int]] = []
     place_of = {bound: place for place, bound in enumerate(bounds)}
     for shown in lane:
@@ -191,12 +195,12 @@ def _lines(timeline: Timeline, scale: _ColumnScale) -> int:
 
 
 def _needed(shown: _Labelled, shortest: int) -> int:
-    """The columns of the shortest operation at which this one has room for its label, a stroke and its sign."""
+    """The columns that the shortest operation has when this one has room for its label, a stroke and its sign."""
     return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
 def _panels(operations: Iterable[_Labelled], scale: _ColumnScale, columns: int) -> list[tuple[int, int]]:
-    """Parts of the picture, as few as possible and about equally long, that end outside of labels."""
+    """The first and last column of parts of the picture, as few and as equal as possible, that do not cut labels."""
     within = {scale.at(shown.timed.start) + offset for shown in operations for offset in range(1, len(shown.name) + 1)}
     fewest = len(_cut(columns, scale.width, within))
     widths = range(-(-columns // fewest), scale.width + 1)
@@ -204,7 +208,7 @@ def _panels(operations: Iterable[_Labelled], scale: _ColumnScale, columns: int) 
 
 
 def _cut(columns: int, width: int, within: Container[int]) -> list[tuple[int, int]]:
-    """Parts of at most a width, each as long as possible, that do not end ``within`` a label."""
+    """Parts of at most this width, each as long as possible; ``within`` are columns at which none may end."""
     panels = []
     start = 0
     while columns - start > width:
@@ -238,7 +242,7 @@ def _strokes(shown: _Labelled, length: int) -> str:
 
 
 def _bracket(window: Window | None, scale: _ColumnScale, start: int, end: int) -> Iterator[str]:
-    """The line below a part of the picture that marks the steady state, if the part shows it."""
+    """Yields the line below a part of the picture that marks the steady state, if the part shows it."""
     if window is None:
         return
     first, last = scale.at(window.start), scale.at(window.end) - 1
@@ -264,7 +268,7 @@ def _axis(timeline: Timeline, scale: _ColumnScale, start: int, end: int) -> str:
 
 
 def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[Text]:
-    """The lines of the legend: the strands with their colours and micro-batches, then the signs."""
+    """Yields the lines of the legend: the strands with their colours and micro-batches, then the signs."""
     line, looks = Text(), Looks(timeline.header)
     kinds = kinds_of(timed.operation for timed in chain(*timeline.lanes))
     entries = [_entry(looks, kinds, number, strand) for number, strand in enumerate(strands(timeline.header))]
@@ -286,7 +290,7 @@ def _entry(looks: Looks, kinds: Sequence[Kind], number: int, strand: Strand) -> 
 
 
 def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
-    """The signs that the picture uses besides operations."""
+    """Yields legend entries for the signs that the picture uses in addition to operations."""
     if any(isinstance(timed.operation, Pair) for lane in timeline.lanes for timed in lane):
         yield Text(f"{_PAIR * 2} pair")
     yield Text.assemble((_BUBBLE * 3, "dim"), " bubble")
@@ -310,7 +314,7 @@ def _lengths(timeline: Timeline, scale: _ColumnScale) -> list[int]:
 
 
 def _notes(timeline: Timeline, scale: _ColumnScale) -> Iterator[Text]:
-    """Notes on what the picture leaves out because of its scale."""
+    """Yields notes on what the picture leaves out because of its scale."""
     operations, lengths = list(chain.from_iterable(timeline.lanes)), _lengths(timeline, scale)
     looks = Looks(timeline.header)
     unnumbered = sum(

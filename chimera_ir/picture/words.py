@@ -16,7 +16,7 @@ from chimera_ir.plural import counted
 
 @dataclass(frozen=True, slots=True)
 class Hue:
-    """The colours of one strand: light under dark ink for forwards, dark under white ink for backwards."""
+    """The colours of one strand: light for forwards, with dark ink; dark for backwards, with white ink."""
 
     light: str
     dark: str
@@ -40,10 +40,10 @@ HUES = (
     Hue("#f3ea00", "#756c5a"),
     Hue("#abb4fc", "#7e36cf"),
 )
-"""Hues that differ under each of the three kinds of colour blindness; those of further strands are mixed from them."""
+"""Hues that differ under each of the three kinds of colour blindness; further strands have mixtures of them."""
 
 _NEXT, _SHARE = 5, Fraction(1, 3)
-"""Which later hue is mixed in from round to round, and its share."""
+"""Distance in `HUES` to the hue that is mixed in, which grows by as much with every further round, and its share."""
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
@@ -67,7 +67,7 @@ def mixed(colour: str, other: str, share: Fraction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """Micro-batches with the same colours: those of a pipe; in an asynchronous schedule, of every other update."""
+    """Micro-batches with the same hue: those of a pipe or, in an asynchronous schedule, of its even or odd updates."""
 
     name: str
     micros: tuple[Micro, ...]
@@ -141,7 +141,7 @@ def bracket(window: Window) -> str:
 
 
 def happening(timeline: Timeline) -> str:
-    """The meaning of the marks of a timeline."""
+    """The meaning of the event marks of a timeline, for a legend."""
     return "new weights" if timeline.header.asynchronous else "gradient sum launched"
 
 

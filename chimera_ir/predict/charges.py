@@ -1,8 +1,8 @@
 """Costs of a program's instructions: in a setting, in seconds; or of its operations alone.
 
-A profile knows the parameters of each stage, and not which of them stages share. So the sums and steps of stages are
-charged with all parameters of the stage. The sum of what stages share is charged as if it were as large as it can be,
-with all gradients of the smallest of them: T is then at most too high. Its step is in those of the stages.
+A profile has the parameters of each stage, but not which of them stages share. So the sum and the step of a stage are
+charged for all its parameters. The sum of a tie is charged as if it were as large as possible, with all gradients of
+the smallest of its stages: T may be too high, but is never too low. The step of a tie is part of its stages' steps.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from chimera_ir.profile.cluster import FREE, Link
 
 
 class Tariff(Protocol):
-    """The costs of a program's instructions, in one unit; `Charges` says what each of them is."""
+    """The costs of a program's instructions, in one unit of time; `Charges` defines each of them."""
 
     @property
     def header(self) -> Header:
@@ -62,7 +62,7 @@ class Tariff(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FreeMessages:
-    """Costs of a program of which only the operations take time, as in a timeline."""
+    """Costs of a program whose operations alone take time, as in a timeline."""
 
     header: Header
     durations: Durations
@@ -105,7 +105,7 @@ class Charges:
     _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def compute(self, operation: Operation) -> float:
-        """F_t or B_t of the operation's stage, for all micro-batches of the operation; of a pair, of both."""
+        """F_t or B_t of the operation's stage, for all its micro-batches; for a pair, the time of both together."""
         if isinstance(operation, Pair):
             joint = self.setting.joint(operation, self.header)
             return sum(map(self.compute, operation.parts)) if joint is None else joint[0] * float(joint[1])
@@ -113,11 +113,11 @@ class Charges:
         return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
 
     def step(self, group: WeightGroup) -> float:
-        """Seconds of a stage's optimizer step; what stages share is in theirs."""
+        """Seconds of a stage's optimizer step; 0 for a tie, whose step is part of its stages' steps."""
         return self.setting.step(self.header, group[0]) if len(group) == 1 else 0.0
 
     def noise(self, instruction: Instruction) -> float:
-        """Spread of the times of an operation or a step, as a share of their median; 0 where none is known."""
+        """Spread of the times of an operation or a step, as a share of their median; 0 if the profile has none."""
         match instruction:
             case Compute(_, micros, stage):
                 return self.setting.over(stage, len(micros), self.header.parts)[0].noise or 0.0

@@ -2,9 +2,9 @@
 
 T = (F_t + Comm_p2p) C_f + (B_t + Comm_p2p) C_b + max over workers i of Comm_unoverlapped(i)
 
-What the paper leaves open is decided here. Every stage counts as the slowest stage, every message as the message that
+The paper leaves some points open; here, every stage counts as the slowest stage and every message as the message that
 takes longest. The free regions are those of the timeline in which every forward takes F_t + Comm_p2p and every backward
-B_t + Comm_p2p. Any number of stages per worker share them; `_overlap` says how.
+B_t + Comm_p2p. All stages of a worker share them, as `_overlap` says.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,7 +31,7 @@ from chimera_ir.profile.costs import Timing
 class FreeRegion:
     """Seconds that a worker idles between the earliest start of the sum of a group's gradients and the iteration's end.
 
-    Without a flush: the seconds that it idles in an update of the steady state.
+    Without a flush, the seconds that it idles in an update of the steady state.
     """
 
     group: WeightGroup
@@ -40,7 +40,7 @@ class FreeRegion:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A further term of equation 1, of a half of the backwards or of pairs: its letter, its seconds, and its C."""
+    """A further term of equation 1, for pairs or for one half of split backwards: its letter, seconds and C."""
 
     kind: str
     seconds: float
@@ -56,12 +56,12 @@ class Equation:
     forward, backward
         F_t and B_t of the slowest stage; where all stages recompute, ``backward`` includes the recomputation.
     recomputing
-        B_t of the stages that recompute where only some do, else None.
+        B_t of the stages that recompute; None if all or none do.
     forwards, backwards
         C_f and C_b, counted in micro-batches.
     further
-        The same of input gradients, weight gradients and pairs, where the schedule has them: (I_t + Comm_p2p) C_i +
-        W_t C_w + (pair_t + Comm_p2p) C_pair. A pair takes F_t + B_t unless its own time is known.
+        Terms for input gradients, weight gradients and pairs, if the schedule has them: (I_t + Comm_p2p) C_i + W_t C_w
+        + (pair_t + Comm_p2p) C_pair. A pair takes F_t + B_t unless the profile has its time.
     p2p
         Comm_p2p of the message that takes longest.
     compute
@@ -69,7 +69,7 @@ class Equation:
     all_reduce
         Comm_allreduce of each stage, then of each tie.
     regions
-        For each worker, the time that is free for its sums, in the order in which the sums can begin.
+        The free regions of each worker, in the order in which its sums can begin.
     unoverlapped
         Comm_unoverlapped of each worker.
     """
@@ -102,7 +102,7 @@ def equation(program: Program, setting: Setting) -> Equation:
 def seconds_of(
     schedule: Schedule, structure: Structure, launched: Sequence[Sequence[tuple[int, WeightGroup]]], setting: Setting
 ) -> float:
-    """T of equation 1 for a verified schedule with its structure, without the other terms.
+    """T of equation 1 for a verified schedule, without the other terms.
 
     Parameters
     ----------
@@ -114,7 +114,10 @@ def seconds_of(
 
 
 class _EquationTerms:
-    """A verified schedule whose operations each take what equation 1 counts for one of their kind."""
+    """The terms of equation 1 for a verified schedule.
+
+    ``_run`` is the earliest run in which an operation takes its F_t or B_t, with Comm_p2p if it sends a message.
+    """
 
     def __init__(
         self,
@@ -143,20 +146,20 @@ class _EquationTerms:
         return float(self._run.length * self._run.tick)
 
     def equation(self) -> Equation:
-        """All terms; C_f and C_b take another walk along the schedule."""
+        """All terms. C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
         header, costs, counts = self._header, self._costs, self._run.critical_path.counts
         all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
         repeating = dict(costs.recomputing())
-        known = repeating if all_recompute else dict(costs.items())
+        usual = repeating if all_recompute else dict(costs.items())
         some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
         return Equation(
             forward=float(costs.F),
-            backward=float(known["B"]),
+            backward=float(usual["B"]),
             recomputing=float(repeating["B"]) if some_recompute else None,
             forwards=counts.get("F", Fraction(0)),
             backwards=counts.get("B", Fraction(0)),
             further=tuple(
-                Term(kind, float(cost), counts[kind]) for kind, cost in known.items() if kind in {*counts} - {"F", "B"}
+                Term(kind, float(cost), counts[kind]) for kind, cost in usual.items() if kind in {*counts} - {"F", "B"}
             ),
             p2p=self._p2p,
             compute=self._compute,
@@ -180,14 +183,15 @@ def _with_message(costs: Costs, seconds: Fraction) -> Costs:
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
     """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the usual size.
 
-    I_t and W_t are of one stage, the slowest in both together: the first stage has all in W, and none has all in both.
+    I_t and W_t are those of one stage, the one with the largest sum of both. The maxima of all stages are too much:
+    the first stage, for instance, computes no gradient of its input, so its whole backward may be W.
     """
     header = schedule.header
     forwards = _timings(schedule, setting, opening=True)
     backwards = _timings(schedule, setting, opening=False)
+    # ``again`` are the stages that recompute in any pipe, ``kept`` those that do not in any; a stage may be in both.
     again = {stage for pipe in header.pipes for stage in pipe.recompute}
     kept = {stage for pipe in header.pipes for stage in range(header.stages) if stage not in pipe.recompute}
-
     joint = [setting.timing(stage).pair for stage in range(header.stages)]
 
     def slowest(kind: str, stages: Iterable[int], recomputing: bool) -> Fraction:
@@ -212,9 +216,9 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
 
 
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:
-    """Cost per micro-batch of each stage's forwards (``opening``) or else backwards: a timing, and a factor on it.
+    """Costs per micro-batch of each stage's forwards (``opening``) or backwards: a timing, and a factor on its times.
 
-    Operations count with the most frequent size on the first worker: all workers run the same pipelines.
+    Operations count with the most frequent size on the first worker that has any: all workers run the same pipes.
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
@@ -263,7 +267,7 @@ def _flushed(
     launched: Sequence[Sequence[tuple[int, WeightGroup]]],
     sums: Mapping[WeightGroup, float],
 ) -> list[_Overlap]:
-    """Overlap with a flush: a sum can begin once all workers that hold its group have launched it."""
+    """Overlap of each worker with a flush: a sum can begin once all workers that hold its group have launched it."""
     begin: dict[WeightGroup, int] = defaultdict(int)
     for lane, places in zip(structure.net.lanes, launched, strict=True):
         for done, group in places:
@@ -276,9 +280,10 @@ def _flushed(
 
 
 class _Gaps:
-    """Gaps of a lane until the end of the iteration.
+    """Gaps of a lane until the end of the iteration: the time in which its worker idles.
 
-    The gaps are kept in ticks; arguments and results of the methods are in parts of a tick, ``parts`` to the tick.
+    Arguments and results are in parts of a tick, ``parts`` to the tick; the gaps inside are in ticks. ``_through[n]``
+    is the idle time until the end of gap n.
     """
 
     def __init__(self, lane: range, run: TimedRun, parts: int) -> None:
@@ -301,7 +306,7 @@ class _Gaps:
         return self._through[gap] * self._parts - max(0, self._ends[gap] * self._parts - time) if gap >= 0 else 0
 
     def end(self, begin: int, length: int) -> int:
-        """End of a sum of this length that begins at a time and runs in gaps only; after the span all time is free."""
+        """End of a sum that begins at ``begin`` and runs only in gaps; after the iteration all time is free."""
         target = self.before(begin) + length
         if not length:
             return begin
@@ -312,12 +317,13 @@ class _Gaps:
 
 
 def _overlap(sums: Iterable[_Sum], lane: range, run: TimedRun) -> _Overlap:
-    """A worker's sums one after another in its gaps, in the order in which they can begin.
+    """Overlap of a worker whose sums run in its gaps, one after another in the order in which they can begin.
 
-    With two stages on each worker the free regions are those of Figure 6. Whatever part of the sums remains when the
+    With two stages on each worker the free regions are those of Figure 6. The part of the sums that remains when the
     last operation of the iteration ends is not overlapped.
     """
     ordered = sorted(sums, key=lambda gradient_sum: gradient_sum.begin)
+    # Integers instead of fractions: a tick has as many parts as all lengths need.
     parts = lcm(*(gradient_sum.length.denominator for gradient_sum in ordered))
     idle, done, regions = _Gaps(lane, run, parts), 0, []
     numerator, denominator = (run.tick / parts).as_integer_ratio()
@@ -332,11 +338,12 @@ def _overlap(sums: Iterable[_Sum], lane: range, run: TimedRun) -> _Overlap:
 def _streams(
     schedule: Schedule, structure: Structure, run: TimedRun, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """Overlap without a flush: an update's sums fill the idle time of an update; the rest is not overlapped."""
+    """Overlap of each worker without a flush: its sums fill its idle time of an update; the rest is not overlapped."""
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []
     for groups, lane, numbers in zip(header.groups_of, schedule.lanes, structure.net.lanes, strict=True):
+        # Only whole turns count, as in `cost.simulate`.
         durations = run.durations[numbers.start : numbers.stop]
         busy = sum(
             duration

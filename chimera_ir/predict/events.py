@@ -1,6 +1,6 @@
-"""Events of a program, and the waits between them: all that a replay knows about how programs run.
+"""Events of a program and the waits between them, on which a replay is based.
 
-A lane runs its instructions one after another. `send`, `recv` and `all_reduce` only post. The roles of events:
+A lane runs its instructions one after another; `send`, `recv` and `all_reduce` only post. An event has a role:
 
     begin       start of a lane; waits for nothing, or for the end of the lane in the update before
     compute     waits for its lane; takes its stage's time
@@ -60,7 +60,7 @@ class Role(Enum):
 
 
 class Node(NamedTuple):
-    """An event: its role, the instruction that causes it, the workers that take part, its length in seconds.
+    """An event: its role, the instruction that causes it, the workers that take part, and its length in seconds.
 
     The begin of a lane has the lane's first instruction. The workers of a wire and of a flight are the sender and the
     receiver, those of a notice the receiver and the sender.
@@ -88,15 +88,14 @@ class Events(NamedTuple):
     nodes
         The events.
     before
-        For each event, the events that it waits for.
+        The events that each event waits for.
     posted
-        For each wire and each sum, the events after which it was posted: one at each end of a message, one at
-        every member of a sum.
+        The events at whose ends a wire or a sum is posted: one at each end of a message, one at each member of a sum.
     lanes
-        For each worker, its events in order: its begin, if it has any instruction, then computes and waits, and
-        the posts and steps that take time.
+        The events of each worker in order: its begin, if it has any instruction, then computes and waits, and the posts
+        and steps that take time.
     ports
-        For each wire on a shared link, its two ports. The seconds of such a wire are those that it would take alone.
+        The two ports of each wire on a shared link. The seconds of such a wire are those that it would take alone.
     """
 
     nodes: Sequence[Node]
@@ -106,7 +105,7 @@ class Events(NamedTuple):
     ports: dict[int, tuple[Port, Port]]
 
     def after(self) -> list[list[int]]:
-        """For each event, the events that wait for it."""
+        """The events that wait for each event."""
         after: list[list[int]] = [[] for _ in self.nodes]
         for number, before in enumerate(self.before):
             for other in before:
@@ -123,7 +122,10 @@ def events_of(program: Program, charges: Tariff) -> Events:
 
 
 class _Gathered:
-    """The events of the lanes so far."""
+    """Collects the events, lane by lane.
+
+    The first end of a message or sum that is met adds its event; the other ends add what it waits for.
+    """
 
     def __init__(self, charges: Tariff) -> None:
         self.nodes: list[Node] = []
@@ -138,6 +140,8 @@ class _Gathered:
     def lane(self, worker: Worker, instructions: Sequence[Instruction]) -> None:
         """Adds the events of a worker; events of other workers that they wait for may be added later."""
         lane = [self._add(Role.BEGIN, instruction, (worker,), 0.0, []) for instruction in instructions[:1]]
+        # ``now`` is the last event of the lane, which the next one waits for. The last wire to each worker and the last
+        # sum are kept as well, because wires on a link and the sums of a worker run one after another.
         on_link: dict[Worker, list[int]] = {}
         last_sum: list[int] = []
         for instruction in instructions:
@@ -153,6 +157,7 @@ class _Gathered:
                     self._post(wire, now, on_link.get(to, []))
                     on_link[to] = [wire]
                 case Recv(message, source):
+                    # The wire has to wait for the notice; its flight, which has the next number, knows the latency.
                     wire = self._wire(Send(message, worker), source, worker)
                     alpha = self.nodes[wire + 1].seconds
                     notice = self._add(Role.NOTICE, instruction, (worker, source), alpha, now)

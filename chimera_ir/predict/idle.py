@@ -13,9 +13,8 @@ from chimera_ir.predict.replay import Event, Replay
 class Cause(Enum):
     """Cause of a worker's idle time.
 
-    ``BUBBLE``: other workers have not yet posted their end of a message, not yet launched a sum, or not yet finished.
-    ``MESSAGE``: both ends have posted the message, and it is on its way. ``SUM``: all members have launched the sum,
-    and it is running.
+    ``BUBBLE``: another worker has not yet posted its end of a message, launched a sum, or finished. ``MESSAGE``: both
+    ends have posted the message, and it is on its way. ``SUM``: all members have launched the sum, and it is running.
     """
 
     BUBBLE = "bubble"
@@ -32,7 +31,7 @@ class Stretch(NamedTuple):
 
 
 def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
-    """Idle time of each worker in order: between its operations, and from the last of them to the end of the replay."""
+    """Idle times of each worker in order: between its operations, and after the last of them."""
     sent = {event.what.message: event.posted for event in replay.messages if isinstance(event.what, Send)}
     launched = {
         (event.what.group, event.what.version): event.posted
@@ -66,7 +65,7 @@ def _idle(lane: tuple[Event, ...], sent: _Sent, launched: _Launched, span: float
 
 
 def _awaited(wait: Event, sent: _Sent, launched: _Launched) -> tuple[Cause, float]:
-    """Cause of a wait, and the time since when its message or sum has been under way."""
+    """Cause of a wait, and the time at which its message or sum began to be under way."""
     match wait.what:
         case WaitRecv(message) | WaitSend(message):
             return Cause.MESSAGE, sent[message]

@@ -1,4 +1,4 @@
-"""Times of a profile as durations of operations.
+"""Durations of operations from the times of a profile.
 
 Messages take no time, as in every timeline (section 2); only the replay counts them.
 """
@@ -24,7 +24,7 @@ _Part = tuple[Stage, Fraction]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Durations of operations in a setting; ``cut`` has for each stage the parts of the profile's stages in it."""
+    """Durations of operations in a setting; ``cut`` has the parts of each stage, which are shares of profile stages."""
 
     setting: Setting
     cut: tuple[tuple[_Part, ...], ...]
@@ -35,7 +35,7 @@ class Measured:
         return Measured(setting, _cut(len(setting.stages), len(setting.stages)))
 
     def duration(self, operation: Operation, header: Header) -> Fraction:
-        """Seconds of an operation on its stage, for all micro-batches of the operation; of a pair, of both."""
+        """Seconds of an operation on its stage, for all its micro-batches; for a pair, the time of both together."""
         if isinstance(operation, Pair):
             joint = self.setting.joint(operation, header)
             alone = (self.duration(part, header) for part in operation.parts)
@@ -50,7 +50,7 @@ class Measured:
         return sum((_exact(seconds) if times == 1 else _exact(seconds) * times for seconds, times in terms), _ZERO)
 
     def tick(self, header: Header) -> Fraction:
-        """A unit of time: the durations of operations of every size are multiples of it."""
+        """A unit of time of which the durations of operations of every size are multiples."""
         stages = self.setting.stages
         timings: Iterator[Timing | Overhead] = chain(
             (stage.overhead for stage in stages), *(stage.at.values() for stage in stages)
@@ -74,7 +74,7 @@ class Measured:
     def report_costs(
         self, header: Header, path: Sequence[Operation], _: Collection[str]
     ) -> tuple[tuple[str, Fraction], ...]:
-        """Mean cost of each kind over a path; with these costs, the counts of the path give its length."""
+        """Mean cost of each kind over a path; these costs times the counts of the path give its length."""
         return tuple(self._means(header, path))
 
     def _means(self, header: Header, path: Sequence[Operation]) -> Iterator[tuple[str, Fraction]]:
@@ -85,15 +85,15 @@ class Measured:
                 yield letter, sum((self.duration(operation, header) for operation in operations), _ZERO) / micro_batches
 
     def joined(self) -> "Measured":
-        """The same: a profile has the times of whole backwards."""
+        """Durations without a change: a profile has the times of whole backwards."""
         return self
 
     def halved(self) -> "Measured":
-        """The same: where a profile lacks the times of the halves, each counts as half a backward."""
+        """Durations without a change: if a profile lacks the times of halves, each counts as half a backward."""
         return self
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """Seconds of each kind of operation over a micro-batch: the least and the most of all stages."""
+        """Seconds of each kind of operation over a micro-batch: the smallest and the largest of all stages."""
         micros_of = {
             (stage, stage in pipe.recompute): pipe.micros[: header.parts]
             for pipe in header.pipes
@@ -114,7 +114,7 @@ class Measured:
         return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in COSTED.items() if letter in kinds)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """The operations of the schedule whose times the profile does not have."""
+        """A remark if the schedule has operations whose times the profile lacks."""
         letters = {operation.kind.letter for lane in schedule.lanes for operation in singles(lane)} - {"F", "B"}
         if not letters or self.setting.halves_known:
             return ()
@@ -123,7 +123,7 @@ class Measured:
 
     @property
     def unit(self) -> Unit:
-        """Seconds."""
+        """The unit of a profile's times."""
         return Unit.SECOND
 
 
@@ -132,13 +132,13 @@ _ZERO = Fraction(0)
 
 @lru_cache(maxsize=2**14)
 def _exact(seconds: float) -> Fraction:
-    """The exact value of a time as it is written: ``0.1`` is one tenth."""
+    """The exact value of a time as it is written in the file: ``0.1`` is one tenth."""
     return Fraction(repr(seconds))
 
 
 @lru_cache(maxsize=2**8)
 def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
-    """For each of ``into`` new stages of equal size: the old stages in it, and the share of each."""
+    """The parts of each of ``into`` new stages of equal size: the old stages in it, and the share of each."""
     size = Fraction(stages, into)
     return tuple(
         tuple(

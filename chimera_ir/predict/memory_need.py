@@ -1,4 +1,4 @@
-"""Memory of each worker in bytes, where every stage has its own sizes."""
+"""Memory that each worker needs, in bytes, from the sizes of each stage."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from chimera_ir.verify.holdings import Holdings, Moment, Receiving, holdings
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Memory that a worker needs at most, in bytes, by purpose; each part at its own maximum.
+    """Memory that a worker needs at most, in bytes, by purpose; the parts need not be largest at the same time.
 
     Attributes
     ----------
@@ -23,8 +23,8 @@ class MemoryNeed:
     messages
         Receive buffers, and messages on their way to other workers.
     activations
-        Activations that wait for a backward, the inputs of stages that recompute, and what is kept between the halves
-        of a backward. What was received lies in its receive buffer and counts as a message.
+        Activations that wait for a backward, the inputs of stages that recompute, and values between the halves of a
+        backward. Received values are in their receive buffers and count as messages.
     """
 
     weights: int
@@ -50,14 +50,15 @@ def memory(program: Program, setting: Setting) -> tuple[MemoryNeed, ...]:
 
 
 def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tuple[MemoryNeed, ...]:
-    """Memory of workers with known holdings."""
+    """Memory that each worker needs, given its holdings."""
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
 class _Sizes(NamedTuple):
-    """Bytes that a stage keeps of a micro-batch outside receive buffers: before its backward, and between its halves.
+    """Bytes that a stage keeps of a micro-batch outside receive buffers.
 
-    ``halving`` are those that are kept in addition while the first half runs.
+    ``activations`` or, if it recomputes, ``input`` wait for the backward; ``halfway`` is kept between the halves of a
+    split backward; ``halving`` is kept in addition while the first half runs.
     """
 
     activations: int
@@ -67,7 +68,7 @@ class _Sizes(NamedTuple):
 
 
 class _Worker:
-    """Adds up the memory of one worker; sizes are those of whole micro-batches, while the program may count halves."""
+    """Memory of one worker; sizes are those of whole micro-batches, although the program may count halves."""
 
     def __init__(self, header: Header, setting: Setting, worker: int) -> None:
         self._header = header
@@ -96,7 +97,7 @@ class _Worker:
         return sum(self._bytes(micros, size) for micros in received.slots)
 
     def _moment(self, moment: Moment) -> int:
-        """While the first half of a backward runs, what it makes is there beside what it lets go of."""
+        """Bytes at a moment, plus the most that a first half of a backward adds before it frees anything."""
         total = most = 0
         for stage, activations, inputs, begun in moment:
             sizes = self._kept(stage)
@@ -117,11 +118,11 @@ class _Worker:
         return self._sizes[stage]
 
     def _received_input(self, stage: Stage) -> int:
-        """Bytes of a micro-batch in a receive buffer: the input of a stage that only other workers feed."""
+        """Bytes of a micro-batch's input in a receive buffer: all, if the stage before is only on other workers."""
         return self._message(stage - 1, stage) if stage > 0 and not self._has_both(stage - 1) else 0
 
     def _received_gradient(self, stage: Stage) -> int:
-        """The same of the gradients of what a stage hands on."""
+        """Bytes of a micro-batch's gradient in a receive buffer: all, if the next stage is only on other workers."""
         return self._message(stage + 1, stage) if stage < self._header.stages - 1 and not self._has_both(stage) else 0
 
     def _has_both(self, stage: int) -> bool:
@@ -135,5 +136,5 @@ class _Worker:
         return self._setting.timing(source).output if source < target else self._setting.timing(target).gradient
 
     def _bytes(self, count: int, size: int) -> int:
-        """Bytes of ``count`` of what the program counts as micro-batches, each whole micro-batch of this size."""
+        """Bytes of ``count`` micro-batches of the program, which may be halves; ``size`` is that of a whole one."""
         return -(-count * size // self._header.parts)

@@ -92,7 +92,7 @@ class Prediction:
 
 
 def _of(group: WeightGroup) -> dict[str, object]:
-    """A group in a JSON object: its first stage, and all of them where they are several."""
+    """The entries of a group in a JSON object: its first stage and, for a tie, all of its stages."""
     return {"stage": group[0], **({"tied": list(group)} if len(group) > 1 else {})}
 
 
@@ -101,7 +101,7 @@ def _number(value: Fraction) -> int | float:
 
 
 class BaselinePrediction(NamedTuple):
-    """The prediction of what a report compares with: seconds of an update by replay, bytes of the fullest worker."""
+    """The prediction for a report's baseline: seconds of an update by replay, and bytes of the fullest worker."""
 
     seconds: float
     memory: int
@@ -109,7 +109,7 @@ class BaselinePrediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Setting of a prediction before the program is known: `Setting` with inputs and a split in place of stages."""
+    """Conditions of a prediction before the program is known: a `Setting` with inputs and a split for stages."""
 
     inputs: Inputs
     copies: int
@@ -125,7 +125,7 @@ class Forecast:
         return torchrun(ranks, per_node, script, self.micro_batch_size, self.replica_layout, split, *more)
 
     def split_of(self, header: Header) -> tuple[int, ...] | None:
-        """The first layer of each stage, where the profile has layers: the one that was asked for, or the fastest."""
+        """The first layer of each stage, as asked for or as is fastest; None if the profile has no layers."""
         return self.inputs.split(self._wanted(header))
 
     def _wanted(self, header: Header) -> Wanted:
@@ -150,9 +150,9 @@ class Forecast:
         return Setting(stages, cluster, self.copies, self.micro_batch_size, self.replica_layout, self.sharded_optimizer)
 
     def baseline(self, program: Program, like: Header) -> BaselinePrediction | None:
-        """The prediction for a verified program that trains the model of another one.
+        """The prediction for a verified program that trains the same model as one with the header ``like``.
 
-        Where it has fewer stages, each is made of neighbouring stages of the other program; None if they cannot be.
+        If it has fewer stages, each consists of consecutive stages of the other program; None if they do not divide.
         """
         larger, rest = divmod(like.stages, program.header.stages)
         if rest:

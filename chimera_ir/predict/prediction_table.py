@@ -13,7 +13,7 @@ from chimera_ir.plural import counted
 from chimera_ir.predict.prediction import Prediction
 
 IN_FULL = 16
-"""The most workers or stages that are listed one by one; of more, only the least and the largest value are shown."""
+"""The most workers or stages that are listed one by one; of more, only the smallest and largest value are shown."""
 
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 

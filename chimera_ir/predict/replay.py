@@ -1,7 +1,7 @@
-"""Replay of a program event by event: all times of one copy of the workers, on links that take time, or on free ones.
+"""Replay of a program event by event, with the times of one copy of the workers, on a cluster or with free messages.
 
-The module `events` says what waits for what. All copies run alike, so only one is replayed; the others make its sums
-take longer.
+The module `events` has the events and their waits. All copies run in the same way, so only one is replayed; the others
+make its sums take longer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +25,10 @@ from chimera_ir.undisturbed import undisturbed
 
 
 class Event(NamedTuple):
-    """An event with its times in seconds: an operation, step, post, wait, message (named by its send), sum or notice.
+    """An event with its times in seconds: an operation, step, post, wait, message (with its send), sum or notice.
 
-    ``posted`` is when both ends had posted a message, or all members a sum; for any other event it is the start.
+    ``posted`` is the time at which both ends of a message or all members of a sum have posted it; for any other event
+    it is the start.
     """
 
     role: Role
@@ -58,8 +59,8 @@ class Replay:
     sums
         Sums over more than one rank, in the order of their starts.
     critical
-        Events without a gap from 0 to the end, each of which waits for the event before it. Of a message or a notice
-        it has the part that the next event waits for.
+        Events from 0 to the end without a gap, each of which waits for the event before it; of a message or a notice
+        only the part that the next event waits for.
     """
 
     header: Header
@@ -79,7 +80,8 @@ def replay(program: Program, setting: Setting) -> Replay:
     Raises
     ------
     ValueError
-        If the setting has more or fewer stages than the program, or the program does not finish: it was not verified.
+        If the setting has another number of stages than the program, or the program does not finish and so was not
+        verified.
     """
     conditions = f"W={setting.copies} B={setting.micro_batch_size} on {setting.cluster.name}"
     with undisturbed():
@@ -98,8 +100,8 @@ def free_replay(program: Program, durations: Durations) -> Replay:
 def pace(program: Program, setting: Setting) -> float:
     """Seconds from an update to the next in the long run, where updates follow one another without a barrier.
 
-    A worker begins its next update while other workers still finish theirs. So the result is never more than the
-    seconds of a replay; it equals them where one lane begins first and ends last. Arguments and errors as in `replay`.
+    A worker begins its next update while other workers still finish theirs. So the result is at most the seconds of a
+    replay, and equal if one lane begins first and ends last. Arguments and errors as in `replay`.
     """
     with undisturbed():
         events = _events(program, setting)
@@ -109,8 +111,8 @@ def pace(program: Program, setting: Setting) -> float:
 def expected(program: Program, setting: Setting) -> float:
     """Mean seconds of an update in the long run, where operations and steps scatter as they did in the profile.
 
-    The result is `pace` and the seconds that the noise adds (`spread`); without noise it is exactly `pace`. Messages
-    and sums take the same time as in a replay. Arguments and errors as in `replay`.
+    The result is `pace` plus the seconds that noise adds (`spread`). Messages and sums take the same time as in a
+    replay. Arguments and errors as in `replay`.
     """
     with undisturbed():
         events, charges = _events(program, setting), Charges(program.header, setting)
@@ -123,8 +125,9 @@ def expected(program: Program, setting: Setting) -> float:
 
 def _events(program: Program, setting: Setting) -> Events:
     if len(setting.stages) != program.header.stages:
-        given = f"costs are given of {counted(len(setting.stages), 'stage')}"
-        raise ValueError(f"{given}, and the program has {program.header.stages}")
+        raise ValueError(
+            f"costs are given of {counted(len(setting.stages), 'stage')}, and the program has {program.header.stages}"
+        )
     return contended(events_of(program, Charges(program.header, setting)))
 
 
@@ -166,6 +169,7 @@ def _times(events: Events) -> _EventTimes:
     before, order = events.before, ordered(events.before)
     if len(order) < len(before):
         raise ValueError("the program does not finish; only a verified one can be replayed")
+    # An event begins when the last of the events that it waits for ends, which therefore decides its start.
     ended = ends(order, before, [node.seconds for node in events.nodes])
     decided = [max(needs, key=ended.__getitem__) if needs else number for number, needs in enumerate(before)]
     starts = [ended[last] if needs else 0.0 for last, needs in zip(decided, before, strict=True)]
@@ -183,6 +187,7 @@ def _event(events: Events, times: _EventTimes, number: int) -> Event:
 
 
 _POSTED = (Role.WIRE, Role.SUM)
+"""Roles of events that several workers post."""
 
 
 def _by_start(events: Iterable[Event]) -> tuple[Event, ...]:
@@ -194,9 +199,10 @@ def _whole(wire: Event, flight: Event) -> Event:
 
 
 def _critical(event_of: dict[int, Event], times: _EventTimes) -> Iterator[Event]:
-    """Critical events, from 0 to the event that ends last; waits take no time of their own and are left out."""
+    """Yields the critical events from 0 to the event that ends last, without waits, which take no time themselves."""
     if not event_of:
         return
+    # Back from the event that ends last, always to the event that decides the start.
     number = max(event_of, key=times.ends.__getitem__)
     path = [number]
     while times.decided[number] != number:
@@ -207,7 +213,7 @@ def _critical(event_of: dict[int, Event], times: _EventTimes) -> Iterator[Event]
 
 
 def _joined(path: Iterable[Event]) -> Iterator[Event]:
-    """The path with a message's wire and flight as one event, where both follow one another on it."""
+    """The path with the wire and the flight of a message as one event, if both are on it."""
     last: Event | None = None
     for event in path:
         if last and last.role is Role.WIRE and event.role is Role.FLIGHT and last.what == event.what:

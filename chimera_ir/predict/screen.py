@@ -21,16 +21,16 @@ NAMED = 4
 """The most sums of gradients that a line names."""
 
 _LEAST = Fraction(1, 1000)
-"""The smallest share that is told in a list of shares."""
+"""The smallest share that a list of shares names."""
 
 _INDENT = 8
 """The columns before the words of an answer, in which its name stands."""
 
 
 def show(report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str) -> list[Text]:
-    """The answers, remarks and warnings, each on a line of its own that is continued below its beginning.
+    """The answers, remarks and warnings, one paragraph each; its further lines are indented.
 
-    ``baseline`` is what the speed is compared with, as a reader knows it.
+    ``baseline`` is the name that a reader knows for the baseline of the speed.
     """
     ratio = summary.speed.times_as_fast
     lines = [
@@ -107,7 +107,7 @@ def _baseline_memory(summary: Summary, report: Report) -> str:
 
 
 def _copies(memory: Copies) -> str:
-    """The counts in words, as of the workers that keep most."""
+    """The counts in words, for the workers that keep most."""
     copies = "" if memory.weights == memory.stages else f" ({counted(int(memory.weights), 'copy')} in all)"
     weights = f"weights of {counted(memory.stages, 'stage')}{copies}"
     kept = [f"activations of up to {_forwards(memory.activations)}"] if memory.activations else []
@@ -120,7 +120,7 @@ def _forwards(count: Fraction) -> str:
 
 
 def _advice(memory: Bytes, report: Report, prediction: Prediction | None) -> str:
-    """The largest part of the memory, and what makes it smaller."""
+    """Names the largest part of the memory and the option that makes it smaller."""
     header = report.figures.header
     sharded = prediction is None or prediction.setting.sharded_optimizer or header.asynchronous
     fewer = {
@@ -170,7 +170,7 @@ def _path(figures: Figures, prediction: Prediction | None) -> str:
 
 
 def _times(prediction: Prediction) -> str:
-    """Which of the two predicted times to trust, and why they differ."""
+    """Says which of the two predicted times to trust, and why they differ."""
     replayed, computed = prediction.replay.seconds, prediction.equation.seconds
     difference = Fraction(computed / replayed - 1) if replayed else Fraction(0)
     if abs(difference) < _LEAST:
@@ -186,7 +186,7 @@ def _times(prediction: Prediction) -> str:
 
 
 def _sums(report: Report, prediction: Prediction | None) -> str:
-    """The sums of gradients in a line: how many there are, how many computing hides, and the others; '' if none."""
+    """A line on the sums of gradients: their number, how many are hidden, and the exposed ones; empty without sums."""
     if prediction is not None:
         costs = exposed(prediction.replay)
         late = sorted((group for group in costs if costs[group] > 0), key=lambda group: -costs[group])
@@ -209,7 +209,7 @@ def _span(values: Sequence[Fraction], show: Callable[[Fraction], str]) -> str:
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
-    """The sums that nothing hides, of which the first have names."""
+    """The exposed sums: the first ones by name, and the number of the others."""
     if not groups:
         return ""
     further = f" and {len(groups) - len(names)} more" if len(groups) > len(names) else ""

@@ -1,4 +1,4 @@
-"""Setting of a program: its stages' costs, its links, and the number of its copies."""
+"""Setting of a program: the costs of its stages, its links, and the number of copies."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -42,10 +42,10 @@ class Setting:
         return self.stages[stage].at[self.micro_batch_size]
 
     def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
-        """Cost of an operation over ``micros`` parts of a micro-batch on a stage: a timing, and the factor on it.
+        """Cost of an operation over ``micros`` parts of a micro-batch on a stage: a timing, and a factor on its times.
 
-        Where the profile has micro-batches of as many items as the operation, the timing is theirs: a large operation
-        uses a device better than two small ones. Otherwise it is that of a micro-batch, with a factor in proportion.
+        If the profile has times for as many items as the operation has, it is these: a large operation uses a device
+        better than two small ones. Otherwise it is the timing of a micro-batch, with a factor in proportion.
         """
         if micros == parts:
             return self.timing(stage), _WHOLE
@@ -55,10 +55,10 @@ class Setting:
         return (self.timing(stage), share) if known is None else (known, _WHOLE)
 
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
-        """Time of an operation, on its own, on a stage, as a sum: F_t or B_t in seconds, and the factor on it.
+        """Time of an operation outside a pair, as terms of a sum: F_t or B_t in seconds, and the factor on it.
 
-        An operation over a part of a micro-batch takes that part of the time, but all of what any operation costs: the
-        second term has what that is more.
+        An operation over a part of a micro-batch takes that part of the time, except for the overhead that every
+        operation has, of whatever size: a second term adds the rest of it.
         """
         timing, times = self.over(stage, len(operation.micros), header.parts)
         kind, again = operation.kind.letter, header.recomputes(operation.micros[0], operation.stage)
@@ -67,13 +67,13 @@ class Setting:
         return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
-        """Time of a pair as seconds and the factor on it; None if both take as long as by themselves."""
+        """Time of a pair as seconds and the factor on it; None if the profile has no times of pairs."""
         known = [self.timing(part.stage).pair for part in pair.parts]
         seconds = [time for time in known if time is not None]
         return (max(seconds), Fraction(pair.size, header.parts)) if len(seconds) == len(known) else None
 
     def all_reduce(self, header: Header, group: WeightGroup) -> float:
-        """Comm_allreduce of a group's gradients; of what stages share, at most: of all gradients of the smallest."""
+        """Comm_allreduce of a group's gradients; for a tie an upper bound, with all gradients of its smallest stage."""
         gradients = min(self.stages[stage].gradients for stage in group)
         return self.cluster.sums.all_reduce(gradients, self.ranks(header, group))
 
@@ -82,7 +82,7 @@ class Setting:
         return self.copies * len(header.members(group))
 
     def shares(self, header: Header, stage: Stage) -> int:
-        """Ranks that share the optimizer's state of a stage, equally but for rounding; 1 where each has all of it."""
+        """Number of ranks that share the optimizer's state of a stage in equal parts; 1 if each has all of it."""
         return self.ranks(header, (stage,)) if self.sharded_optimizer and not header.asynchronous else 1
 
     def optimizer(self, header: Header, stage: Stage) -> int:
@@ -90,7 +90,7 @@ class Setting:
         return -(-self.stages[stage].optimizer // self.shares(header, stage))
 
     def step(self, header: Header, stage: Stage) -> float:
-        """Seconds of a stage's optimizer step; where its state is shared, of a share, and to gather the weights."""
+        """Seconds of a stage's optimizer step; with shared state, those of a share and of gathering the weights."""
         shares = self.shares(header, stage)
         return self.stages[stage].step / shares + self.cluster.sums.all_gather(self.stages[stage].gradients, shares)
 

@@ -13,10 +13,10 @@ from chimera_ir.predict.events import Events, Port
 
 
 def contended(events: Events) -> Events:
-    """Copy of the events in which wires that share ports take longer.
+    """The events, with longer wires where several share a port.
 
-    The wires are simulated as a fluid: from one begin or end of an event to the next, every message under way has a
-    constant share of its ports.
+    Wires are simulated as fluids: between any two moments at which an event begins or ends, every message under way has
+    a constant share of its ports.
     """
     if not events.ports:
         return events
@@ -27,6 +27,7 @@ def contended(events: Events) -> Events:
 
 def _wire_seconds(events: Events) -> dict[int, float]:
     """Seconds from the start to the end of each wire that has ports."""
+    # A discrete simulation: the next end is that of an event of fixed length or of a wire, and lets others begin.
     flows = _Flows(events.ports)
     after, missing = events.after(), [len(before) for before in events.before]
     agenda: list[tuple[float, int]] = []
@@ -53,10 +54,9 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 
 
 class _Flows:
-    """Wires under way.
+    """Wires under way, each with a rest, in seconds that it would take alone, and a share of its ports.
 
-    Each has a rest, in seconds that it would take alone, and a share of its ports. ``seconds_of`` has the seconds that
-    each finished wire took.
+    ``seconds_of`` has the seconds that each finished wire took.
     """
 
     def __init__(self, ports: Mapping[int, tuple[Port, Port]]) -> None:
@@ -99,7 +99,7 @@ class _Flows:
 
 
 def _fair(wires: dict[int, tuple[Port, Port]]) -> Iterator[tuple[int, float]]:
-    """The max-min fair share of every wire: the wires of the fullest port get equal shares of it, then the others."""
+    """Yields the max-min fair share of every wire: first of those at the fullest port, which share it equally."""
     left = {port: 1.0 for ports in wires.values() for port in ports}
     while wires:
         users: dict[Port, int] = {}

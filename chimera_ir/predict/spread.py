@@ -1,8 +1,8 @@
-"""Time that an update loses because operations scatter: turns are played one after another, with random times.
+"""Time that an update loses because the times of operations scatter, from many turns with random times.
 
 An event that waits for several others waits for the slowest of them. So the mean time of an update is longer than the
-time of an update in which every operation takes its mean, most of all where all workers run in step and none has slack.
-No formula gives the difference for a graph of waits; playing many turns with random times does.
+time of an update in which every operation takes its mean, above all if all workers run in step and none has slack. No
+formula gives the difference for a graph of waits, so many turns are simulated.
 
 A random time has a normal logarithm: it is never negative, and has a longer tail above than below, as measured times
 have. Its median is the profile's, and the distance between its quartiles is the noise, as a share of the median.
@@ -18,7 +18,7 @@ from chimera_ir.flow.cycles import Waits
 from chimera_ir.predict.steady import TimedTurn
 
 MOST = 300_000
-"""The most events that are played, except that FEWEST turns of one copy are always played."""
+"""The most events that are played; FEWEST turns of one copy are always played."""
 
 FEWEST = 8
 """The fewest turns that are played; the first quarter of them does not count."""
@@ -27,7 +27,7 @@ _SEED = 0
 _QUARTILE = NormalDist().inv_cdf(0.75)
 
 _Row = Sequence[Sequence[float]]
-"""Ends of the nodes of a turn, in every copy."""
+"""The ends of the nodes of a turn: by node, then by copy."""
 
 
 def sigma(noise: float) -> float:
@@ -49,23 +49,23 @@ def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], co
     Parameters
     ----------
     noise
-        For each node of the turn, the spread of its times; 0 where they are always the same.
+        The spread of the times of each node of the turn; 0 if they are always the same.
     joint
-        For each node, whether it is one for all copies, and waits in all of them, as a sum does.
+        Whether each node is one event of all copies, which waits for all of them, as a sum does.
     copies
-        Number of copies of the program; of many copies of a large program only some are played.
+        Number of copies of the program; of many copies of a large program only some are simulated.
 
     The same turns are played with and without noise, so that the effect of the start cancels out.
     """
-    played, nodes = _TurnPlayer(turn, joint), len(turn.seconds)
+    player, nodes = _TurnPlayer(turn, joint), len(turn.seconds)
     copies = max(1, min(copies, MOST // max(1, FEWEST * nodes)))
     turns = max(FEWEST, MOST // max(1, nodes * copies))
-    drawn = played.mean([sigma(share) for share in noise], copies, turns)
-    return (drawn - played.mean([0.0] * nodes, 1, turns)) / turn.updates
+    noisy = player.mean([sigma(share) for share in noise], copies, turns)
+    return (noisy - player.mean([0.0] * nodes, 1, turns)) / turn.updates
 
 
 class _TurnPlayer:
-    """A turn, ready to be played; ``_order`` has every node after the nodes of the same turn that it waits for."""
+    """Simulator of turns; ``_order`` has every node after the nodes of the same turn that it waits for."""
 
     def __init__(self, turn: TimedTurn, joint: Sequence[bool]) -> None:
         self._seconds = turn.seconds
@@ -87,7 +87,7 @@ class _TurnPlayer:
         return (ends[-1] - ends[first]) / (turns - 1 - first)
 
     def _row(self, rows: Sequence[_Row], sigmas: Sequence[float], copies: int, random: Random) -> _Row:
-        """Ends of one more turn; ``rows`` are those of the turns before, the last of them first."""
+        """Ends of one more turn; ``rows`` has the ends of the turns before, the last turn first."""
         now: list[Sequence[float]] = [()] * len(sigmas)
         past, nothing = [now, *rows], [0.0] * copies
         for node in self._order:
@@ -106,7 +106,7 @@ class _TurnPlayer:
 
 
 def _forward(waits: Waits) -> Waits:
-    """Equivalent waits, none of them for a later turn: a node that waits for a later turn moves to that turn.
+    """Equivalent waits without a wait for a later turn: a node that waits for a later turn is moved to that turn.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Time of an update in the long run, where updates follow one another: the critical cycle of a program's events.
 
-Every turn has the same events, moved in time, and the same waits between them. Of all cycles of waits the largest ratio
-of seconds to turns is found exactly; no long replay is needed.
+Every turn has the same events and the same waits between them. The time of an update follows from the cycle of waits
+with the largest ratio of seconds to turns, which is found exactly, without a long replay.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,8 @@ def turn_of(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
 def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
     """The turn of an asynchronous program, folded from the turns that the program shows.
 
-    Messages that share ports may take longer in one turn than in another; the turn in the middle stands for all.
+    Messages that share ports may take longer in one turn than in another; the middle one of its turns gives the time
+    of an event.
     """
 
     def place(number: int) -> tuple[tuple[object, ...], int] | None:
@@ -59,9 +60,9 @@ def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
 
 
 def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
-    """The turn of a synchronous program: an update, in which each lane begins once it has ended the update before.
+    """The turn of a synchronous program: an update. Each lane begins it when it has ended the update before.
 
-    No other event waits for the update before: a lane ends after all its messages and sums.
+    No other event waits for the update before, because a lane ends after all its messages and sums.
     """
     last = {lane[0]: lane[-1] for lane in events.lanes if lane}
     node = {number: place for place, number in enumerate(order)}
@@ -89,7 +90,7 @@ def period(turn: TimedTurn) -> float:
 
 
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
-    """Key of an event within its turn, and the number of the turn."""
+    """Key of an event, which is the same in every turn, and the number of its turn."""
     match node.what:
         case Compute(kind, micros, stage):
             return _of_micros(header, node, kind, micros, stage)

@@ -1,4 +1,4 @@
-"""Answers to a user's first three questions: faster than what, does it fit, and what limits it."""
+"""Answers to a user's first three questions: how fast is it, does it fit, and what limits it."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ _Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The time of an update beside that of the baseline, in the same unit.
+    """The time of an update and that of the baseline, in the same unit.
 
     Attributes
     ----------
     is_baseline
         Whether the schedule is the baseline itself.
     messages_counted
-        Whether the times are those of replays on a cluster, else messages, sums and steps take no time.
+        Whether the times are those of replays on a cluster; otherwise messages, sums and steps take no time.
     throughput
-        Items per second, where a prediction says how many items there are.
+        Items per second; None without a prediction.
     baseline_fits
         Whether the baseline fits the memory of the workers; None where that is not known.
     """
@@ -47,7 +47,7 @@ class Speed:
 
     @property
     def times_as_fast(self) -> Fraction:
-        """The time of the baseline in times of the schedule; 1 where nothing takes time."""
+        """The time of the baseline divided by that of the schedule; 1 if nothing takes time."""
         return self.baseline_time / self.time if self.time else Fraction(1)
 
     def as_json(self) -> _Json:
@@ -65,10 +65,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The memory of the fullest workers, counted: copies of weights, activations and stashed inputs of micro-batches.
+    """Memory as counts: copies of weights in M_theta, activations in M_a, stashed inputs in micro-batches.
 
-    Each is the largest of all workers, and they may be on different ones; ``baseline`` has those of the baseline.
-    ``stages`` is the number of stages of the worker that keeps most weights.
+    Each count is the largest of all workers, for which different workers may be responsible. ``stages`` is the number
+    of stages of the worker that keeps most weights.
     """
 
     weights: Fraction
@@ -96,9 +96,9 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """The memory of the fullest worker in bytes, the part of it that is largest, and what there is.
+    """Memory in bytes: what the fullest worker needs, its largest part, and what a worker has.
 
-    ``too_full`` is the number of workers that need more than there is.
+    ``too_full`` is the number of workers that need more than they have.
     """
 
     worker: int
@@ -136,8 +136,8 @@ class Bytes:
 class TimePart(Enum):
     """A part of the time of an update on the busiest worker; the values are words for a reader.
 
-    ``COMPUTE`` is the mean work of all workers, ``UNEVEN`` is by how much the busiest one has more. ``WAITING`` is all
-    else of an update without a flush on a cluster: bubbles, messages, sums and steps together.
+    ``COMPUTE`` is the mean work of all workers, and ``UNEVEN`` the additional work of the busiest one. ``WAITING``
+    stands for bubbles, messages, sums and steps together, in an update without a flush on a cluster.
     """
 
     COMPUTE = "computing"
@@ -162,7 +162,7 @@ class Limit:
 
     @property
     def largest(self) -> TimePart:
-        """The largest part beside computing; computing where there is none."""
+        """The largest part apart from computing; computing if there is no other."""
         lost = {part: share for part, share in self.shares.items() if share > 0 and part is not TimePart.COMPUTE}
         return max(lost, key=lost.__getitem__, default=TimePart.COMPUTE)
 
@@ -174,7 +174,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Answers to a user's first three questions, from what the compiler knows."""
+    """Answers to a user's first three questions."""
 
     speed: Speed
     memory: Copies | Bytes
@@ -192,9 +192,9 @@ class Summary:
 
 
 def summary(report: Report, prediction: Prediction | None, baseline: BaselinePrediction | None) -> Summary:
-    """The answers for a schedule, on a cluster where there is a ``prediction``.
+    """The answers for a schedule; with a ``prediction``, on its cluster.
 
-    ``baseline`` is None where the baseline cannot be predicted; then the speed is compared without messages.
+    ``baseline`` is None if the baseline cannot be predicted; then the speed is compared without messages.
     """
     figures = report.figures
     if prediction is None:
@@ -222,7 +222,7 @@ def _speed(report: Report, prediction: Prediction | None, baseline: BaselinePred
 
 
 def _limit(figures: Figures, time: Fraction, replay: Replay | None) -> Limit:
-    """The parts of an update that takes ``time``, by the replay where messages count."""
+    """The parts of an update that takes ``time``; with a replay, waits are divided by their causes."""
     work = figures.work
     busiest = max(range(len(work)), key=work.__getitem__, default=0)
     most, even = max(work, default=Fraction(0)), mean(work)
@@ -238,7 +238,7 @@ def _limit(figures: Figures, time: Fraction, replay: Replay | None) -> Limit:
 
 
 def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
-    """Seconds of a replay in which a worker does not compute, by what it does instead."""
+    """Seconds of a replay in which a worker does not compute, by cause."""
     times: defaultdict[TimePart, float] = defaultdict(float)
     for stretch in idle(replay)[worker]:
         times[_part(stretch.cause)] += stretch.end - stretch.start
@@ -262,9 +262,9 @@ def _part(cause: Cause) -> TimePart:
 
 
 def exposed(replay: Replay) -> dict[WeightGroup, float]:
-    """Seconds of each group's sum that computing does not hide: after the last operation of all workers.
+    """Seconds for which each group's sum goes on after the last operation of all workers, where nothing hides it.
 
-    Without a flush it is the longest wait of a worker for the sums of a group, on average over the updates shown.
+    Without a flush: the mean wait of a worker for the group's sums, of the worker that waits longest.
     """
     groups = sorted({event.what.group for event in replay.sums if isinstance(event.what, AllReduce)})
     if replay.header.asynchronous:
@@ -282,7 +282,7 @@ def exposed(replay: Replay) -> dict[WeightGroup, float]:
 
 
 def rooms(report: Report) -> dict[WeightGroup, Fraction]:
-    """For each sum of several workers, the idle time in which it can hide: of the member that has least of it."""
+    """Idle time that can hide each sum over several workers: that of the member with the least."""
     members: defaultdict[WeightGroup, list[Fraction]] = defaultdict(list)
     for launched in report.launches:
         members[launched.group].append(launched.free + launched.flush)

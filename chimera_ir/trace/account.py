@@ -1,4 +1,4 @@
-"""Time of an update by kind and by cause; the times of all kinds add up to the whole update."""
+"""Time of an update by activity and cause; all times together are the whole update."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -9,13 +9,13 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, ends
 
 Account = Counter[tuple[Activity, str]]
-"""Nanoseconds by kind of activity and, for waits, by what was waited for."""
+"""Nanoseconds by kind of activity and, for waits, by cause."""
 
 
 def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -> Account:
     """Account of a window of a rank's lane: every nanosecond counts once.
 
-    Time outside operations counts as between them; after the last operation, where a barrier follows, as the flush.
+    Time outside operations counts as between operations; after the last one, if a barrier follows, as the flush.
     """
     nanoseconds: Account = Counter()
     now = window.start
@@ -29,7 +29,7 @@ def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -
 
 
 def inside(lane: Lane, window: UpdateWindow) -> Sequence[LaneSpan]:
-    """Spans that lie in a window, whole or in part."""
+    """Spans of which a part is in a window."""
     first = bisect_right(lane, window.start, key=lambda span: span.end)
     last = bisect_left(lane, window.end, key=lambda span: span.start)
     return lane[first:last]
@@ -38,9 +38,10 @@ def inside(lane: Lane, window: UpdateWindow) -> Sequence[LaneSpan]:
 def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tuple[UpdateWindow, ...]]:
     """Windows of all ranks, for each update that every rank has finished.
 
-    With a barrier before each update, all ranks have the same window: from the first operation of any rank to the last.
-    Otherwise the window of a rank begins at the end of the update before, the first window at the first operation.
+    With a barrier before each update, all ranks have the same window, from the first operation of any rank to the last.
+    Otherwise the window of a rank begins at the end of its update before; the first one begins at the first operation.
     """
+    # Ranks without operations finish nothing: they get the windows of the others.
     finished = [ends(lane, header.asynchronous) for lane in lanes if lane]
     updates = range(min(map(len, finished), default=0))
     if barriered:

@@ -33,7 +33,8 @@ class Residual:
 class Side:
     """One update, predicted or measured: the lane of each worker, in nanoseconds from the beginning of the update.
 
-    ``windows[w]`` is the part of lane w to show: the update's own part or, where updates overlap, all of its time.
+    ``windows[w]`` is the part of lane w to show: the update's part of the lane or, if updates overlap, the time of the
+    update on any lane.
     """
 
     lanes: tuple[Lane, ...]
@@ -55,9 +56,9 @@ class TraceComparison:
     Attributes
     ----------
     source
-        Source of the prediction, if it was not made from the run itself.
+        Source of the prediction; None if it was made from the run itself.
     updates
-        Number of updates that were recorded whole.
+        Number of updates that were recorded completely.
     chosen
         Updates of which the measured figures are means.
     typical
@@ -67,13 +68,13 @@ class TraceComparison:
     rows
         Residuals of each worker; they add up to its ``step``, predicted and measured.
     predicted, measured
-        One update: the predicted one, and of copy 0 the typical one.
+        The update that is compared: the predicted one, and the typical one of copy 0.
     operations
-        Operations of both, where updates do not overlap.
+        The operations of both; none if updates overlap.
     recorded
         Lanes of all ranks.
     ended
-        How the run ended early, if it did.
+        How the run ended early; None if it did not.
     """
 
     about: About
@@ -112,13 +113,14 @@ class TraceComparison:
 
 
 def compare(trace: Trace, source: ProfileSource | None = None) -> TraceComparison:
-    """Comparison of a trace with a prediction: one from a profile, or one from the times of the run's own operations.
+    """Comparison of a trace with a prediction, which is made from a profile or from the times of the run's operations.
 
     Raises
     ------
     BadTrace
-        If no update was recorded whole, or a rank did something else than the program says.
+        If no update was recorded completely, or a rank did not do what the program says.
     """
+    # The measured updates: all that were recorded completely, and the typical ones among them.
     header, about = trace.header, trace.about
     barriered = about.rehearse is not None and not header.asynchronous
     recorded = lanes(trace)
@@ -128,14 +130,17 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
         raise BadTrace("no update was recorded whole; trace a run of more updates (--steps)")
     chosen = choose([length(window) for window in whole], header.workers if header.asynchronous else 1)
     typical = chosen[len(chosen) // 2]
+    # The prediction, for an update like the typical one.
     if source is None:
         cost = costs(header, about.rehearse, recorded, [whole[update] for update in chosen])
         prediction = forecast(trace, cost, barriered, typical)
     else:
         prediction = predict_from_profile(trace.program, source.setting, barriered, typical)
+    # Residuals: a worker's accounts of all copies and chosen updates, against those of the predicted updates.
     accounts: list[list[Account]] = [[] for _ in range(header.workers)]
     for rank, lane in zip(trace.ranks, recorded, strict=True):
         accounts[rank.worker] += [account(header, lane, whole[update][rank.rank], barriered) for update in chosen]
+    # One update to show on each side, both from their beginning: the ranks of copy 0 stand for all.
     first = [rank for rank in trace.ranks if rank.copy == 0]
     shown = [recorded[rank.rank] for rank in first], [whole[typical][rank.rank] for rank in first]
     frame = prediction.windows[prediction.shown]
@@ -164,8 +169,8 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
 def choose(lengths: Sequence[float], apart: int) -> list[int]:
     """Updates of typical length: the middle half, by length, of the updates in the steady state.
 
-    The first ``apart`` updates warm up and are left out. If ``apart`` is more than 1, the last ``apart`` updates drain
-    and are left out, too.
+    The first ``apart`` updates warm up and are left out. If ``apart`` is greater than 1, updates overlap, so the last
+    ``apart`` updates are a drain and are left out, too.
     """
     last = len(lengths) - (apart if apart > 1 else 0)
     steady = range(apart, last) if last - apart >= 1 else range(len(lengths))
@@ -180,9 +185,9 @@ def costs(
     lanes: Sequence[Lane],
     chosen: Iterable[Sequence[UpdateWindow]],
 ) -> Callable[[Instruction], int]:
-    """Costs of operations in nanoseconds: the sleeps of a rehearsal, or else medians over all ranks and chosen updates.
+    """Costs of operations in nanoseconds: the sleeps of a rehearsal, or medians over all ranks and chosen updates.
 
-    Posting costs nothing here, so that its measured time shows as a difference.
+    Posting costs nothing, so that its measured time shows as a difference.
     """
     if rehearse is not None:
         lengths = {letter: round(seconds * 1e9) for letter, seconds in rehearse.items()}
@@ -193,17 +198,17 @@ def costs(
             return 0
 
         return slept
-    seen: dict[_Likeness, list[int]] = defaultdict(list)
+    lengths_of: dict[_Likeness, list[int]] = defaultdict(list)
     for update in chosen:
         for lane, window in zip(lanes, update, strict=True):
             for span in inside(lane, window):
                 if isinstance(span.operation, _Timeable):
-                    seen[_like(span.operation)].append(span.end - span.start)
-    known = {like: round(median(lengths)) for like, lengths in seen.items()}
+                    lengths_of[_like(span.operation)].append(span.end - span.start)
+    medians = {like: round(median(several)) for like, several in lengths_of.items()}
 
     def measured(operation: Instruction) -> int:
         if isinstance(operation, _Timeable):
-            return known.get(_like(operation), 0)
+            return medians.get(_like(operation), 0)
         return 0
 
     return measured
@@ -213,6 +218,7 @@ _Timeable = Compute | Pair | Step | Stash | Drop
 """The instructions that take time by themselves."""
 
 _Likeness = tuple[Kind | Pairing | type, WeightGroup, int]
+"""A key that is equal for operations that should take equally long."""
 
 
 def _like(operation: _Timeable) -> _Likeness:
@@ -222,7 +228,7 @@ def _like(operation: _Timeable) -> _Likeness:
 
 
 def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> PredictedLanes:
-    """Prediction with these costs of operations, and with messages that take no time."""
+    """Prediction from costs of operations, with messages that take no time."""
     header = trace.header
     updates = played_updates(trace.program, barriered)
     played = play(trace.program, updates, cost)
@@ -249,7 +255,7 @@ def _sum(accounts: Iterable[Account]) -> Account:
 
 
 def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[UpdateWindow]) -> Side:
-    """The part of the lanes in one update, in nanoseconds from its start; where updates overlap, all of its time."""
+    """The parts of the lanes in one update, in nanoseconds from its start."""
     origin = _origin(frame)
     if header.asynchronous:
         frame = [UpdateWindow(origin, max(window.end for window in frame))] * len(frame)
@@ -270,7 +276,7 @@ def _later(span: LaneSpan, by: int) -> LaneSpan:
 def _paired(
     prediction: PredictedLanes, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]
 ) -> Iterator[Paired]:
-    """Operations of an update that overlaps with no other, predicted and measured, from the beginning of the update."""
+    """Yields the operations of an update that overlaps with no other, predicted and measured, timed from its start."""
     for worker, (predicted_lane, lane) in enumerate(zip(prediction.lanes, recorded, strict=True)):
         expected = [span for span in predicted_lane if span.update == prediction.shown]
         done = [span for span in lane if span.update == typical and not isinstance(span.operation, Load)]
@@ -279,5 +285,5 @@ def _paired(
                 f"worker {worker}, update {typical}: {counted(len(done), 'operation')} recorded, where the program has "
                 f"{len(expected)}; trace the run again"
             )
-        for p, m in zip(expected, done, strict=True):
-            yield Paired(worker, _later(p, -origins[0]), _later(m, -origins[1]))
+        for predicted, measured in zip(expected, done, strict=True):
+            yield Paired(worker, _later(predicted, -origins[0]), _later(measured, -origins[1]))

@@ -1,4 +1,4 @@
-"""Picture of one update, worker by worker: predicted above measured, on one scale of time."""
+"""Picture of one update: for each worker the predicted lane above the measured one, on one scale of time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A lane: its name, the stretch of the update, and the worker's operations."""
+    """A lane in the picture: its name, the stretch of the update, and the rectangles of its operations."""
 
     name: str
     y: int
@@ -106,7 +106,7 @@ def draw(comparison: TraceComparison) -> str:
 
 
 def sheet(comparison: TraceComparison) -> Sheet:
-    """Places and sizes of everything in the picture."""
+    """Places and sizes of all that is in the picture."""
     header, workers = comparison.header, comparison.header.workers
     row = 20 if workers <= 16 else 12
     span = max(window.end for side in (comparison.predicted, comparison.measured) for window in side.windows) or 1
@@ -175,7 +175,7 @@ def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, p
 
 
 def _shapes(looks: Looks, span: LaneSpan, window: UpdateWindow, y: int, row: int, pixel: float) -> Iterator[Rectangle]:
-    """The rectangle of an operation; of a pair one for each of the two."""
+    """Yields the rectangle of an operation, or the two rectangles of a pair."""
     operation = span.operation
     if not isinstance(operation, Compute | Pair):
         yield _shape(
@@ -200,7 +200,7 @@ def _shape(
     font: int,
     pixel: float,
 ) -> Rectangle:
-    """The rectangle of an operation, or of one of a pair; ``place`` are its top and its height."""
+    """The rectangle of an operation, or of one of a pair; ``place`` has its top and its height."""
     start, end = max(span.start, window.start), min(span.end, window.end)
     width = max(end - start, 0) * pixel
     waited = cause(looks.header, span.operation)
@@ -223,7 +223,7 @@ def _shape(
 
 
 def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Caption]:
-    """Round times at a readable distance, in milliseconds."""
+    """Yields round times at a readable distance, in milliseconds."""
     distance = step(Fraction(round(span / WIDTH * 90)) / 1_000_000 or Fraction(1, 1000))
     time = Fraction(0)
     while time * 1_000_000 <= span:
@@ -233,7 +233,7 @@ def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Caption]:
 
 
 def _legend(looks: Looks, operations: Sequence[Operation], y: int) -> Iterator[Caption]:
-    """Entries for each kind of operation of each strand and chunk, for pairs, other activities, and idle time."""
+    """Yields entries for the kinds of operations of each strand and chunk, pairs, other activities and idle time."""
     compute = [
         (
             looks.fill(ColourGroup(number, chunk, Shade.of(kind))),

@@ -1,6 +1,6 @@
-"""A trace in the Trace Event Format, as chrome://tracing and Perfetto read it: the JSON object format.
+"""A trace as a JSON object in the Trace Event Format, which chrome://tracing and Perfetto read.
 
-Every rank is a process with two threads: the measured run, and the prediction at the time of the update that is shown.
+Every rank is a process with two threads: the measured run, and the prediction at the time of the typical update.
 Times are in microseconds from the first operation of the run.
 """
 
@@ -52,7 +52,7 @@ def _meta(what: str, rank: int, thread: int, **arguments: object) -> Event:
 
 
 def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[Event]:
-    """Operations of the ranks, an arrow from each message's send to the end of its wait, and sums under way."""
+    """Yields operations of the ranks, an arrow from each send to the end of the receiver's wait, and sums under way."""
     arrived = {
         (rank.copy, span.update, span.operation.message)
         for rank, lane in zip(trace.ranks, comparison.recorded, strict=True)
@@ -87,7 +87,7 @@ def _event(phase: str, name: str, rank: int, time: int, **more: object) -> Event
 
 
 def _id(copy: int, span: LaneSpan) -> str:
-    """The id of a message, which only its send and the wait for it share."""
+    """The id of a message, shared only by its send and the wait for it."""
     operation = span.operation
     assert isinstance(operation, Send | Recv | WaitRecv)
     return f"{copy}/{span.update}/{words(WaitRecv(operation.message)).removeprefix('wait recv ')}"
@@ -99,9 +99,9 @@ def _complete(span: LaneSpan, rank: int, thread: int, arguments: Mapping[str, ob
 
 
 def _predicted(trace: Trace, comparison: TraceComparison) -> Iterator[Event]:
-    """The predicted update, from the beginning of the update that is shown."""
+    """Yields the operations of the predicted update, moved to the beginning of the typical one."""
     for rank in trace.ranks:
         for span in comparison.predicted.lanes[rank.worker]:
             if span.start < span.end:
-                moved = span._replace(start=span.start + comparison.origin, end=span.end + comparison.origin)
-                yield _complete(moved, rank.rank, PREDICTED, {})
+                shown = span._replace(start=span.start + comparison.origin, end=span.end + comparison.origin)
+                yield _complete(shown, rank.rank, PREDICTED, {})

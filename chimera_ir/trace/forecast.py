@@ -1,4 +1,4 @@
-"""Prediction by playing a program with the costs of its operations; messages and sums take no time."""
+"""Prediction from the costs of operations; messages and sums take no time."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ Cost = Callable[[Instruction], int]
 class PredictedLanes(NamedTuple):
     """A prediction: ``windows[u][w]`` is the window of update u on worker w, whose lane is ``lanes[w]``.
 
-    ``shown`` is the update to show beside a measured one. The predicted time of an update is the mean of the
+    ``shown`` is the update to show next to a measured one. The predicted time of an update is the mean of the
     ``counted`` updates.
     """
 
@@ -30,25 +30,25 @@ class PredictedLanes(NamedTuple):
 
 
 def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
-    """Number of updates to play so that one of them is like the measured ones.
+    """Number of updates to predict so that one of them is like the measured ones.
 
-    One where each update has a barrier before it, several where updates follow one another, and of a stream as many as
-    show all that ever happens.
+    One if each update has a barrier before it, several if updates follow one another, and for a stream as many as show
+    all that ever happens.
     """
     return view_of(program).header.updates if isinstance(program, ProgramStream) else 1 if barriered else 4
 
 
 def like_typical(header: Header, updates: int, typical: int) -> int:
-    """The one of ``updates`` played updates that is like the typical update of a run.
+    """The one of ``updates`` predicted updates that is most like the typical update of a run.
 
-    It is the one in the middle; for an asynchronous program it is even or odd as the typical update is.
+    It is the one in the middle; for an asynchronous program it is even or odd, as the typical update is.
     """
     shown = updates // 2
     return shown - (shown - typical) % 2 if header.asynchronous and shown > 1 else shown
 
 
 def play(program: Program | ProgramStream, updates: int, cost: Cost) -> tuple[Lane, ...]:
-    """Lanes of a verified program, where everything runs as early as possible, from time 0.
+    """Lanes of a verified program in which everything runs as early as possible, from time 0.
 
     The wait for a message ends when the message is sent, the wait for a sum when the last holder launches it.
     """
@@ -71,7 +71,7 @@ _Served = Sequence[tuple[int, Instruction]]
 
 
 def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
-    """For each instruction, those that it waits for: the one before it, and the posts of its message or sum."""
+    """The instructions that each one waits for: the one before it in its lane, and the posts of its message or sum."""
     posted: dict[Hashable, list[int]] = defaultdict(list)
     awaited: dict[int, Hashable] = {}
     before: list[list[int]] = []
@@ -100,6 +100,6 @@ def _length(instruction: Instruction, cost: Cost) -> int:
 
 
 def _spans(lane: _Served, ends: Sequence[int]) -> Iterator[LaneSpan]:
-    """Instructions of a lane with their times, each from the end of the one before it."""
+    """Yields the instructions of a lane with their times, each from the end of the one before it."""
     for (update, instruction), start, end in zip(lane, [0, *ends], ends, strict=False):
         yield LaneSpan(instruction, update, start, end)

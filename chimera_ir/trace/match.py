@@ -17,13 +17,13 @@ def lanes(trace: Trace) -> tuple[Lane, ...]:
     Raises
     ------
     BadTrace
-        If a rank did something else than the program says.
+        If a rank did not do what the program says.
     """
     return tuple(tuple(_lane(trace, rank)) for rank in trace.ranks)
 
 
 def instructions(program: Program | ProgramStream, worker: int, updates: int) -> Iterator[tuple[int, Instruction]]:
-    """Instructions of a worker in ``updates`` updates, each with the update that it serves."""
+    """Yields the instructions of a worker in ``updates`` updates, each with the update that it serves."""
     header = program.header
     if isinstance(program, Program):
         lane = program.lanes[worker]
@@ -36,10 +36,12 @@ def instructions(program: Program | ProgramStream, worker: int, updates: int) ->
 
 
 def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
+    """Yields the operations of a rank; ``ahead`` is always the first recorded one that is not matched yet."""
     loads: list[Recorded] = []
     operations = iter(rank.operations)
     ahead = next(operations, None)
     for update, instruction in instructions(trace.program, rank.worker, trace.about.updates):
+        # Loading data is no instruction: it is recorded wherever it happens.
         while ahead is not None and _loads(ahead):
             yield LaneSpan(Load(ahead.text), update, ahead.start, ahead.end)
             ahead = next(operations, None)
@@ -54,6 +56,7 @@ def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
             )
         start, end = ahead.start, ahead.end
         ahead = next(operations, None)
+        # An operation over several micro-batches is recorded one by one, perhaps with loading in between.
         for text in other_texts:
             while ahead is not None and _loads(ahead):
                 loads.append(ahead)

@@ -1,4 +1,4 @@
-"""Residuals by kind and worker, and the causes of the bubble; for a terminal, a page and programs."""
+"""Residuals by kind and worker and the causes of the bubble: as text for a terminal, as a page, and as JSON."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ class Block:
 
 
 def blocks(comparison: TraceComparison) -> list[Block]:
-    """Tables by kind: the mean of all workers, then every worker."""
+    """Tables of times by kind: the mean of all workers, then every worker."""
     rows = comparison.rows
     all_workers = _by_kind([row for worker_rows in rows for row in worker_rows], len(rows))
     return [
@@ -55,7 +55,7 @@ def blocks(comparison: TraceComparison) -> list[Block]:
 
 
 def bubbles(comparison: TraceComparison) -> list[Line]:
-    """Time without compute by worker and cause, the longest first."""
+    """Lines for the time without compute, by worker and cause, the longest first."""
     named = [
         (f"worker {worker}: {cause(row)}", row, comparison.step(worker)[1])
         for worker, rows in enumerate(comparison.rows)
@@ -67,7 +67,7 @@ def bubbles(comparison: TraceComparison) -> list[Line]:
 
 
 def cause(row: Residual) -> str:
-    """Kind of a residual with what was waited for: ``wait for messages from worker 1``."""
+    """Kind of a residual with its cause: ``wait for messages from worker 1``."""
     if row.kind is Activity.FLUSH:
         return "done; waits for the last worker"
     return f"wait for {row.cause}" if row.cause else str(row.kind.value)
@@ -118,7 +118,7 @@ def text(comparison: TraceComparison) -> RenderableType:
 
 
 def _largest(comparison: TraceComparison) -> str:
-    """A line that names the largest part of the difference, by kind, on average over the workers."""
+    """A sentence on the kind with the largest part of the difference, on average over the workers."""
     rows = [row for worker_rows in comparison.rows for row in worker_rows]
     kinds = _by_kind(rows, len(comparison.rows)).items()
     predicted, measured = comparison.steps
@@ -128,7 +128,7 @@ def _largest(comparison: TraceComparison) -> str:
 
 
 def basis(comparison: TraceComparison) -> str:
-    """A line that says what was measured: updates, copies, backend."""
+    """A sentence on the measured side: updates, copies, backend."""
     about, count = comparison.about, len(comparison.chosen)
     copies = f", {counted(about.copies, 'copy')}" if about.copies > 1 else ""
     slept = "; compute was a sleep (--rehearse)" if about.rehearse else ""
@@ -145,7 +145,7 @@ def _kinds(comparison: TraceComparison) -> str:
 
 
 def ground(comparison: TraceComparison) -> str:
-    """A line that says what the prediction was made from."""
+    """A sentence on the source of the prediction."""
     slept = comparison.about.rehearse is not None
     source = comparison.source
     if source:
@@ -156,7 +156,7 @@ def ground(comparison: TraceComparison) -> str:
 
 
 def page(comparison: TraceComparison, drawing: str) -> str:
-    """The HTML around a drawing that is an SVG document."""
+    """The page: an HTML file with the picture, which is an SVG document, and the tables; it needs no other file."""
     return written(
         "trace.html.j2",
         title=comparison.about.scheme,

@@ -1,4 +1,4 @@
-"""Prediction before the run: a replay of the program with the costs of a profile on the links of a cluster."""
+"""Prediction from a profile and a cluster file, by a replay of the program, as it could be made before the run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ MOST = 300_000
 
 @dataclass(frozen=True, slots=True)
 class ProfileSource:
-    """Source of a prediction; ``profile`` and ``cluster`` are the names in the two files."""
+    """Source of a prediction; ``profile`` and ``cluster`` are the names that the two files have inside."""
 
     profile: str
     cluster: str
@@ -33,10 +33,10 @@ class ProfileSource:
 
 
 def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
-    """Source of a prediction for the run of a trace: a profile and a cluster, with the run's copies, layout and sizes.
+    """Source of a prediction for a trace: a profile and a cluster, with the copies, layout and sizes of the run.
 
-    For a rehearsal, operations take the times of the run by their kinds, recomputing or not, and steps take no time;
-    of the profile only the sizes are used.
+    For a rehearsal only the sizes of the profile count: an operation takes the rehearsed time of its kind, whether it
+    recomputes or not, and a step takes none.
 
     Raises
     ------
@@ -59,14 +59,15 @@ def predict_from_profile(
 ) -> PredictedLanes:
     """Lanes of a replay, and the updates in it that are like the typical update of a run.
 
-    Without a barrier, the counted updates are whole turns that take exactly as long as updates in the long run. Where
-    there are none, as may be on shared links, the turn that ends with the shown update counts.
+    Without a barrier, the counted updates are whole turns that take exactly as long as updates in the long run. If
+    there are none, which is possible on shared links, the turn that ends with the shown update counts.
     """
     header = view_of(program).header
     updates = played_updates(program, barriered)
     if barriered:
         predicted, _ = _replayed(program, setting, updates)
         return PredictedLanes(predicted, windows(header, predicted, barriered), 0, range(1))
+    # Replay more and more updates, until some whole turns before the shown update are in the steady state.
     turn = updates_a_turn(header) if header.asynchronous else 1
     lines = sum(map(len, view_of(program).lanes))
     counts = [times * updates for times in LONGER if times == 1 or times * lines <= MOST]
@@ -83,7 +84,7 @@ def predict_from_profile(
 def _steady(
     lanes: Sequence[Lane], update_windows: Sequence[Sequence[UpdateWindow]], counted: range, nanoseconds: float
 ) -> bool:
-    """Whether the counted updates take ``nanoseconds`` on average on every worker, but for rounding at both ends."""
+    """Whether the counted updates take ``nanoseconds`` on average on every worker, apart from rounding at both ends."""
     whole = len(counted) * nanoseconds
     return all(
         abs(update_windows[counted[-1]][worker].end - update_windows[counted[0]][worker].start - whole) <= 2
@@ -106,7 +107,7 @@ def _replayed(program: Program | ProgramStream, setting: Setting, updates: int) 
 def _spans(
     serving: Iterator[tuple[int, Instruction]], lane: Sequence[Instruction], timed: Sequence[Event]
 ) -> Iterator[LaneSpan]:
-    """Instructions of a lane with their times; an instruction without an event takes no time.
+    """Yields the instructions of a lane with their times; an instruction without an event takes no time.
 
     Instructions and events are in the same order, and no instruction occurs twice.
     """

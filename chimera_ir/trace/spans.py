@@ -1,4 +1,4 @@
-"""Operations of a rank with their times, recorded or predicted, in the same words."""
+"""Operations of a rank with their times, recorded or predicted."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from chimera_ir.ir.text.printer import group_name, group_text, line
 
 
 class Activity(Enum):
-    """Kind of activity that a rank's time goes into."""
+    """Kind of activity that takes a rank's time."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -50,7 +50,7 @@ BUSY = tuple(Activity(kind.noun) for kind in COSTED.values())
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Loading of a micro-batch's inputs or targets: it is no line of the program, but takes time."""
+    """Loading of a micro-batch's inputs or targets, which takes time although no line of the program stands for it."""
 
     text: str
 
@@ -97,7 +97,7 @@ def activity(operation: Instruction | Load) -> Activity:
 
 
 def cause(header: Header, operation: Instruction | Load) -> str:
-    """Cause of a wait: the message or sum that it waits for; empty for an operation that is no wait."""
+    """Cause of a wait: the message or sum that it waits for; empty for other operations."""
     match operation:
         case WaitRecv(message=message):
             return f"messages from worker {_worker(header, message.micros[0], message.source)}"
@@ -112,7 +112,7 @@ def cause(header: Header, operation: Instruction | Load) -> str:
 
 
 def shown_micro(header: Header, micro: int) -> Micro:
-    """The program's micro-batch for a micro-batch of a longer run: of the same pipe and parity of turn."""
+    """The program's micro-batch that stands for one of a longer run: of the same pipe, in a turn of the same parity."""
     return Micro(micro % (2 * header.period) if header.asynchronous else micro)
 
 
@@ -126,7 +126,7 @@ def words(operation: Instruction | Load) -> str:
 
 
 def recorded(instruction: Instruction) -> Iterator[str]:
-    """Texts by which a rank records an instruction: one or, for a compute, one for each micro-batch, in order."""
+    """Yields the texts with which a rank records an instruction: one or, for a compute, one for each micro-batch."""
     match instruction:
         case Compute(kind, micros, stage):
             yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)

@@ -1,4 +1,4 @@
-"""Reader of the directory that ``train.py --trace`` wrote: every rank's file, with times on the clock of rank 0."""
+"""Reader of a directory that ``train.py --trace`` wrote; times are converted to the clock of rank 0."""
 
 import json
 import re
@@ -31,14 +31,14 @@ _NAMED = 8
 
 
 class BadTrace(Exception):
-    """The directory does not hold a trace that can be read; the message says why, and what to do."""
+    """A directory without a trace that can be read; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The run, the same in every rank's file; ``rehearse`` are the seconds of each kind, where compute was a sleep.
+    """Facts about the run, the same in every rank's file; ``rehearse`` are the sleeps in seconds by kind, if it slept.
 
-    ``sharded_optimizer`` says that the replicas of a stage shared the optimizer's state; no older trace has it.
+    ``sharded_optimizer`` says that the replicas of a stage shared the optimizer's state; old traces lack it.
     """
 
     scheme: str
@@ -91,7 +91,7 @@ class Trace:
 
     @property
     def header(self) -> Header:
-        """Header of what is shown of the program."""
+        """Header of the program or, for a stream, of the updates of it that are shown."""
         return view_of(self.program).header
 
 
@@ -103,6 +103,7 @@ def read(directory: Path) -> Trace:
     BadTrace
         If files are missing, cut off or of another format, or do not belong together.
     """
+    # Each file by itself; then whether they are of one run, of this program, in the right places and complete.
     text = _text(directory / PROGRAM)
     paths = _files(directory)
     files = [_rank(path) for path in paths]
@@ -196,6 +197,7 @@ def _rank(path: Path) -> tuple[About, Rank]:
         raise BadTrace(
             f"{path}: is of version {_brief(first.get('version'))} of the format; this command reads {VERSION}"
         )
+    # Below the first line: blocks of operations, and a last line that says how the run ended.
     operations: list[Recorded] = []
     try:
         for line in lines:
@@ -277,7 +279,7 @@ def _offset(value: Any) -> Offset:
 
 
 def _clock(offsets: list[Offset]) -> tuple[Offset, ...]:
-    """Measurements of a rank's offset; between the first and the last, neither clock may go backwards."""
+    """Measurements of a rank's offset; between the first and the last one, no clock may go backwards."""
     first, last = (offsets[0], offsets[-1]) if offsets else (Offset(0, 0, 0),) * 2
     if last.at < first.at or last.at + last.offset < first.at + first.offset:
         raise ValueError("a clock goes backwards")
@@ -320,21 +322,22 @@ def _brief(value: object) -> str:
 
 
 def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:
-    moved = [
+    """The ranks in order, with times on the clock of rank 0, from the first operation of any rank."""
+    lanes = [
         [
             operation._replace(start=aligned(rank.clock, operation.start), end=aligned(rank.clock, operation.end))
             for operation in rank.operations
         ]
         for rank in ranks
     ]
-    origin = min((lane[0].start for lane in moved if lane), default=0)
+    origin = min((lane[0].start for lane in lanes if lane), default=0)
     return tuple(
         Rank(
             *(rank.rank, rank.worker, rank.copy, rank.clock),
             tuple(operation._replace(start=operation.start - origin, end=operation.end - origin) for operation in lane),
             rank.ended,
         )
-        for rank, lane in sorted(zip(ranks, moved, strict=True), key=lambda pair: pair[0].rank)
+        for rank, lane in sorted(zip(ranks, lanes, strict=True), key=lambda pair: pair[0].rank)
     )
 
 
