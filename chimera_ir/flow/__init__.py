@@ -1,1 +1,1 @@
-"""All that follows from the table of kinds: waits, messages, lifetimes, the engine, and the steady state."""
+"""Consequences of the table of kinds: waits, messages, lifetimes, the engine, and the steady state."""

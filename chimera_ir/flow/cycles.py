@@ -1,8 +1,8 @@
-"""The exact critical cycle of a periodic system, which decides how fast the system can go.
+"""The critical cycle of a periodic system: an exact answer to how fast the system can go.
 
-In such a system node n of turn t waits for node b of turn t - d, for each (b, d) in ``waits[n]``. However the system
-begins, in the long run a turn takes as long as the largest ratio of weights to turns of any cycle (Reiter, "Scheduling
-Parallel Computations", J. ACM 15, 1968).
+In a periodic system, node n of turn t waits for node b of turn t - d, for each pair (b, d) in ``waits[n]``. Each cycle
+of waits has a ratio: the weights of its nodes, divided by the turns that it goes back. In the long run a turn takes as
+long as the largest ratio, however the system begins (Reiter, "Scheduling Parallel Computations", J. ACM 15, 1968).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 Waits = Sequence[Sequence[tuple[int, int]]]
-"""For each node the nodes that it waits for, each with how many turns ago it ran."""
+"""The waits of each node: the nodes that it waits for, each with the number of turns since that one ran."""
 
 Steps = Mapping[int, tuple[int, int]]
-"""For each node on a longest path the node before it, and how many turns ago that ran."""
+"""The last step of the longest path to a node: the node before it, and the number of turns since that one ran."""
 
 Weights = Sequence[int] | Mapping[int, int]
-"""For each node how long it takes."""
+"""The time that each node takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitCycle:
-    """Nodes that each wait for the node before; the first waits for the last of ``turns`` turns ago."""
+    """Nodes that each wait for the node before them. The first one waits for the last one of ``turns`` turns ago."""
 
     nodes: tuple[int, ...]
     turns: int
@@ -34,7 +34,7 @@ NO_CYCLE = WaitCycle((), 1, Fraction(0))
 
 @dataclass(frozen=True, slots=True)
 class Critical:
-    """A critical cycle, and the tight waits: a cycle is critical exactly if all of its waits are tight."""
+    """A critical cycle, and the tight waits: a cycle is critical if and only if all of its waits are tight."""
 
     cycle: WaitCycle
     tight: Waits
@@ -43,13 +43,14 @@ class Critical:
 def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     """A critical cycle of a system whose nodes take ``weights``, none of them negative.
 
-    The search goes from a cycle to one with a larger ratio. A ratio is the largest if no cycle is longer than 0 once
-    every turn back subtracts the ratio: then longest paths exist, and prove it.
+    The search replaces a cycle by one with a larger ratio until there is none. To find one, the ratio is subtracted for
+    every turn that a wait goes back. Then a cycle has a larger ratio exactly if it is longer than 0. If no cycle is,
+    longest paths to all nodes exist, and they prove that the ratio is the largest.
 
     Raises
     ------
     ValueError
-        If a cycle waits for itself within a turn, so that nothing ever starts.
+        If a cycle goes back no turn, so that none of its nodes ever starts.
 
     Examples
     --------
@@ -67,6 +68,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
 
 def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tuple[list[int], Steps]:
     """The length of the longest path to each node, and its last step; stops as soon as a path closes a cycle."""
+    # All lengths are multiplied by the ratio's denominator, so that they are integers.
     turn, unit = ratio.numerator, ratio.denominator
     ends = [0] * len(weights)
     steps: dict[int, tuple[int, int]] = {}
@@ -82,14 +84,14 @@ def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tup
 
 
 def cycles_among(steps: Steps, weights: Weights) -> Iterator[WaitCycle]:
-    """The cycles among steps, of which each node has at most one."""
-    met: dict[int, int] = {}
+    """The cycles among steps. A node has at most one step, so it is on at most one cycle."""
+    start_of: dict[int, int] = {}
     for start in steps:
         node = start
-        while node in steps and node not in met:
-            met[node] = start
+        while node in steps and node not in start_of:
+            start_of[node] = start
             node = steps[node][0]
-        if met.get(node) == start:
+        if start_of.get(node) == start:  # the walk has met itself, not an earlier walk
             yield _cycle(node, steps, weights)
 
 
@@ -104,6 +106,7 @@ def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:
+    """The waits that the longest paths use: those after which a node ends as late as it does."""
     turn, unit = ratio.numerator, ratio.denominator
     return [
         [(before, ago) for before, ago in waits[node] if ends[node] == ends[before] - ago * turn + weight * unit]

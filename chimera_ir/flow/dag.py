@@ -5,7 +5,7 @@ weight group and update, and one step per group, update and worker that holds an
 kinds:
 
 data
-    an operation needs those that make the values it reads (`flow.flow`);
+    an operation needs the operations that make the values it reads (`flow.flow`);
 lane
     a worker runs its operations one after the other;
 sync
@@ -35,7 +35,7 @@ _SEARCH = 2_000_000
 
 
 class Edge(Enum):
-    """Why one node comes before another."""
+    """The reason why one node comes before another."""
 
     DATA = "data"
     LANE = "lane"
@@ -87,7 +87,7 @@ class Dag:
         return len(self._graph)
 
     def clear(self) -> None:
-        """Lets go of nodes and edges: networkx keeps a graph and its views alive, as they refer to each other."""
+        """Removes nodes and edges to free their memory: networkx keeps a graph alive that nobody uses any more."""
         self._graph.clear()
 
     def worker_of(self, node: int) -> Worker:
@@ -103,9 +103,9 @@ class Dag:
         return tuple(self._graph.succ[node])
 
     def kind(self, before: int, after: int) -> Edge:
-        """Why a node comes before another: data, even where the operations are neighbours in a lane.
+        """The reason why a node comes before another: data also where the operations are neighbours in a lane.
 
-        Two operations that only sums and steps connect have kind sync.
+        Two operations that are connected only by sums and steps have the kind sync.
         """
         if max(before, after) >= len(self.operations):
             return Edge.SYNC
@@ -141,7 +141,7 @@ class Dag:
             raise ValueError("the operations close a cycle") from cyclic
 
     def summed_before(self, group: WeightGroup) -> tuple[int, ...]:
-        """For each compute operation the number of updates of a group whose sums are over whenever the operation runs.
+        """The number of updates of a group that are summed before each compute operation runs, in whatever order.
 
         Raises
         ------
@@ -159,44 +159,49 @@ class Dag:
     def cycle(self) -> tuple[int, ...]:
         """A cycle of compute operations, each before the next and the last before the first; empty if there is none.
 
-        It is a shortest cycle, as far as a bounded search tells, without the sums and steps on its way.
+        The cycle is a shortest one, as far as a bounded search can tell. Sums and steps on it are left out.
         """
         if nx.is_directed_acyclic_graph(self._graph):
             return ()
+        # Every cycle is within a strongly connected component. The smallest component has the shortest messages.
         knots = [knot for knot in nx.strongly_connected_components(self._graph) if len(knot) > 1]
         cycle = self._shortest(min(knots, key=lambda knot: (len(knot), min(knot))))
         return tuple(node for node in cycle if node < len(self.operations))
 
     def _shortest(self, knot: set[int]) -> tuple[int, ...]:
+        """A shortest cycle in a component; the best one so far, once the search has gone over too many edges."""
         best: tuple[int, ...] = ()
         budget = _SEARCH
         for start in sorted(knot):
-            cycle, seen = self._around(start, knot, len(best) or len(knot) + 1)
+            cycle, searched = self._around(start, knot, len(best) or len(knot) + 1)
             best = cycle or best
-            budget -= seen
+            budget -= searched
             if budget <= 0:
                 break
         return best
 
     def _around(self, start: int, knot: set[int], shorter_than: int) -> tuple[tuple[int, ...], int]:
-        """A shortest cycle through a node, empty if it is too long, and the number of edges that were searched."""
+        """A shortest cycle through a node, by breadth-first search, and the number of edges that were searched.
+
+        The cycle is empty if there is none that is shorter than ``shorter_than``.
+        """
         came_from: dict[int, int] = {}
         depth = {start: 0}
         queue = deque([start])
-        seen = 0
+        searched = 0
         while queue:
             node = queue.popleft()
             if depth[node] + 1 >= shorter_than:
                 break
             for after in self._graph.succ[node]:
-                seen += 1
+                searched += 1
                 if after == start:
-                    return _path(came_from, start, node), seen
+                    return _path(came_from, start, node), searched
                 if after in knot and after not in depth:
                     depth[after] = depth[node] + 1
                     came_from[after] = node
                     queue.append(after)
-        return (), seen
+        return (), searched
 
 
 def build(schedule: Schedule, reads: Reads | None = None) -> Dag:
@@ -205,9 +210,9 @@ def build(schedule: Schedule, reads: Reads | None = None) -> Dag:
     Parameters
     ----------
     schedule
-        Complete and placed; whether it is acyclic is for the DAG to say.
+        Complete and placed. It may have a cycle, which `Dag.cycle` finds.
     reads
-        The reads of its operations, where they are known already.
+        The reads of its operations, if they are known already.
 
     Examples
     --------
@@ -229,12 +234,19 @@ def _lanes(schedule: Schedule) -> Iterator[tuple[int, int]]:
 
 
 def _sync(operations: tuple[Operation, ...], owners: list[Worker], header: Header) -> Iterator[tuple[int, int]]:
+    """The edges to and from sums and steps.
+
+    Nodes are numbered on behind the operations: first the sums, group by group and update by update, then the steps,
+    group by group, worker by worker and update by update.
+    """
     if not header.trains:
         return
+    # ``sums`` is the first sum; ``steps`` has the first step of each worker and group.
     sums, updates = len(operations), header.updates
     held = [(worker, number) for number, group in enumerate(header.groups) for worker in header.members(group)]
     steps = {place: sums + (len(header.groups) + index) * updates for index, place in enumerate(held)}
     numbers = [[header.group_numbers[group] for group in groups] for groups in header.groups_with]
+    # Steps come before operations that read their version, and before those that add to the next update.
     last: dict[tuple[int, int, int], int] = {}
     for node, operation in enumerate(operations):
         for part in operation.parts:
@@ -246,6 +258,7 @@ def _sync(operations: tuple[Operation, ...], owners: list[Worker], header: Heade
                     yield steps[worker, number] + update - 1, node
                 if update is not None:
                     last[worker, number, update] = node
+    # A worker's last operation that adds to an update comes before the sum, the sum before the steps.
     for (_, number, update), node in last.items():
         yield node, sums + number * updates + update
     for (_, number), step in steps.items():

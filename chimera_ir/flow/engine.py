@@ -1,7 +1,11 @@
 """The engine: plays lanes until each of them ends or waits for ever, and computes when each event ends.
 
-A lane is a sequence of events, by number. ``before[n]`` are the other events that event n waits for, which may be in
-its own lane. No event is ever undone, so each lane comes equally far whatever the order in which lanes are played.
+A lane is a sequence of events, by number. ``before[n]`` are the other events that event n waits for; some may be in the
+lane of n. An event that has happened stays so, hence each lane gets equally far in whatever order lanes are played.
+
+    lane 0:                            lane 1:                            order: 0 2 3 1
+      0  F m0 s0                         2  F m0 s1    waits for 0
+      1  B m0 s0    waits for 3          3  B m0 s1
 """
 
 from array import array
@@ -14,7 +18,7 @@ Time = TypeVar("Time", int, float)
 
 
 class LaneRun(NamedTuple):
-    """The next ``length`` events of a lane."""
+    """A stretch of the order: the next ``length`` events of a lane."""
 
     lane: int
     length: int
@@ -24,8 +28,8 @@ class LaneRun(NamedTuple):
 class Played:
     """The result of playing lanes.
 
-    ``order`` has every event that happens, after all that it waits for; ``places[l]`` is the place at which lane l ends
-    or blocks.
+    ``order`` has every event that happens, after all that it waits for. ``places[l]`` is the place in lane l at which
+    the lane ends or is blocked for ever.
     """
 
     lanes: Sequence[Sequence[int]]
@@ -34,7 +38,7 @@ class Played:
 
     @property
     def runs(self) -> Iterator[LaneRun]:
-        """The order by lanes."""
+        """The order as stretches, each of one lane."""
         lane_of = {event: number for number, lane in enumerate(self.lanes) for event in lane}
         for number, events in groupby(self.order, key=lane_of.__getitem__):
             yield LaneRun(number, sum(1 for _ in events))
@@ -51,8 +55,12 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
     order = array("q")
     done = bytearray(len(before))
     places = [0] * len(lanes)
-    upcoming = [iter(lane) for lane in lanes]  # iterators, not slices: a lane may be woken up for each of its events
+    # The rest of each lane, as an iterator: a lane may be woken up for each of its events, and slices would be copies.
+    # The event at which a lane sleeps has left the iterator, so it stands in ``blocked``.
+    upcoming = [iter(lane) for lane in lanes]
     blocked: list[tuple[int, ...]] = [()] * len(lanes)
+    # The lanes that sleep until an event happens. Each lane sleeps on one event at a time, so no wait is looked at
+    # twice in vain.
     sleepers: dict[int, list[int]] = {}
     awake = list(range(len(lanes)))
     while awake:
@@ -60,11 +68,11 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
         begun = len(order)
         for event in chain(blocked[number], upcoming[number]):
             for other in before[event]:
-                if not done[other]:
+                if not done[other]:  # the lane sleeps
                     sleepers.setdefault(other, []).append(number)
                     blocked[number] = (event,)
                     break
-            else:
+            else:  # the event happens, and wakes up the lanes that have slept on it
                 done[event] = 1
                 order.append(event)
                 if event in sleepers:
@@ -76,13 +84,14 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
 
 
 def ordered(before: Sequence[Sequence[int]]) -> list[int]:
-    """Events that no lanes are known of, each after all that it waits for; those that wait for ever are not there.
+    """Events in an order in which each comes after all that it waits for, without those that wait for ever.
 
     Examples
     --------
     >>> ordered([[1], [], [0, 1]])
     [1, 0, 2]
     """
+    # ``missing`` counts the events that each event still waits for; at 0 the event joins the order.
     missing = [len(needs) for needs in before]
     after: list[list[int]] = [[] for _ in before]
     for event, needs in enumerate(before):
@@ -103,12 +112,12 @@ def ends(
     durations: Sequence[Time],
     earliest: Mapping[int, Time] | None = None,
 ) -> list[Time]:
-    """The end of each event if it begins as soon as all events that it waits for are over, the first ones at 0.
+    """The end of each event, if each begins as soon as all that it waits for are over, and the first ones begin at 0.
 
     Parameters
     ----------
     order
-        Events, each after all that it waits for; events that are not in it count as over at 0.
+        Events, each after all that it waits for. Events that are left out count as over at 0.
     before
         The events that each event waits for, the event before it in its lane included.
     earliest

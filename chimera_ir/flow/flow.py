@@ -16,7 +16,7 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Message, Operation, Pair
 
 ABSENT = -1
-"""The number of an operation that is not there."""
+"""The number of an operation that does not exist."""
 
 Numbered = Iterable[tuple[int, Operation]]
 """Operations with their numbers. The caller chooses what the numbers count."""
@@ -27,13 +27,14 @@ class Flow:
 
     Each micro-batch on each stage has a cell, ``micro * stages + stage``. ``makers[value]`` has the number of the
     operation that makes the value in that operation's cell. ``takers[value]`` has the number of the operation after
-    which the value is gone, in that operation's cell. Of two operations that do the same, the later one counts. Values
-    that the same kinds of operations make, or take, share a list.
+    which the value is gone, in that operation's cell. If two operations make or take the same value, the later one
+    counts.
     """
 
     def __init__(self, header: Header, numbered: Numbered) -> None:
         self.stages = header.stages
         size = header.stages * header.micro_batches
+        # Values that the same kinds make, or take, share one list of numbers.
         makes = {value: frozenset(kind for kind in KINDS.values() if value in kind.makes) for value in values()}
         takes = {value: frozenset(kind for kind in KINDS.values() if value in kind.takes) for value in values()}
         numbers = {kinds: [ABSENT] * size for kinds in (*makes.values(), *takes.values())}
@@ -63,7 +64,7 @@ class Flow:
                         column[cell] = number
 
     def needs(self, operation: Operation) -> tuple[int, ...]:
-        """The operations that make the values an operation reads, each once; `ABSENT` for those that do not exist."""
+        """The operations that make the values which an operation reads, each once; `ABSENT` if there is none."""
         if isinstance(operation, Pair):
             return tuple(dict.fromkeys(chain.from_iterable(map(self.needs, operation.parts))))
         readable = self._reads[operation.kind][operation.stage]
@@ -84,9 +85,9 @@ class Flow:
         return self._received[target - source][micros[0] * self.stages + target]
 
     def last_use(self, message: Message) -> int:
-        """The operation after which the memory that a message was received into may be used again.
+        """The operation after which the memory of a received message may be used again.
 
-        The values that are made from the message and kept may be in the same memory.
+        Values that are made from the message and kept on the stage may be in the same memory.
         """
         micros, source, target = message
         last = self._last[target - source]
@@ -96,7 +97,7 @@ class Flow:
 
     @cached_property
     def _last(self) -> dict[int, list[int]]:
-        """By direction and the taker's cell, the last operation that needs a message or what is kept of it."""
+        """The last operation that needs a message or what is kept of it, by direction and by the receiver's cell."""
         columns = {
             value.towards: [self.takers[kept] for kept in (value, *follows(value))]
             for value in self.makers
@@ -113,9 +114,9 @@ def flow(header: Header, operations: Iterable[Operation]) -> Flow:
 
 
 def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:
-    """The messages that a worker has to send, in the order of the operations that make their values.
+    """The messages that a worker sends, in the order of the operations that make their values.
 
-    Each comes as the number of its operation, the message, and the receiver.
+    Yields the number of the operation, the message, and the receiver.
     """
     stages, pipe_of = header.stages, header.pipe_of
     for number, operation in numbered:

@@ -20,27 +20,30 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Operation
 
 Place = Callable[[int], tuple[Hashable, int] | None]
-"""What an event is within its turn, and the number of the turn; None for one that does not come again."""
+"""A function from an event to its name within its turn, and the number of the turn.
+
+It is None for an event that does not come again in every turn.
+"""
 
 
 @dataclass(frozen=True)
 class FoldedTurn:
-    """``events[n]`` are the events like node n, from the first on; ``waits[n]`` are its waits."""
+    """A turn as a periodic system: node n stands for ``events[n]``, one event per turn; ``waits[n]`` are its waits."""
 
     events: Sequence[Sequence[int]]
     waits: Waits
 
     @cached_property
     def numbers(self) -> list[int]:
-        """Of each node the first event."""
+        """The first event of each node."""
         return [events[0] for events in self.events]
 
 
 def fold(net: Net, header: Header) -> FoldedTurn:
     """The turn that the net of an asynchronous schedule repeats, if the net shows all waits of the steady state.
 
-    The last turn and the first show what any of them does: the last one the waits for earlier turns, the first one
-    those for later turns, which no version below 0 hides.
+    Two turns are enough. The last turn shows all waits for earlier turns. The first turn shows all waits for later
+    turns; there, versions below 0 hide only waits for earlier turns.
     """
     operations, period = net.operations, header.period
     ends = {0, header.micro_batches // period - 1}
@@ -49,10 +52,10 @@ def fold(net: Net, header: Header) -> FoldedTurn:
 
 
 def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> FoldedTurn:
-    """The turn of events that come again; ``order`` has each of them after all that it waits for.
+    """The turn of the events that come again; ``order`` has each event after all that it waits for.
 
-    Warm-up and drain lack events, so there an event also follows one that in the steady state it follows by way of
-    others. Such a wait does no harm: the way there is longer.
+    Some events are missing in warm-up and drain. There an event may wait directly for one for which it waits by way of
+    others in the steady state. Such a wait changes nothing, as the way by the others takes longer.
     """
     place = cache(place)
     nodes: dict[Hashable, int] = {}
@@ -70,6 +73,7 @@ def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) 
         waits = nearest[node]
         for earlier in filter(None, map(place, before[number])):
             other, ago = nodes[earlier[0]], turn - earlier[1]
+            # Of several waits for a node, the one that goes back the fewest turns implies the others.
             if waits.get(other, ago) >= ago:
                 waits[other] = ago
     return FoldedTurn(events, [tuple(waits.items()) for waits in nearest])

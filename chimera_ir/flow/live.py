@@ -1,4 +1,4 @@
-"""What a lane keeps at once: one walk along the lifetimes of values, be it activations, versions or messages.
+"""The most that a lane keeps at once, by one walk along the lifetimes of activations, versions or messages.
 
 F m0 s0     +1
 F m1 s0     +1    the peak: 2
@@ -25,14 +25,14 @@ class Highest(NamedTuple):
 
 
 def highest(changes: Iterable[int]) -> Highest | None:
-    """The most that is kept, if so much more is kept after each change, or less; None if nothing ever is."""
+    """The most that is kept, given by how much each change raises or lowers it; None if nothing is ever kept."""
     amounts = list(accumulate(changes))
     most = max(amounts, default=0)
     return Highest(most, amounts.index(most)) if most > 0 else None
 
 
 def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
-    """The same for each key of which anything is ever kept, if every change is about one of them."""
+    """The most that is kept of each key, given the key and the amount of each change; keys without any are left out."""
     amounts: dict[K, int] = {}
     peaks: dict[K, Highest] = {}
     for number, (key, change) in enumerate(changes):
@@ -43,32 +43,32 @@ def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
 
 
 class Peak(NamedTuple):
-    """The most that is kept, and the operation that reaches it first, if anything is ever kept."""
+    """The most that is kept, and the operation that reaches it first; None if nothing is ever kept."""
 
     amount: int
     at: Compute | None
 
 
 def _peak(lane: Sequence[Compute], changes: Iterable[int]) -> Peak:
-    """The most that a lane keeps at once, if its operations change it by so much for each of their micro-batches."""
+    """The peak of a lane, given by how much each operation changes it for each of its micro-batches."""
     most = highest(change * len(operation.micros) for operation, change in zip(lane, changes, strict=True))
     return Peak(0, None) if most is None else Peak(most.amount, lane[most.change])
 
 
 def activations(schedule: Schedule) -> tuple[Peak, ...]:
-    """Per worker, the peak number of live micro-batches, or parts of one, times stages.
+    """The peak number of live micro-batches, or parts of one, times stages, of each worker.
 
-    A micro-batch is live on a stage from its forward until no later operation there needs anything of it. On a stage
-    that recomputes it is so from its input gradient on, if its backward is split: the activations that a backward
-    computes again and needs itself are gone when it ends.
+    A micro-batch is live on a stage from its forward until no later operation there needs anything of it. If the stage
+    recomputes, it is live between the halves of a split backward only: the activations that a backward computes again
+    are gone when the backward ends.
     """
     header, growth = schedule.header, schedule.header.growth
     return tuple(
         _peak(
             lane,
             [
-                growth[operation.kind].forward * (not again) + growth[operation.kind].later
-                for operation, again in zip(lane, _again(header, lane), strict=True)
+                growth[operation.kind].forward * (not recomputing) + growth[operation.kind].later
+                for operation, recomputing in zip(lane, _recomputing(header, lane), strict=True)
             ],
         )
         for lane in _lanes(schedule)
@@ -76,7 +76,7 @@ def activations(schedule: Schedule) -> tuple[Peak, ...]:
 
 
 def inputs(schedule: Schedule) -> tuple[Peak, ...]:
-    """Per worker, the peak number of inputs that its stages keep for recomputation, counted like `activations`."""
+    """The peak number of inputs that each worker's stages keep for recomputation, counted like `activations`."""
     header, growth = schedule.header, schedule.header.growth
     if not header.recomputing:
         return (Peak(0, None),) * len(schedule.lanes)
@@ -84,8 +84,8 @@ def inputs(schedule: Schedule) -> tuple[Peak, ...]:
         _peak(
             lane,
             [
-                growth[operation.kind].forward * again
-                for operation, again in zip(lane, _again(header, lane), strict=True)
+                growth[operation.kind].forward * recomputing
+                for operation, recomputing in zip(lane, _recomputing(header, lane), strict=True)
             ],
         )
         for lane in _lanes(schedule)
@@ -93,13 +93,13 @@ def inputs(schedule: Schedule) -> tuple[Peak, ...]:
 
 
 def between_halves(schedule: Schedule) -> tuple[Peak, ...]:
-    """Per worker, the peak number of micro-batches between the halves of their backward, counted like `activations`."""
+    """The peak number of micro-batches between the halves of their backward, counted like `activations`."""
     growth = schedule.header.growth
     return tuple(_peak(lane, [growth[operation.kind].later for operation in lane]) for lane in _lanes(schedule))
 
 
 def _lanes(schedule: Schedule) -> Iterator[tuple[Compute, ...]]:
-    """The operations of each lane one by one: what both of a pair need is there at once, as its forward comes first."""
+    """The operations of each lane one by one. A pair counts as its forward, then its backward, so both are there."""
     return map(singles, schedule.lanes)
 
 
@@ -108,8 +108,8 @@ def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
     return tuple(Fraction(peak.amount, header.parts) for peak in peaks)
 
 
-def _again(header: Header, lane: Sequence[Compute]) -> Iterable[bool]:
-    """For each operation, whether its stage keeps only the input of its micro-batches."""
+def _recomputing(header: Header, lane: Sequence[Compute]) -> Iterable[bool]:
+    """Whether its stage keeps only the input of its micro-batches, for each operation."""
     if not header.recomputing:
         return repeat(False, len(lane))
     return [header.recomputes(operation.micros[0], operation.stage) for operation in lane]

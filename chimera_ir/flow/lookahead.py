@@ -1,14 +1,30 @@
-"""The pace of a stream that is given its updates one by one, as a training loop does.
+"""The updates that must be given before a worker may run a turn of a stream.
 
-Given the mini-batches of updates 0 to u, a worker runs the turns that are about none after u. It must not wait in them
-for what another worker does only once update u+1 is given: that worker's training loop may itself be waiting for this
-one, for a loss for example. So a turn may have to wait for further updates than those that it is about.
+A training loop gives one mini-batch after the other, and a worker runs the turns that are about the updates given. In
+such a turn it must never wait for what another worker does only when a further update is given: that worker's training
+loop may itself be waiting for this worker, for example for a loss. So a turn may need updates that it is not about. In
+1F1B with D = 2 and an update for each micro-batch:
 
-worker 0:       worker 1:       Turn k of worker 1 waits for B k s2, in turn k+1 of worker 0: it has to wait for update
-  F k s0          F k s1        k+1. Turn k of worker 0 waits for F k s1, in turn k of worker 1: however many updates
-  B k-1 s2        F k s3        are given, the two never end. Then turns begin elsewhere, each before the first line
-  F k s2          B k s3        that needs a later update, by itself or through what it waits for: that of worker 1
-  B k-1 s0        B k s1        before B k-1 s1, or where a receive is posted before.
+worker 0:                           worker 1:
+  recv m-1 s1->s0 from w1             wait recv m s0->s1
+  F m s0 v-1                          F m s1 v
+  send m s0->s1 to w1                 recv m+1 s0->s1 from w0                turn k needs update k+1, by this line
+  wait recv m-1 s1->s0                B m s1 v
+  B m-1 s0 v-2                        send m s1->s0 to w0
+
+Turn k of worker 0 waits for gradients from turn k-1 of worker 1, so it needs update k, which it is about anyway.
+
+Where the last whole turns would wait for one another in a circle, turns begin elsewhere: each right before the first
+line that needs a later update, by itself or through what it waits for. Operations alone:
+
+worker 0:           worker 1:           worker 0:           worker 1:
+  F m s0 v-2          F m s1 v-2          F m s0 v-2          B m s3 v-2
+  B m-1 s2 v-3        F m s3 v-2          B m-1 s2 v-3        B m s1 v-2
+  F m s2 v-2          B m s3 v-2          F m s2 v-2          F m+1 s1 v-1
+  B m-1 s0 v-3        B m s1 v-2          B m-1 s0 v-3        F m+1 s3 v-1
+
+On the left, `B m s1` in turn k of worker 1 waits for turn k+1 of worker 0, in which `F m s2` waits for turn k+1 of
+worker 1. However many updates are given, the last turns never end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,16 +51,23 @@ _Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class RunnableTurn:
-    """A worker's turn, which is run once the update is given that is ``ahead`` after the turn's first."""
+    """A worker's turn, which can run as soon as the update is given that is ``ahead`` updates after its first one."""
 
     turn: Turn
     ahead: int
 
 
 class _Wait(NamedTuple):
-    """A line that waits: its place in the turn, and the worker and the place of what it waits for.
+    """A line that waits for a line of another worker.
 
-    That stands in the other worker's turn with the same number, or ``later`` turns after it.
+    Attributes
+    ----------
+    place
+        The place of the waiting line in its turn.
+    other, posted
+        The worker and the place of the line that is waited for.
+    later
+        The number of the other worker's turn minus the number of the turn that waits.
     """
 
     place: int
@@ -54,7 +77,7 @@ class _Wait(NamedTuple):
 
 
 def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
-    """The pace of each worker; its turn is that of the stream, or the same beginning at another line.
+    """The turn of each worker with the updates that it needs; it may begin at another line than in the stream.
 
     Parameters
     ----------
@@ -64,24 +87,28 @@ def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
     header = stream.header
     lengths = [max(1, len(turn.instructions)) for turn in stream.turns]
     waits = _waits(stream)
-    ends = [_own(header, turn) for turn in stream.turns]
-    whole = _whole(waits, [place // length for place, length in zip(ends, lengths, strict=True)])
-    if whole is not None:
-        return [RunnableTurn(turn, _ahead(header, count)) for turn, count in zip(stream.turns, whole, strict=True)]
-    counts = [divmod(end, length) for end, length in zip(_exact(waits, ends, lengths), lengths, strict=True)]
+    # Lines are counted on from the first line of turn 0. Given the updates of turn 0, how far does each worker get by
+    # its own lines alone?
+    ends = [_own_end(header, turn) for turn in stream.turns]
+    # How many of these turns may each worker run, if a worker runs whole turns only?
+    turns = _whole_turns(waits, [end // length for end, length in zip(ends, lengths, strict=True)])
+    if turns is not None:
+        return [RunnableTurn(turn, _ahead(header, count)) for turn, count in zip(stream.turns, turns, strict=True)]
+    # None of them ends. How many lines may each worker run? Its turns begin behind these.
+    counts = [divmod(end, length) for end, length in zip(_lines_run(waits, ends, lengths), lengths, strict=True)]
     return [
-        RunnableTurn(_from(header, turn, place), _ahead(header, count))
+        RunnableTurn(_beginning_at(header, turn, place), _ahead(header, count))
         for turn, (count, place) in zip(stream.turns, counts, strict=True)
     ]
 
 
 def runnable_stream(stream: ProgramStream) -> ProgramStream:
-    """The stream with each turn as the worker runs it, beginning at another line where it has to."""
+    """The stream with each turn beginning where the worker begins it."""
     return replace(stream, turns=tuple(runnable.turn for runnable in runnable_turns(stream)))
 
 
 def lag(turns: Sequence[RunnableTurn]) -> int:
-    """After how many further updates are given every worker has made all its steps of an update."""
+    """The further updates that must be given before every worker has made all its steps of an update."""
     return max(
         runnable.ahead - extent(line).first
         for runnable in turns
@@ -91,12 +118,12 @@ def lag(turns: Sequence[RunnableTurn]) -> int:
 
 
 def _ahead(header: Header, turns: int) -> int:
-    """Of a worker that runs so many turns, number 0 among them or not, when the updates of turn 0 are given."""
+    """``ahead`` of a worker that runs the turns before turn number ``turns`` when the updates of turn 0 are given."""
     return (2 - turns) * updates_a_turn(header) - 1
 
 
-def _own(header: Header, turn: Turn) -> int:
-    """The first line about an update after those of turn 0; lines are counted on from the first one of turn 0."""
+def _own_end(header: Header, turn: Turn) -> int:
+    """The first line that is about an update after those of turn 0."""
     length = len(turn.instructions)
     return min(
         ((1 - _turn_of(header, line)) * length + place for place, line in enumerate(turn.instructions)), default=1
@@ -110,7 +137,7 @@ def _turn_of(header: Header, line: Instruction) -> int:
 
 
 def _waits(stream: ProgramStream) -> list[list[_Wait]]:
-    """The waits of each worker."""
+    """The waits of each worker for lines that other workers post."""
     header = stream.header
     posts: dict[_Key, list[tuple[int, int, int]]] = {}
     for worker, turn in enumerate(stream.turns):
@@ -119,17 +146,17 @@ def _waits(stream: ProgramStream) -> list[list[_Wait]]:
                 posts.setdefault(key, []).append((worker, place, number))
     return [
         [
-            _Wait(place, other, posted, number - theirs)
+            _Wait(place, other, posted, number - other_number)
             for place, line in enumerate(turn.instructions)
             for key, number in _awaited(header, line)
-            for other, posted, theirs in posts[key]
+            for other, posted, other_number in posts[key]
         ]
         for turn in stream.turns
     ]
 
 
 def _posted(header: Header, line: Instruction) -> Iterator[tuple[_Key, int]]:
-    """What a line posts, the same in every turn, and the turn that it is about."""
+    """The key of what a line posts, which is the same in every turn, and the number of the turn that it is about."""
     match line:
         case Send(message) | Recv(message):
             yield _message(header, type(line), message)
@@ -140,7 +167,7 @@ def _posted(header: Header, line: Instruction) -> Iterator[tuple[_Key, int]]:
 
 
 def _awaited(header: Header, line: Instruction) -> Iterator[tuple[_Key, int]]:
-    """What a line waits for, as `_posted` says it."""
+    """The key of what a line waits for, and the number of the turn that it is about, as in `_posted`."""
     match line:
         case WaitRecv(message):
             yield _message(header, Send, message)
@@ -162,33 +189,35 @@ def _sum(header: Header, line: AllReduce | WaitAllReduce) -> tuple[_Key, int]:
     return (AllReduce, line.group, version), number
 
 
-def _whole(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
-    """How many turns each worker runs of those that its own lines allow, if workers run whole turns alone."""
+def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
+    """The whole turns that each worker can end, of the ``turns`` that its own lines allow; None if no number is left.
+
+    Each round lowers a worker's number to what its waits allow. Where workers wait in a circle, this never ends.
+    """
     turns = [*turns]
     for _ in range(len(turns) + 1):
         before = [*turns]
-        for worker, of_worker in enumerate(waits):
-            turns[worker] = min((turns[wait.other] - wait.later for wait in of_worker), default=turns[worker])
-            turns[worker] = min(turns[worker], before[worker])
+        for worker, worker_waits in enumerate(waits):
+            turns[worker] = min([turns[worker], *(turns[wait.other] - wait.later for wait in worker_waits)])
         if turns == before:
             return turns
     return None
 
 
-def _exact(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """The lines that each worker runs of those that its own lines allow: those before the first that waits for ever."""
+def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """The lines that each worker can run of those before ``ends``: the lines before the first that waits for ever."""
     ends, changed = [*ends], True
     while changed:
         before = [*ends]
-        for worker, of_worker in enumerate(waits):
-            for place, other, posted, turns in of_worker:
-                runs = (ends[other] - 1 - posted) // lengths[other]
-                ends[worker] = min(ends[worker], (runs - turns + 1) * lengths[worker] + place)
+        for worker, worker_waits in enumerate(waits):
+            for place, other, posted, later_turns in worker_waits:
+                last = (ends[other] - 1 - posted) // lengths[other]  # the last turn in which the other worker posts it
+                ends[worker] = min(ends[worker], (last - later_turns + 1) * lengths[worker] + place)
         changed = ends != before
     return ends
 
 
-def _from(header: Header, turn: Turn, place: int) -> Turn:
-    """The turn that begins at a place of another one: with what came before that place a turn later."""
+def _beginning_at(header: Header, turn: Turn, place: int) -> Turn:
+    """The turn that begins at a place of another one, and ends with the lines before that place, a turn later."""
     again = [in_slot(turn, later(header, line, 1), 1) for line in turn.instructions[:place]]
     return replace(turn, instructions=(*turn.instructions[place:], *again))

@@ -20,8 +20,8 @@ from chimera_ir.ir.ops import Compute, Operation, singles
 class Net:
     """Operations by number, counted lane by lane; ``lanes[w]`` are the numbers of worker w's operations.
 
-    ``order`` has each operation after all its predecessors. Where a schedule closes a cycle, the operations that wait
-    for ever are not in ``order``.
+    ``order`` has each operation after all its predecessors. If a schedule has a cycle, the operations that wait for
+    ever are not in ``order``.
     """
 
     operations: tuple[Operation, ...]
@@ -35,7 +35,7 @@ class Net:
 
 
 Reads = Sequence[tuple[int, ...]]
-"""For every operation, counted lane by lane, the numbers of the operations that make the values it reads."""
+"""The reads of every operation, counted lane by lane: the numbers of the operations that make the values it reads."""
 
 
 def reads_of(schedule: Schedule) -> Reads:
@@ -45,7 +45,7 @@ def reads_of(schedule: Schedule) -> Reads:
 
 
 def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
-    """The net of a complete schedule, in time linear in the number of operations; ``reads`` are given if known.
+    """The net of a complete schedule, in time linear in the number of operations; ``reads``, if known, save time.
 
     In an asynchronous schedule an operation that reads version v of a stage waits for the step that makes the version:
     for the last operations that add to the gradients of update v-1 on all workers that hold the stage or a stage tied
@@ -78,12 +78,14 @@ def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tup
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
-    """The first operation of a lane that waits for the step of an update, and the last ones that add to the update.
+    """The waits for steps of an asynchronous schedule.
 
-    Later operations of the lane then wait for the step as well. A synchronous schedule steps after all its operations.
+    Yields the first operation of a lane that waits for the step of an update, and the last operations that add to the
+    update. Later operations of the lane then wait for the step as well. A synchronous schedule steps at its end.
     """
     if not schedule.header.asynchronous:
         return
+    # Each worker's last operation that adds to the gradients of a group in an update: the step waits for all of them.
     groups_with = schedule.header.groups_with
     last: dict[tuple[WeightGroup, int], dict[int, int]] = defaultdict(dict)
     for worker, (lane, numbers) in enumerate(zip(schedule.lanes, lanes, strict=True)):
@@ -92,6 +94,7 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
                 update = schedule.header.update_of(part.micros)
                 for group in groups_with[part.stage]:
                     last[group, update][worker] = number
+    # ``reached`` has the newest version of each group for which the lane has waited so far.
     for lane, numbers in zip(schedule.lanes, lanes, strict=True):
         reached: dict[WeightGroup, int] = defaultdict(int)
         for number, part in _parts(numbers, lane):

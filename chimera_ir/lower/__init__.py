@@ -1,1 +1,1 @@
-"""From a plan to a program: lanes, messages, buffers, gradient synchronisation."""
+"""Passes from a plan to a program: lanes, messages, buffers, gradient synchronisation."""

@@ -1,8 +1,8 @@
-"""The buffer of each receive: interval colouring with the fewest slots, as many as are ever in use at the same time.
+"""The buffer of each receive: interval colouring with the fewest slots, the number that is ever in use at once.
 
 recv m0 s0->s1               recv m0 s0->s1 into 0
 F m0 s1                      F m0 s1
-recv m1 s0->s1               recv m1 s0->s1 into 1     (slot 0 is in use until B m0 s1 is done)
+recv m1 s0->s1               recv m1 s0->s1 into 1     (slot 0 is in use until B m0 s1 is over)
 B m0 s1                      B m0 s1
 F m1 s1                      F m1 s1
 recv m2 s0->s1               recv m2 s0->s1 into 0
@@ -35,7 +35,7 @@ class _Shelf:
         return self._slots
 
     def take(self, before: int, last_use: int) -> Slot:
-        """The lowest slot free before the operation at ``before``, kept until the one at ``last_use`` is done."""
+        """Takes the lowest slot free before the operation at ``before``, until the one at ``last_use`` is over."""
         while self._busy and self._busy[0][0] < before:
             heappush(self._free, heappop(self._busy)[1])
         if not self._free:
@@ -49,12 +49,13 @@ class _Shelf:
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
     """The slot of each posted receive of a lane, with the fewest slots per shelf.
 
-    The slots of a shelf are used in turn where that takes no more slots, so that the lane repeats as its operations do.
+    The slots of a shelf are used round and round if that takes no more slots, so that the lane repeats as its
+    operations do.
 
-    Activations stay until the backward of the same micro-batch and stage is done: the forward reads them, and the
-    memory that it keeps for the backward, or sends on, may be the same. (The send is over by then, because the
-    gradients that answer it have been waited for.) Gradients stay until the backward that reads them is done. Where
-    there are no backwards, activations stay until what is made of them on this worker is used and sent (`comm`).
+    Activations stay in their slot until the backward of the same micro-batch and stage is over: the forward reads them,
+    and may keep or send on the same memory. (That send is over by then, because the gradients that answer it have been
+    waited for.) Gradients stay until the backward that reads them is over. Without backwards, activations stay until
+    everything that is made from them on this worker is used and sent (`comm`).
     """
     shelves: dict[Shelf, list[tuple[int, int]]] = defaultdict(list)
     keys: list[Shelf] = []
@@ -78,21 +79,22 @@ def rings(
 ) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
     """The slot of each receive of a turn, for a lane that repeats, and the number of slots of each shelf.
 
-    The slots of a shelf are used in turn, so the slot of a message follows from the number of the message in its shelf.
-    The first message about a micro-batch of the first turn, or of a later one, has slot 0. A shelf has as many slots as
-    receives are posted from the posting of a message to its last use, its own included.
+    The slots of a shelf are used round and round, so the slot of a message follows from its number in the shelf. Slot 0
+    goes to the first message about a micro-batch that is not before the first turn. The number of slots is the number
+    of receives posted from the posting of a message to its last use, the message included, at most.
 
     Parameters
     ----------
     postings
-        Those of the turn and of the turns around it.
+        The receives of the turn and of the turns around it.
     places
         The places of the turn in the lane, before which its receives are posted.
     start
         The first micro-batch of the turn.
     period
-        How many micro-batches a turn takes.
+        The micro-batches of a turn.
     """
+    # ``posted`` has all receives of each shelf, ``receives`` those of the turn, with their number among all.
     posted: dict[Shelf, list[int]] = defaultdict(list)
     receives: dict[Shelf, list[tuple[int, int, int]]] = defaultdict(list)
     keys: list[Shelf] = []
@@ -106,6 +108,7 @@ def rings(
     sizes: list[tuple[Shelf, int]] = []
     for key, messages in receives.items():
         size = max(bisect_right(posted[key], last_use) - number for _, number, last_use in messages)
+        # The number, counted from the turn's first receive, of the message that gets slot 0.
         first = min(-(micro // period) * len(messages) + place for place, (micro, *_) in enumerate(messages))
         slots_of[key] = iter([Slot((place - first) % size) for place in range(len(messages))])
         sizes.append((key, size))
@@ -113,6 +116,6 @@ def rings(
 
 
 def _ring(uses: list[tuple[int, int]]) -> int:
-    """The number of slots that a shelf needs if they are used in turn; ``uses`` are in the order of the postings."""
+    """The number of slots that a shelf needs if they are used round and round; ``uses`` are in the order of posting."""
     posted = [before for before, _ in uses]
     return max(bisect_right(posted, last_use) - number for number, (_, last_use) in enumerate(uses))

@@ -26,16 +26,17 @@ backward sends the gradients of its input to the stage before. The policy, for a
 ``wait recv``
     right before the operation that uses the message.
 ``wait send``
-    right after the first ``wait recv`` of a message that the peer sent after using this one. That proves that the peer
-    has received it, so the wait never blocks. Sends that no later message answers are waited for at the end of the
-    lane, where they delay no operation.
+    right after the first ``wait recv`` of a message that the peer sent after using this one. That message proves that
+    the peer has received this one, so the wait never blocks. Sends that no later message answers are waited for at the
+    end of the lane, where they delay no operation.
 
 Where operations hand values on in one direction only, as forwards alone do, nothing answers a message. There:
 
 ``wait send``
     right before the first operation that, in the earliest run, begins when the operation that uses the message is over;
-    if there is none, at the end of the lane. So the transfer has the time of an operation, and what is sent is let go
-    soon after it was used. In the order in which operations begin in the earliest run, the receive is posted before.
+    if there is none, at the end of the lane. So the transfer has the time of an operation, and the memory of the
+    message is free soon after it was used. The wait always ends: in the order in which operations begin in the earliest
+    run, the receive is posted before it.
 
 With one communicator for both directions of a pair of workers, both post the messages between them in one order:
 
@@ -47,16 +48,16 @@ With one communicator for both directions of a pair of workers, both post the me
       wait send m1 s0->s1          wait send m0 s1->s0
       B m1 s0                      F m2 s1
 
-A message comes in this order by the sum of two places: that of its producer in the sender's lane and that of its first
-use in the receiver's lane. Messages of one operation have the sum of the first of them. Of equal sums the one of the
-lower sender comes first. There:
+The order is by the sum of two places: that of the message's producer in the sender's lane and that of its first use in
+the receiver's lane. Messages of one operation all have the sum of the first of them. Of messages with equal sums, the
+one of the lower sender comes first. There:
 
 ``recv``
-    as above, but after the worker's own send that comes before it in this order, and before the one that comes next.
+    as above, but after the last send of this worker that comes before it in this order, and before the next send.
 
-Every receive is still posted before its use. Suppose that a worker uses y no later than it produces x. Then the peer
-has produced y before it uses x, so the sum of y is less, and the receive of y does not come after the send of x. The
-order does not depend on times, so it repeats as the lanes do.
+Every receive is still posted before its use. Suppose that a worker sends x to a peer, receives y from it, and uses y no
+later than it produces x. Then the peer produces y before it uses x, so y has the smaller sum, and the receive of y is
+not posted after the send of x. The order does not depend on times, so it repeats as the lanes do.
 """
 
 from bisect import bisect_left
@@ -75,7 +76,7 @@ from chimera_ir.ir.ops import Message
 from chimera_ir.ir.sharing import Communicators
 
 AHEAD = 1
-"""How many operations before its use a receive is posted, unless a caller says otherwise."""
+"""The number of operations by which a receive is posted before its use, unless a caller says otherwise."""
 
 
 class Transfer(NamedTuple):
@@ -133,10 +134,10 @@ class Traffic:
 class _Draft:
     """The traffic of a lane while it is gathered, peer by peer.
 
-    ``wanted`` holds the receives, each with the place before which it is posted; a negative one is the lane's start.
+    ``posts`` holds the receives, each with the place before which it is posted; a negative one is the lane's start.
     """
 
-    wanted: list[tuple[int, Transfer]] = field(default_factory=list)
+    posts: list[tuple[int, Transfer]] = field(default_factory=list)
     sent: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
     received: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
     retired: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
@@ -145,7 +146,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class EarliestRun:
-    """When the operations of each lane begin and end if all run as early as they may, by worker and place."""
+    """The begin and end of every operation if each runs as early as it may, by worker and place."""
 
     begins: Sequence[Sequence[int]]
     ends: Sequence[Sequence[int]]
@@ -172,47 +173,52 @@ def communicate(
     schedule
         Complete, placed and acyclic.
     ahead
-        How many operations before its use a receive is posted, at least 0.
+        The number of operations by which a receive is posted before its use, at least 0.
     run
-        The earliest run of the schedule, where operations hand values on in one direction only.
+        The earliest run of the schedule, if operations hand values on in one direction only.
     communicators
-        Which messages share one: those from one worker to another, or those between two workers.
+        The messages that share one: those from one worker to another, or those between two workers.
     """
     drafts = _drafts(schedule, ahead, run, communicators)[::-1]
-    while drafts:  # a draft is let go with its lane: all of them together take as much memory as the program
+    while drafts:  # each draft is freed with its lane: all drafts together take as much memory as the program
         yield _traffic(drafts.pop())
 
 
 def _drafts(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[_Draft]:
     drafts = [_Draft() for _ in schedule.lanes]
+    # The hand-overs between workers are the messages. Without answers it is decided now where their sends are waited
+    # for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
     links = _links(schedule, places)
     waits = {} if run is None else _waits(links, run)
     if run is not None:
         links = _kept_for_sends(schedule.header, places, links, waits)
     for (sender, receiver), transfers in links.items():
-        there, here = drafts[receiver], drafts[sender]
+        at_receiver, at_sender = drafts[receiver], drafts[sender]
         answers = links.get((receiver, sender), [])
-        wanted = [use - ahead for use in _first_uses(transfers)]
+        # Receives are posted ahead of their use, in the order of the sends.
+        posts = [use - ahead for use in _first_uses(transfers)]
         if communicators is Communicators.PAIR:
-            wanted = [*_in_one_order(wanted, transfers, answers)]
-        there.wanted += zip(wanted, transfers, strict=True)
+            posts = [*_in_one_order(posts, transfers, answers)]
+        at_receiver.posts += zip(posts, transfers, strict=True)
+        # Messages are sent when they are made, and waited for when they are used.
         for transfer in transfers:
-            there.received[transfer.used].append(transfer)
-            here.sent[transfer.produced].append(transfer)
+            at_receiver.received[transfer.used].append(transfer)
+            at_sender.sent[transfer.produced].append(transfer)
+        # Sends are waited for when an answer proves that they are over, or else by the times of the earliest run.
         if run is None:
-            _retire(here, transfers, answers)
+            _retire(at_sender, transfers, answers)
         else:
-            _retire_before(here, transfers, waits, len(schedule.lanes[sender]))
+            _retire_before(at_sender, transfers, waits, len(schedule.lanes[sender]))
     return drafts
 
 
 def _traffic(draft: _Draft) -> Traffic:
     for transfers in (draft.unanswered, *draft.retired.values()):
         transfers.sort(key=attrgetter("produced"))
-    wanted = sorted(draft.wanted, key=itemgetter(0))  # of those with the same place, the lower sender stays first
+    posts = sorted(draft.posts, key=itemgetter(0))  # of several with the same place, the lower sender stays first
     return Traffic(
-        postings=[Posting(max(0, before), transfer) for before, transfer in wanted],
+        postings=[Posting(max(0, before), transfer) for before, transfer in posts],
         sent=draft.sent,
         received=draft.received,
         retired=draft.retired,
@@ -233,17 +239,17 @@ def _links(schedule: Schedule, places: Flow) -> dict[_Link, list[Transfer]]:
 
 
 def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
-    """First uses in the order of the sends: for each message of a link the earliest use of it or of a later one."""
+    """The first use of each message or of a later one of its link: receives are posted in the order of the sends."""
     uses: list[int] = [transfer.used for transfer in transfers]
     for index in range(len(uses) - 2, -1, -1):
         uses[index] = min(uses[index], uses[index + 1])
     return uses
 
 
-def _in_one_order(wanted: Iterable[int], transfers: Sequence[Transfer], sends: Sequence[Transfer]) -> Iterator[int]:
-    """The places before which a link's receives are posted, as near to what is wanted as the receiver's sends allow."""
+def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], sends: Sequence[Transfer]) -> Iterator[int]:
+    """The places before which a link's receives are posted, as near to ``posts`` as the receiver's sends allow."""
     keys = _keys(sends)
-    for place, key in zip(wanted, _keys(transfers), strict=True):
+    for place, key in zip(posts, _keys(transfers), strict=True):
         following = bisect_left(keys, key)
         if following < len(sends):
             place = min(place, sends[following].produced)
@@ -253,7 +259,7 @@ def _in_one_order(wanted: Iterable[int], transfers: Sequence[Transfer], sends: S
 
 
 def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
-    """The keys by which a link's messages come in the order of all messages between its two workers."""
+    """The sort keys of a link's messages in the one order of all messages between its two workers."""
     sums: dict[int, int] = {}
     for use, transfer in zip(_first_uses(transfers), transfers, strict=True):
         sums.setdefault(transfer.produced, transfer.produced + use)
@@ -261,7 +267,7 @@ def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
 
 
 def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -> None:
-    """Assigns each message of a link to the first use of an answer, which the peer sent after using the message."""
+    """Waits for each send of a link before the first use of an answer, which was sent after the use of the message."""
     produced = [answer.produced for answer in answers]
     uses = _first_uses(answers)
     for transfer in transfers:
@@ -273,7 +279,7 @@ def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -
 
 
 def _waits(links: Mapping[_Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
-    """By message, the place in its sender's lane before which its send is waited for; it may be the lane's end."""
+    """The place in its sender's lane before which each message's send is waited for; it may be the end of the lane."""
     return {
         transfer.message: bisect_left(run.begins[transfer.sender], run.ends[transfer.receiver][transfer.used])
         for transfers in links.values()
@@ -284,11 +290,12 @@ def _waits(links: Mapping[_Link, Iterable[Transfer]], run: EarliestRun) -> dict[
 def _kept_for_sends(
     header: Header, places: Flow, links: Mapping[_Link, Iterable[Transfer]], waits: Mapping[Message, int]
 ) -> dict[_Link, list[Transfer]]:
-    """The messages with memory that is kept until what is made of them, which may lie there, is sent or used."""
+    """The messages with a later ``over``: values made from a message may use its memory until they are sent or used."""
 
     def over(transfer: Transfer) -> int:
         micros, source, target = transfer.message
         last, towards = transfer.over, target - source
+        # Follows the values from stage to stage on this worker, up to the one that leaves it.
         while 0 <= target + towards < header.stages:
             made = Message(micros, target, Stage(target + towards))
             if header.worker(micros[0], made.target) != transfer.receiver:
@@ -302,7 +309,7 @@ def _kept_for_sends(
 
 
 def _retire_before(draft: _Draft, transfers: Iterable[Transfer], waits: Mapping[Message, int], end: int) -> None:
-    """Assigns each message of a link to the operation before which its send is waited for, if that is in the lane."""
+    """Waits for each send of a link before the operation at its place in ``waits``, or at the end of the lane."""
     for transfer in transfers:
         place = waits[transfer.message]
         if place < end:

@@ -1,4 +1,4 @@
-"""The forwards of a schedule alone, for evaluation: same pipes, same workers, the order that is best without backwards.
+"""The forwards of a schedule alone, for evaluation: the same pipes and workers, in an order made for forwards.
 
 worker 0:                    worker 0:
   F m0 s0                      F m0 s0
@@ -10,14 +10,14 @@ worker 0:                    worker 0:
   B m3 s1
   B m2 s0
 
-The order of a schedule that trains makes room for backwards, which are not there any more: kept, it lets two
-directions on 8 workers with 16 micro-batches take 28 or 128 forwards, where 22 are enough. So the order is made anew: a
-worker that is free takes, of the operations whose inputs are there, one of the latest stage, and of these the first
-micro-batch. So nothing waits that could run, and what has come far leaves before more is let in: few micro-batches are
-between two stages at a time, and few receive buffers are needed.
+The order of a schedule that trains makes room for backwards, which are missing here: with it, two directions on 8
+workers with 16 micro-batches would take the time of 28 or 128 forwards, where 22 are enough. So the order is made anew.
+A worker that is free takes an operation whose inputs are there: one of the latest stage, and of these the first
+micro-batch. Nothing that could run waits. A micro-batch that has come far leaves before another one enters, so few
+micro-batches are between two stages at a time, and few receive buffers are needed.
 
-A schedule without a flush has forwards without end. The evaluation has those of as many turns as there are workers to
-fill. It runs after a drain, so there is one version of the weights, the newest.
+A schedule without a flush has forwards without end. The evaluation takes the fewest turns that have a micro-batch for
+every worker. It runs after a drain, so there is one version of the weights, the newest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ def _header(trained: Header) -> Header:
 
 
 def _ordered(lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]]:
-    """The operations of every worker by the policy above, if each takes as long as it has micro-batches."""
+    """The operations of every worker by the policy above: a simulation in which each takes a unit per micro-batch."""
     located: dict[tuple[tuple[Micro, ...], Stage], tuple[int, Compute]] = {}
     for worker, lane in enumerate(lanes):
         located |= {(operation.micros, operation.stage): (worker, operation) for operation in lane}
@@ -80,6 +80,8 @@ def _ordered(lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]
     for worker, operation in located.values():
         if operation.stage == 0:
             heappush(ready[worker], (_urgency(operation), operation))
+    # ``running`` is a heap of the operations that run, by their end; only ``awake`` workers may have something to
+    # begin.
     ordered: list[list[Compute]] = [[] for _ in lanes]
     running: list[tuple[int, int, Compute]] = []
     now, busy, awake = 0, [False] * len(lanes), {*range(len(lanes))}
@@ -90,6 +92,7 @@ def _ordered(lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]
                 ordered[worker].append(operation)
                 busy[worker] = True
                 heappush(running, (now + len(operation.micros), worker, operation))
+        # Time goes on to the next end. What ends then frees its worker, and is the input of the next stage's operation.
         awake = set()
         now = running[0][0] if running else now
         while running and running[0][0] == now:
@@ -104,5 +107,5 @@ def _ordered(lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]
 
 
 def _urgency(operation: Compute) -> _Urgency:
-    """The later stage first, then the first micro-batches."""
+    """The key by which a worker chooses: the latest stage first, then the first micro-batches."""
     return -operation.stage, operation.micros

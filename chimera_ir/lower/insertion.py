@@ -12,10 +12,10 @@ from chimera_ir.lower.sync import Insertions
 def with_inserted(
     lane: Sequence[Operation], places: range, traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
-    """The operations of a lane at some places, each with what belongs right before it and right behind it.
+    """The operations of a lane at some places, each with the instructions right before and right after it.
 
-    ``slots`` are those of the receives that are posted there. An inserted instruction has the origin of the operation
-    that it serves.
+    ``slots`` are the slots of the receives that are posted there. An inserted instruction has the origin of the
+    operation that it serves.
     """
     posted = _posted(lane, places, traffic, slots)
     before, after = insertions.before, insertions.after

@@ -1,8 +1,8 @@
 """The last launch of each sum of an asynchronous schedule, in the earliest run.
 
-An operation starts as soon as its worker is free, its data are there, and the sums that it needs are over. It needs the
-sum that makes the version it reads. If it adds to gradients, it also needs the sum of the update before its own, which
-uses the same memory. Communication and steps take no time.
+An operation starts as soon as its worker is free, its data are there, and the sums that it needs are over: the sum that
+makes the version it reads and, if it adds to gradients, the sum of the update before its own, which uses the same
+memory. A sum is over as soon as all workers have launched it. Communication and steps take no time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from chimera_ir.ir.ops import Operation
 from chimera_ir.lower.sync import Duration
 
 Sum = tuple[WeightGroup, int]
-"""The sum of a group's gradients in an update."""
+"""A sum: the group whose gradients are summed, and the update, counted from 0."""
 
 Joins = Mapping[int, Sequence[Sum]]
 """The sums that a lane launches right before the operation at a place."""
 
 
 def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[Sum, int]:
-    """The time of the last launch of each sum; a sum that waits in a circle is after all others.
+    """The time of the last launch of each sum. Sums that wait for each other in a circle come after all others.
 
     Parameters
     ----------
@@ -32,8 +32,9 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
     duration
         How long operations take, in any unit.
     joins
-        For every lane the launches that do not follow an operation that adds to the gradients.
+        The launches of every lane that do not follow an operation that adds to the gradients.
     """
+    # Every sum is a lane of its own, so that it happens whenever its launches have.
     events = _LaunchEvents(schedule, duration, list(joins))
     lanes = [*events.lanes, *([number] for number in events.sums.values())]
     played = play(lanes, events.before)
@@ -43,7 +44,10 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
 
 
 class _LaunchEvents:
-    """The events by number: the operations, then the joins, then the sums. A sum waits for all of its launches."""
+    """The events that the engine plays, by number: the operations, then the joins, then the sums.
+
+    A sum waits for all of its launches: operations that add to gradients, and joins.
+    """
 
     def __init__(self, schedule: Schedule, duration: Duration, joins: Sequence[Joins]) -> None:
         self._header, operations = schedule.header, list(chain.from_iterable(schedule.lanes))

@@ -1,4 +1,4 @@
-"""From a schedule to a program: the compute operations keep their order, all other instructions are inserted.
+"""The pass from a schedule to a program: compute operations keep their order, and all other instructions are inserted.
 
     F m0 s1                     recv m0 s0->s1 from w0 into 0
     B m0 s1                     wait recv m0 s0->s1
@@ -10,8 +10,8 @@
                                 wait all_reduce s1
                                 step s1
 
-The policies stand with the passes: `comm` (messages), `buffers` (slots), `sync` (gradients), `streaming` (schedules
-without end) and `updates` (their sums and steps, and the versions of the weights).
+The policies are in the modules of the passes: `comm` (messages), `buffers` (slots), `sync` (gradients), `streaming`
+(schedules without end) and `updates` (sums, steps and weight versions of these). `insertion` puts the lanes together.
 """
 
 from collections.abc import Iterable
@@ -63,8 +63,8 @@ def lower(
 ) -> Program | ProgramStream:
     """The program that runs a schedule.
 
-    Afterwards every hand-over between workers is one message, which is sent, received and waited for at both ends, and
-    has a slot of its own while it is needed. Every stage that a worker holds is summed and stepped once per update. An
+    Every hand-over between workers is one message, which is sent, received and waited for at both ends, and which has a
+    slot of its own while it is needed. Every stage that a worker holds is summed and stepped once per update. An
     inserted instruction has the origin of the operation that it serves.
 
     Parameters
@@ -72,13 +72,13 @@ def lower(
     schedule
         Complete, placed and acyclic; without a flush, a stream.
     ahead
-        How many operations before its use a receive is posted, at least 0.
+        The number of operations by which a receive is posted before its use, at least 0.
     duration
-        How long operations take, in any unit; this decides where a bubble is (`sync`).
+        The time that an operation takes, in any unit; it decides where a bubble is (`sync`).
     net
-        The net of the schedule, where it is known already.
+        The net of the schedule, if it is known already.
     communicators
-        Those that the program finishes with: one per directed pair of workers, or one for both directions.
+        The communicators with which the program must finish: one per directed pair of workers, or one per pair.
 
     Raises
     ------

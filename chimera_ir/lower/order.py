@@ -1,4 +1,4 @@
-"""From clocks to lanes: each worker runs its operations in the order of their clocks.
+"""The pass from clocks to lanes: each worker runs its operations in the order of their clocks.
 
 F m0 s0 @ 0 on w0            worker 0:
 F m1 s0 @ 1 on w0              F m0 s0

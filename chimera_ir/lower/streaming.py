@@ -1,4 +1,4 @@
-"""From a schedule without end to a program without end: a turn is lowered among turns like it, and cut out.
+"""The pass from a schedule without end to a program without end: a turn is lowered among turns like it, and cut out.
 
 worker 0:                     worker 0:
   F m s0 v-1                    recv m-1 s1->s0 from w1 into 0 of 1
@@ -13,7 +13,7 @@ worker 0:                     worker 0:
                                 drop s0 v-2
                                 all_reduce s0 v
 
-There are over twice as many turns before it and after it as are under way at once, so what is cut out is the steady
+The turn has more than twice as many turns before and after it as are under way at once, so it is one of the steady
 state.
 """
 
@@ -39,6 +39,8 @@ from chimera_ir.lower.updates import update
 
 def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration, communicators: Communicators) -> ProgramStream:
     """The program that runs a schedule without end; see `lower.lower`."""
+    # The first and last turns lack messages and updates. So the schedule is made long enough for the turn in its middle
+    # to have all of them; then only that turn is put together.
     turn = 2 * _span(stream) + 2
     wide = _Wide(stream, stream.view((2 * turn + 1) * updates_a_turn(stream.header)), turn)
     traffics = communicate(wide.schedule, ahead, communicators=communicators)
@@ -46,10 +48,17 @@ def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration, communi
 
 
 class Messages(NamedTuple):
-    """A lane's messages in a turn of the steady state, of which ``end`` is the place behind it.
+    """The messages of a lane in a turn of the steady state.
 
-    ``slots`` are those of each shelf: for each slot the most micro-batches of a message in it. ``under_way`` says in
-    order, from what there is when the turn begins, of how many micro-batches more, or less, messages are under way.
+    Attributes
+    ----------
+    end
+        The place behind the turn in the lane.
+    slots
+        The slots of each shelf: for each slot the most micro-batches of a message in it.
+    under_way
+        The micro-batches of messages that have been sent and not yet waited for, by shelf: first the number when the
+        turn begins, then the changes within the turn, in order.
     """
 
     end: int
@@ -67,7 +76,7 @@ def messages_of(schedule: Schedule) -> Iterator[Messages]:
 
 
 class _Wide:
-    """A schedule of so many updates that its turn in the middle, ``turn``, is in the steady state."""
+    """A schedule of a stream that is long enough for its middle turn, number ``turn``, to be in the steady state."""
 
     def __init__(self, stream: ScheduleStream, schedule: Schedule, turn: int) -> None:
         self._header = stream.header
@@ -75,20 +84,20 @@ class _Wide:
         self._places = [self._middle(turn) for turn in stream.turns]
 
     def durations(self, duration: Duration) -> Duration:
-        """The durations of operations, which are those of the first turn."""
-        known: dict[tuple[Kind, Micro, Stage], int] = {}
+        """The durations of all operations; each takes as long as the same operation of the first turn."""
+        durations: dict[tuple[Kind, Micro, Stage], int] = {}
 
-        def same(operation: Operation) -> int:
+        def of_first_turn(operation: Operation) -> int:
             assert isinstance(operation, Compute), "a stream has no pairs"
             turn, place = divmod(operation.micros[0], self._header.period)
             key = operation.kind, Micro(place), operation.stage
-            if key not in known:
+            if key not in durations:
                 first = later(self._header, operation, -turn)
                 assert isinstance(first, Compute)
-                known[key] = duration(first)
-            return known[key]
+                durations[key] = duration(first)
+            return durations[key]
 
-        return same
+        return of_first_turn
 
     def lowered(self, traffics: Iterable[Traffic], insertions: Iterable[Insertions]) -> ProgramStream:
         """The turn in the middle with messages and insertions, as the first turn."""
@@ -129,22 +138,23 @@ def _span(stream: ScheduleStream) -> int:
 def _largest(
     messages: Sequence[Message], slots: Sequence[Slot], sizes: Mapping[Shelf, int]
 ) -> list[tuple[Shelf, tuple[int, ...]]]:
-    """For each slot of each shelf the most micro-batches of a message in it, if ``slots`` are those of one turn.
+    """The most micro-batches of a message in each slot of each shelf, from the slots of the messages of one turn.
 
-    From turn to turn a message moves on by as many slots as its shelf has messages.
+    From turn to turn a message moves on by as many slots as its shelf has messages, so it meets every slot that is a
+    multiple of `gcd` away.
     """
     counts = Counter(map(shelf, messages))
     steps = {key: gcd(counts[key], size) for key, size in sizes.items()}
     most: dict[tuple[Shelf, int], int] = defaultdict(int)
     for message, slot in zip(messages, slots, strict=True):
         key = shelf(message)
-        again = key, slot % steps[key]
-        most[again] = max(most[again], len(message.micros))
+        residue = key, slot % steps[key]
+        most[residue] = max(most[residue], len(message.micros))
     return [(key, tuple(most[key, slot % steps[key]] for slot in range(size))) for key, size in sizes.items()]
 
 
 def _under_way(traffic: Traffic, turn: range) -> Iterator[tuple[Shelf, int]]:
-    """What is under way from a lane when a turn begins, and the changes in the turn."""
+    """The micro-batches under way from a lane when a turn begins, by shelf, and then the changes in the turn."""
     changes = (
         (place, shelf(transfer.message), sign * len(transfer.message.micros))
         for sign, transfers in ((-1, traffic.retired), (1, traffic.sent))
@@ -152,12 +162,12 @@ def _under_way(traffic: Traffic, turn: range) -> Iterator[tuple[Shelf, int]]:
         if place < turn.stop
         for transfer in transfers[place]
     )
-    begun: Counter[Shelf] = Counter()
+    at_start: Counter[Shelf] = Counter()
     within: list[tuple[int, Shelf, int]] = []
     for place, key, change in changes:
         if place < turn.start:
-            begun[key] += change
+            at_start[key] += change
         else:
             within.append((place, key, change))
-    yield from begun.items()
+    yield from at_start.items()
     yield from ((key, change) for _, key, change in sorted(within, key=itemgetter(0)))

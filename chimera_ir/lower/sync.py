@@ -21,16 +21,16 @@ backward of that stage in any pipe (eager), or after all its compute (lazy). By 
 only where the schedule leaves the worker a bubble between these two points: without a bubble, an eager launch would
 only disturb the compute that follows. Times are those of the earliest run with the given durations, communication free.
 
-A worker that holds a stage only for pipes without micro-batches takes part as well, with nothing to add. All workers
-launch their sums in one agreed order: by the time at which the last member wants to launch. So overlapping groups of
-workers never wait for each other in a circle. A launch that this order delays comes after a sum that begins no later
-than its own.
+A worker that holds a stage only for pipes without micro-batches takes part in the sum as well, with nothing to add. All
+workers launch their sums in one agreed order: by the time at which the last member wants to launch. So overlapping
+groups of workers never wait for each other in a circle. If this order delays a launch, then only until after a sum that
+begins no later than the delayed one could.
 
-The sums are waited for at the end of the lane, in the order of their launches, each before the step that uses it. A
-stage that only one worker holds has a sum, too: the number of copies W is known only when the program is started.
+The sums are waited for at the end of the lane, in the order of their launches, each before its step. A stage that only
+one worker holds has a sum, too: the number of copies W is known only when the program is started.
 
-What is said of a stage holds of each weight group. Stages that share parameters are a group of their own beside those
-of each stage: its sum follows the worker's last backward of any of them.
+All this holds for each weight group, not only for stages. Stages that share parameters are a group in addition to the
+groups of the single stages; its sum follows the worker's last backward of any of these stages.
 """
 
 from collections import defaultdict
@@ -45,7 +45,7 @@ from chimera_ir.ir.ops import NOWHERE, AllReduce, Instruction, Operation, Step, 
 from chimera_ir.source import Span
 
 Duration = Callable[[Operation], int]
-"""How long an operation takes, in any unit."""
+"""The time that an operation takes, in any unit."""
 
 
 class Insertions(NamedTuple):
@@ -67,7 +67,7 @@ class Launch(NamedTuple):
 
 
 class LaunchRegion(NamedTuple):
-    """Where and when a worker's gradients of a group are complete.
+    """The place and time at which a worker's gradients of a group are complete.
 
     ``last`` is the place of its last backward of any stage of the group, ``ready`` the end of that backward, and
     ``idle`` how long the worker idles from then to the end of its lane.
@@ -79,7 +79,7 @@ class LaunchRegion(NamedTuple):
 
 
 class _LaneRegions(NamedTuple):
-    """The facts about a lane that launches depend on: the regions of its groups, and the end of its compute."""
+    """The facts about a lane on which its launches depend: the regions of its groups, its length, and its end."""
 
     regions: dict[WeightGroup, LaunchRegion]
     length: int
@@ -87,9 +87,9 @@ class _LaneRegions(NamedTuple):
 
 
 def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[Insertions]:
-    """The sums and steps of every lane by the policy above, one for each group that the worker holds.
+    """The sums and steps of every lane by the policy above: one of each for each group that the worker holds.
 
-    There are none where no operation adds to gradients.
+    If no operation adds to gradients, there are none.
     """
     if not schedule.header.trains:
         yield from [Insertions({}, {})] * len(schedule.lanes)
@@ -148,24 +148,23 @@ def _launches(header: Header, lane: _LaneRegions, held: list[WeightGroup]) -> tu
 
 def _agreed(header: Header, lanes: list[_LaneRegions]) -> dict[WeightGroup, int]:
     """The rank of every group in the order of the launches; of groups with the same time, the later one is first."""
-    wanted: dict[WeightGroup, int] = {}
+    last: dict[WeightGroup, int] = {}
     for lane in lanes:
         for group, region in lane.regions.items():
             time = region.ready if _eager(header, group, region) else lane.end
-            wanted[group] = max(wanted.get(group, 0), time)
+            last[group] = max(last.get(group, 0), time)
     numbers = header.group_numbers
-    return {
-        group: rank for rank, group in enumerate(sorted(wanted, key=lambda group: (wanted[group], -numbers[group])))
-    }
+    return {group: rank for rank, group in enumerate(sorted(last, key=lambda group: (last[group], -numbers[group])))}
 
 
 def _lanes(
-    schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Sequence[Sequence[int]]
+    schedule: Schedule, durations: Sequence[Sequence[int]], lane_ends: Sequence[Sequence[int]]
 ) -> list[_LaneRegions]:
     facts: list[_LaneRegions] = []
     header = schedule.header
-    lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), header.groups_of, strict=True)
+    lanes = zip(schedule.lanes, lane_ends, map(accumulate, durations), header.groups_of, strict=True)
     for lane, ends, busy, groups in lanes:
+        # ``worked[p]`` is the time that the worker has computed before place p; the rest of the time it was idle.
         worked = [0, *busy]
         last_of_stage = {
             part.stage: place for place, operation in enumerate(lane) for part in operation.parts if part.kind.sums

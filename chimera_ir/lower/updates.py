@@ -13,7 +13,7 @@
                                    drop s0 v0
                                    ...
 
-On every worker and for every weight group of which it holds any stage:
+The policy, for every worker and every weight group of which it holds any stage:
 
 ``all_reduce``
     right after the last backward of an update.
@@ -24,10 +24,10 @@ On every worker and for every weight group of which it holds any stage:
 ``drop``
     right after the last operation that reads a stashed version.
 
-A worker whose pipes have none of an update's micro-batches adds nothing to the update, but takes part in its sum. This
-sum uses the memory of the sum before, so it is launched right after the step of the update before. Other workers wait
-for this launch. So that no worker waits in a circle, the step is made before the first operation that can only run
-after the sum of the update before, if that operation comes before the place that the policy above gives.
+A worker whose pipes have none of an update's micro-batches adds nothing to the update, but takes part in its sum. There
+is no last backward, so it launches right after the step of the update before, which frees the memory of the sum. Other
+workers wait for this launch. So that no worker waits in a circle, that step is made early: before the first operation
+that can run only after the sum of the update before, if that operation comes before the place that the policy gives.
 
 All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch.
 """
@@ -46,7 +46,7 @@ from chimera_ir.lower.sync import Duration, Insertions
 
 
 class _Gap(NamedTuple):
-    """A point right before the operation at ``place``: after the steps there if ``behind_steps``, else before them."""
+    """A point right before the operation at ``place``: behind the steps that are made there if ``behind_steps``."""
 
     place: int
     behind_steps: bool
@@ -58,7 +58,7 @@ class _GroupUpdate(NamedTuple):
     Attributes
     ----------
     launch
-        The gap right after the last backward of the update; without backwards, right after the step before.
+        The gap right after the last backward of the update; if there is none, right after the step before.
     step
         The place of the operation before which the step must be made.
     last
@@ -73,7 +73,7 @@ class _GroupUpdate(NamedTuple):
 
 
 _Summed = Mapping[WeightGroup, Sequence[int]]
-"""For some groups and each place of a lane, the number of updates whose sums are over when the operation there runs."""
+"""The number of updates that are summed when an operation runs, by group and by the operation's place in a lane."""
 
 
 def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
@@ -82,10 +82,10 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     Parameters
     ----------
     schedule
-        Asynchronous, complete and acyclic. Its versions are those of the steady state: only in its margin may 0 stand
-        for versions below 0 (`margin.widened`).
+        Asynchronous, complete and acyclic. Its versions are those of the steady state, except in the first turns: there
+        0 may stand for versions below 0.
     duration
-        How long operations take, in any unit.
+        The time that an operation takes, in any unit.
     """
     updates_by_lane = _all_updates(schedule)
     agreed = _agreed(schedule, duration, updates_by_lane)
@@ -96,7 +96,7 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
 
 
 def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
-    """For each worker and stage the most copies of its own weights at any time: the newest version and the stashed."""
+    """The most copies of the weights of each worker's stages at any time: the newest version and the stashed ones."""
     for updates in _all_updates(schedule):
         changes: dict[Stage, list[tuple[int, int]]] = defaultdict(list)
         for group_update in updates:
@@ -109,13 +109,14 @@ def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
 
 
 def _stashed(update: _GroupUpdate) -> list[tuple[int, int]]:
-    """The times at which an update adds and removes a stashed version: 2p is before place p, 2p+1 after it."""
+    """The times at which an update adds (1) and drops (-1) a stashed version: 2p is before place p, 2p+1 after it."""
     return [(2 * update.step, 1), (2 * update.last + 1, -1)] if update.last >= update.step else []
 
 
 def _insertions(lane: tuple[Operation, ...], updates: list[_GroupUpdate]) -> Insertions:
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
+    # Updates come in the agreed order of their launches. A launch is delayed to the one before it in this order.
     gap = _Gap(0, behind_steps=False)
     for group, version, launch, step, last in updates:
         gap = max(gap, launch)
@@ -136,11 +137,11 @@ def _all_updates(schedule: Schedule) -> list[list[_GroupUpdate]]:
 
 
 def _summed(schedule: Schedule) -> Sequence[_Summed]:
-    """For every lane the sums that are over, of the groups that have an update to which some worker adds nothing."""
+    """The sums that are over at each place of each lane, for groups to which some worker adds nothing in an update."""
     uneven = {group for number, lane in enumerate(schedule.lanes) for group in _uneven(schedule.header, number, lane)}
     if not uneven:
         return [{}] * len(schedule.lanes)
-    from chimera_ir.flow.dag import build  # only here, for it takes as long to import as many a scheme to lower
+    from chimera_ir.flow.dag import build  # few schemes need it, and its import takes as long as lowering does
 
     dag = build(schedule)
     by_group = {group: dag.summed_before(group) for group in uneven}
@@ -152,7 +153,7 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
 
 
 def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[WeightGroup]:
-    """The groups of a worker of which it has no backward in some update."""
+    """The groups of a worker that lack a backward of that worker in some update."""
     added = {
         (group, header.update_of(operation.micros))
         for operation in singles(lane)
@@ -165,12 +166,15 @@ def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[
 
 def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iterator[_GroupUpdate]:
     """The updates of a lane, group by group; a step that no operation waits for is made at the end of the lane."""
+    # The operations of each group, by number in the lane.
     places: dict[WeightGroup, list[int]] = defaultdict(list)
     numbered = [(place, part) for place, operation in enumerate(lane) for part in operation.parts]
     for number, (_, operation) in enumerate(numbered):
         for group in header.groups_with[operation.stage]:
             places[group].append(number)
     for group, group_places in places.items():
+        # The last backward of each update, the last reader of each version, and the first operation that needs as many
+        # updates to be made: by the version that it reads, or because it adds to the next update.
         backwards: dict[int, int] = {}
         lasts: dict[int, int] = {}
         needs: dict[int, int] = {}
@@ -181,6 +185,7 @@ def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iter
             if operation.kind.sums:
                 backwards[update] = place
                 needs[update] = min(needs.get(update, place), place)
+        # An update is launched after its last backward, or else behind the step before.
         steps = _steps(header.updates, backwards, sorted(needs.items()), len(lane), summed.get(group, ()))
         for number, step in enumerate(steps):
             behind = _Gap(steps[number - 1] if number else 0, behind_steps=True)
@@ -191,13 +196,15 @@ def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iter
 def _steps(
     updates: int, backwards: Mapping[int, int], needs: list[tuple[int, int]], end: int, summed: Sequence[int]
 ) -> list[int]:
-    """For every update the place before which a group must step.
+    """The place before which a group must step, for every update.
 
-    ``needs`` holds pairs of a number of updates, ascending, and the first place that needs that many updates made.
+    ``needs`` holds pairs, ascending: a number of updates, and the first place that needs that many updates made.
     """
+    # A step is made before the first place that needs its update or a later one.
     numbers = [number for number, _ in needs]
     earliest = list(accumulate((place for _, place in reversed(needs)), min, initial=end))[::-1]
     steps = [earliest[bisect_left(numbers, number + 1)] for number in range(updates)]
+    # The step before an update without backwards is made early, so that its launch keeps no worker waiting.
     for number in range(1, updates):
         if number not in backwards:
             steps[number - 1] = min(steps[number - 1], bisect_left(summed, number))
