@@ -1,1 +1,1 @@
-"""From a scheme to its plan: names, values, pipes, operations."""
+"""Elaboration of a scheme to its plan: names, values, pipes, operations."""

@@ -1,10 +1,16 @@
 """Quasi-affine laws of formulas: derived from the formula alone, and exact for every integer.
 
-A formula in m is quasi-affine if f(m + p) = f(m) + d for all integers m, with a period p > 0 and an increment d. Sums,
-multiples, quotients and remainders by constants of quasi-affine formulas are quasi-affine; so is any function of
-formulas that repeat (d = 0). With p, d and the p values from f(0) on, a formula is known everywhere.
+A formula in m is quasi-affine if f(m + p) = f(m) + d for all integers m, with a period p > 0 and an increment d. With
+p, d and the values f(0) .. f(p-1), the formula is given everywhere:
 
-The maximum and minimum of growing formulas are quasi-affine from some m on, where one of the arguments stays ahead.
+    2*m + 1         values 1         increment 2
+    m / 2           values 0, 0      increment 1
+    m % 3           values 0, 1, 2   increment 0
+    max(0, m - 3)   values -3        increment 1, for m >= 3
+
+Sums, multiples, and quotients and remainders by constants, of quasi-affine formulas are quasi-affine; so is any
+function of formulas that repeat (d = 0). The maximum and minimum of growing formulas are quasi-affine from some m on,
+where one of the arguments stays ahead.
 """
 
 import operator
@@ -30,8 +36,8 @@ from chimera_ir.syntax.formatter import show_expression
 class Law:
     """The law of a formula in m: ``f(m) = values[m % p] + increment * (m // p)`` with p the number of values.
 
-    It holds for all integers m; if a maximum or minimum of growing values took part, for m >= ``since``.
-    The values of a condition are truths, and its increment is 0.
+    It holds for all integers m or, if it comes from a maximum or minimum of growing values, for m >= ``since``. The
+    values of a condition are truths, and its increment is 0.
     """
 
     values: tuple[int, ...]
@@ -40,12 +46,12 @@ class Law:
 
     @property
     def period(self) -> int:
-        """Number of m after which the values repeat, plus the increment."""
+        """The number of m after which the values repeat, plus the increment."""
         return len(self.values)
 
     @property
     def rate(self) -> Fraction:
-        """Growth of the values from one m to the next, on average over a period."""
+        """The growth of the values from one m to the next, on average over a period."""
         return Fraction(self.increment, self.period)
 
     @property
@@ -74,7 +80,7 @@ _Fold = Callable[[Law, Law, int], Law]
 
 
 def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
-    """The law of a checked formula in a variable, all other names being known in the scope.
+    """The law of a checked formula in a variable; the scope has all other names.
 
     Raises
     ------
@@ -93,7 +99,7 @@ def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> L
 
 
 def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
-    """The law for large m of a formula that may take the maximum and minimum of growing values; else as ``law``."""
+    """The law, for large m, of a formula that may have the maximum and minimum of growing values; else as ``law``."""
     return walk(expression, _Laws(scope, {variable: COUNT}, most, {"max": _larger, "min": _smaller}))
 
 
@@ -111,19 +117,19 @@ class _Laws:
     Attributes
     ----------
     scope
-        What names stand for that are not in ``names``.
+        The meaning of names that are not in ``names``.
     names
         The laws of the variable, or of the parameters within a function.
     most
-        Upper bound on periods.
-    unending
-        For each builtin that may take growing values, its law for two laws.
+        The upper bound on periods.
+    of_growing
+        The builtins that may take growing values, each with a function from two laws to the law of the result.
     """
 
     scope: Scope
     names: Mapping[str, Law]
     most: int
-    unending: Mapping[str, _Fold]
+    of_growing: Mapping[str, _Fold]
 
     def constant(self, value: int) -> Law:
         return Law((value,), 0)
@@ -134,7 +140,7 @@ class _Laws:
         formula = self.scope.formulas.get(text)
         return self.constant(self.scope.values[text]) if formula is None else walk(formula, self)
 
-    def known(self, part: Law) -> int | None:
+    def fixed(self, part: Law) -> int | None:
         return part.values[0] if part.constant and not part.since else None
 
     def minus(self, operand: Law) -> Law:
@@ -170,14 +176,14 @@ class _Laws:
         name = node.function.text
         if not any(argument.increment for argument in arguments):
             return self._pointwise(node, partial(self._applied, node), arguments)
-        if name not in self.unending:
+        if name not in self.of_growing:
             raise self._fault(say.GrowingArgument, node, function=name)
-        fold, period = self.unending[name], self._period(node, arguments)
+        fold, period = self.of_growing[name], self._period(node, arguments)
         return reduce(lambda extreme, argument: fold(extreme, argument, period), arguments)
 
     def call(self, node: ast.Call, arguments: Sequence[Law]) -> Law:
         function = self.scope.functions[node.function.text]
-        key = tuple(arguments), self.most, bool(self.unending)
+        key = tuple(arguments), self.most, bool(self.of_growing)
         try:
             if key not in function.laws:
                 within = replace(self, names=function.bound(arguments))
@@ -252,9 +258,9 @@ class _Laws:
         return Fault(partial(describe, node.span, self._values(node), **facts))
 
     def _values(self, node: ast.Expression) -> Values:
-        """Those names in an expression that have the same value for every m, with their values."""
+        """The names in an expression that have the same value for every m, with their values."""
         names = dict.fromkeys(part.text for part in ast.walk(node) if isinstance(part, ast.Name))
-        values = ((name, self.known(self.name(name))) for name in names)
+        values = ((name, self.fixed(self.name(name))) for name in names)
         return tuple((name, value) for name, value in values if value is not None)
 
 
@@ -273,6 +279,7 @@ def _larger(left: Law, right: Law, period: int) -> Law:
     if left.rate == right.rate:
         values = map(max, left.stretched(period), right.stretched(period))
         return _reduced(values, int(left.rate * period), since)
+    # The law that grows faster wins from the m on at which it has caught up at every place of the period.
     high, low = (left, right) if left.rate > right.rate else (right, left)
     lead = map(operator.sub, high.stretched(period), low.stretched(period))
     gain = int((high.rate - low.rate) * period)
@@ -280,7 +287,10 @@ def _larger(left: Law, right: Law, period: int) -> Law:
 
 
 def _ahead(m: int, lead: int, gain: int, period: int) -> int:
-    """The m from which on a difference is not negative: it is ``lead`` at m, and grows by ``gain`` > 0 per period."""
+    """The m from which on a difference is not negative: it is ``lead`` at ``m``, and grows by ``gain`` > 0 per period.
+
+    Only every ``period``-th m counts, and the result is the first m after the last one with a negative difference.
+    """
     turns = -(lead // gain)
     return m + (turns - 1) * period + 1
 
@@ -290,17 +300,17 @@ def _smaller(left: Law, right: Law, period: int) -> Law:
 
 
 def _reduced(values: Iterable[int], increment: int, since: int) -> Law:
-    """The law with these values and the shortest period, which divides every other period."""
-    known = tuple(values)
-    for factor in _prime_factors(len(known)):
-        shorter, rest = len(known) // factor, increment % factor
-        if not rest and all(b - a == increment // factor for a, b in zip(known, known[shorter:], strict=False)):
-            known, increment = known[:shorter], increment // factor
-    return Law(known, increment, since)
+    """The law with these values and the shortest period."""
+    shortest = tuple(values)  # the shortest period divides every other one, so it is found prime by prime
+    for factor in _prime_factors(len(shortest)):
+        period, rest = len(shortest) // factor, increment % factor
+        if not rest and all(b - a == increment // factor for a, b in zip(shortest, shortest[period:], strict=False)):
+            shortest, increment = shortest[:period], increment // factor
+    return Law(shortest, increment, since)
 
 
 def _prime_factors(number: int) -> Iterator[int]:
-    """Prime factors with multiplicity, ascending."""
+    """The prime factors of a number, with multiplicity, ascending."""
     factor = 2
     while factor * factor <= number:
         while number % factor == 0:

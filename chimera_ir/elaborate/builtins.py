@@ -18,7 +18,7 @@ class Builtin:
 
 
 def share(total: int, parts: int, part: int) -> int:
-    """Size of one part when ``total`` is cut into ``parts`` parts, as evenly as possible, larger parts first.
+    """The size of a part when ``total`` is cut into ``parts`` parts, as evenly as possible, larger parts first.
 
     Examples
     --------
@@ -64,4 +64,4 @@ LOGIC: Mapping[Logic, Callable[[bool, bool], bool]] = {Logic.AND: operator.and_,
 """``and`` and ``or`` of two known truths."""
 
 DECISIVE = {Logic.AND: False, Logic.OR: True}
-"""The truth of the left side that makes the right side irrelevant."""
+"""The truth of the left side that decides, whatever the right side is."""

@@ -33,7 +33,7 @@ class Type(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _ValueName:
-    """A name for a value; ``type`` is None where a mistake hides it."""
+    """A name for a value; ``type`` is None if a mistake hides it."""
 
     type: Type | None
     span: Span
@@ -78,7 +78,7 @@ def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
 
 
 def _guess(text: str, known: Collection[str]) -> str | None:
-    """The known name that an undefined name may stand for."""
+    """The known name that the user may have meant by an undefined one."""
     foreign = FOREIGN_NAMES.get(text.lower())
     return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
 
@@ -100,7 +100,7 @@ def _names_in(expression: ast.Expression) -> tuple[str, ...]:
 
 
 def _size_of(expression: ast.Expression, known: Mapping[str, _FormulaSize]) -> _FormulaSize:
-    """The size of a formula; ``known`` has those of functions, and of other names that stand for formulas."""
+    """The size of a formula, with the formulas behind its names written out; ``known`` has the sizes of these."""
     nodes = list(ast.walk(expression))
     return _FormulaSize(len(nodes) + sum(_behind(node, known).operands for node in nodes), _levels(expression, known))
 
@@ -111,18 +111,18 @@ def _levels(expression: ast.Expression, known: Mapping[str, _FormulaSize]) -> in
 
 
 def _behind(node: ast.Expression, known: Mapping[str, _FormulaSize]) -> _FormulaSize:
-    """The size of what the name of a node stands for; 0 if it is not known."""
+    """The size of the formula that the name in a node stands for; 0 if there is none."""
     name = node.function if isinstance(node, ast.Call) else node
     return known.get(name.text if isinstance(name, ast.Name | ast.Word) else "", _FormulaSize(0, 0))
 
 
 class _Checker:
-    """Walks a scheme from top to bottom, and collects names and mistakes."""
+    """A walk over a scheme from top to bottom that collects names, sizes of formulas, and mistakes."""
 
     def __init__(self, scheme: ast.Scheme) -> None:
         self.mistakes: list[Diagnostic] = []
         self._scheme = scheme
-        self._known: dict[str, _Meaning] = {}
+        self._defined: dict[str, _Meaning] = {}
         self._used: set[str] = set()
         self._definitions = list(_definitions(scheme))
         self._uses = {word.text: _names_in(formula) for _, word, formula in self._definitions}
@@ -134,7 +134,7 @@ class _Checker:
     def check_scheme(self) -> None:
         """Checks the header and all items."""
         for parameter in self._scheme.parameters:
-            self._formula(parameter.default, Type.INTEGER, "the default of a parameter", self._known, parameter.name)
+            self._formula(parameter.default, Type.INTEGER, "the default of a parameter", self._defined, parameter.name)
             self._define(parameter.name, _ValueName(Type.INTEGER, parameter.name.span))
         for item in self._scheme.items:
             self._item(item)
@@ -147,17 +147,17 @@ class _Checker:
     def _item(self, item: ast.Item) -> None:
         match item:
             case ast.Let(name, value):
-                self._define(name, _ValueName(self._formula(value, None, "", self._known, name), name.span))
+                self._define(name, _ValueName(self._formula(value, None, "", self._defined, name), name.span))
             case ast.Function():
                 self._function(item)
             case ast.Workers(count):
-                self._formula(count, Type.INTEGER, "`workers`", self._known)
+                self._formula(count, Type.INTEGER, "`workers`", self._defined)
             case ast.Require(condition):
-                self._formula(condition, Type.TRUTH, "`require`", self._known)
+                self._formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):
-                self._formula(count, Type.INTEGER, "`update every`", self._known)
+                self._formula(count, Type.INTEGER, "`update every`", self._defined)
             case ast.Memory(_, limit):
-                self._formula(limit, Type.INTEGER, "`memory`", self._known)
+                self._formula(limit, Type.INTEGER, "`memory`", self._defined)
             case ast.PipeBlock():
                 self._pipe(item)
             case _:
@@ -166,13 +166,13 @@ class _Checker:
     def _define(self, name: ast.Word, meaning: _Meaning) -> None:
         if name.text in BUILTINS:
             self.mistakes.append(say.RedefinesBuiltin(name.span, name.text))
-        elif name.text in self._known:
-            self.mistakes.append(say.DefinedTwice(name.span, name.text, self._known[name.text].span))
+        elif name.text in self._defined:
+            self.mistakes.append(say.DefinedTwice(name.span, name.text, self._defined[name.text].span))
         else:
-            self._known[name.text] = meaning
+            self._defined[name.text] = meaning
 
     def _variables(self, words: Iterable[ast.Word]) -> dict[str, _ValueName]:
-        """Local variables; one that has the name of something else is a mistake."""
+        """Local variables; it is a mistake if one has the name of something else."""
         variables: dict[str, _ValueName] = {}
         for word in words:
             if word.text in BUILTINS:
@@ -186,7 +186,7 @@ class _Checker:
 
     def _with(self, variables: Mapping[str, _ValueName]) -> _Layers:
         """All names known so far, and some variables."""
-        return ChainMap({**variables}, self._known)
+        return ChainMap({**variables}, self._defined)
 
     def _function(self, function: ast.Function) -> None:
         scope = self._with(self._variables(function.parameters))
@@ -196,6 +196,7 @@ class _Checker:
         self._define(function.name, _FunctionName(names, result, function.name.span))
 
     def _pipe(self, pipe: ast.PipeBlock) -> None:
+        # The names that the pipe's lines define. A guard may use all but the micro-batch.
         index = [] if pipe.index is None else [pipe.index.variable]
         stages = [clause for clause in pipe.clauses if isinstance(clause, ast.Stages)][:1]
         micros = [clause for clause in pipe.clauses if isinstance(clause, ast.Micros)][:1]
@@ -204,7 +205,7 @@ class _Checker:
         variables = self._variables([*index, *of_stage, *(clause.variable for clause in micros)])
         outside = self._with({word.text: variables[word.text] for word in index})
         if pipe.index is not None:
-            self._range(pipe.index.range, self._known)
+            self._range(pipe.index.range, self._defined)
         inside = self._with(variables)
         by_stage = outside.new_child({word.text: variables[word.text] for word in of_stage})
         self._sizes = self._sizes.new_child({word.text: place for word, place in places.items()})
@@ -217,7 +218,7 @@ class _Checker:
                 case ast.Micros():
                     self._micros(clause, outside)
                 case ast.Operation() if not (stages and micros):
-                    pass  # what is missing is said once, and not for every name that it would have defined
+                    pass  # a missing line is reported once, not for every name that it would have defined
                 case ast.Operation():
                     self._operation(clause, inside)
                 case ast.Reads(version):
@@ -329,7 +330,7 @@ class _Checker:
         return None
 
     def _unknown(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> None:
-        shown = len(self.mistakes) < MAX_SHOWN  # a mistake that is not shown gets no guess, which takes time
+        shown = len(self.mistakes) < MAX_SHOWN  # a guess takes time, so only a mistake that is shown gets one
         circle = None if defining is None else self._way(text, defining.text, far=shown)
         if defining is not None and circle is not None:
             self.mistakes.append(say.DefinedByItself(span, defining.text, circle))

@@ -1,4 +1,4 @@
-"""Lines that a scheme must have, may have once, or may have only with other lines."""
+"""Checks for lines that a scheme must have, may have once, or may have only together with other lines."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ _EXAMPLES = {
 
 
 def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Diagnostics of missing lines, and of lines that may stand once and stand twice."""
+    """Diagnostics of lines that are missing, and of lines that stand twice and may stand once."""
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
     if not pipes:
         yield say.NoPipes(scheme.name.span, scheme.name.text)
@@ -64,7 +64,7 @@ def _once(spans: Sequence[Span], owner: str, clause: str) -> Iterator[Diagnostic
 
 
 def check_updates(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Diagnostics of lines that only synchronous or only asynchronous schemes may have, in the other kind."""
+    """Diagnostics of lines that only synchronous schemes may have in an asynchronous one, and the other way round."""
     update = next((item for item in scheme.items if isinstance(item, ast.Update)), None)
     for pipe in scheme.items:
         if isinstance(pipe, ast.PipeBlock):
@@ -72,7 +72,7 @@ def check_updates(scheme: ast.Scheme) -> Iterator[Diagnostic]:
 
 
 def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    """Lines in a pipe of a synchronous scheme that only asynchronous schemes may have."""
+    """Diagnostics of lines in a pipe of a synchronous scheme that only asynchronous schemes may have."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Endless(span=span)):
@@ -84,7 +84,7 @@ def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
-    """Lines that a pipe of an asynchronous scheme lacks, or has and may not have."""
+    """Diagnostics of lines that a pipe of an asynchronous scheme lacks, or has and may not have."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Range(span=span)):
@@ -102,7 +102,7 @@ def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
 
 
 def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Uses of what the language can say and the compiler cannot compile."""
+    """Diagnostics of lines that the language allows and the compiler cannot compile."""
     for item in scheme.items:
         if isinstance(item, ast.PipeBlock):
             for clause in item.clauses:

@@ -1,4 +1,4 @@
-"""From tree to plan: the operations of a scheme for given parameters, each with its worker and clock."""
+"""Elaborates a tree to a plan: the operations of a scheme for given parameters, each with its worker and clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,18 +27,18 @@ def elaborate(
     Parameters
     ----------
     scheme
-        As it was parsed.
+        The tree of its text.
     settings
         Values of parameters that replace their defaults.
     max_operations
-        A scheme that has more is rejected before they are enumerated.
+        The most operations; a scheme that has more is rejected before they are enumerated.
 
     Raises
     ------
     SettingError
-        If a setting is of no parameter of the scheme.
+        If a setting is not of a parameter of the scheme.
     Rejected
-        If the scheme says nothing that can be run: with all errors that are not consequences of others.
+        If the scheme has errors: with all errors that are not consequences of others.
 
     Examples
     --------
@@ -55,28 +55,28 @@ def elaborate(
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The header of a plan, and what its operations follow from.
+    """The header of a plan, and all that is needed to make its operations.
 
-    ``shapes`` are the pipes, each as long as it is elaborated; ``known`` are the names of the scheme.
+    ``shapes`` are the pipes, each cut to the length that is elaborated; ``values`` are those of the scheme's names.
     """
 
     header: Header
     shapes: tuple[Shape, ...]
-    known: Globals
+    values: Globals
     warnings: tuple[Diagnostic, ...]
 
     def plan(self) -> Plan:
         """The plan; raises ``Rejected`` for errors in operations, as `elaborate` does."""
-        return Plan(self.header, tuple(_planned(self.shapes, self.header.pipes, self.known)))
+        return Plan(self.header, tuple(_planned(self.shapes, self.header.pipes, self.values)))
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A scheme that is known not to be too large: its names, and its pipes as ranges without operations."""
+    """A scheme that is not too large: the values of its names, its pipes as ranges, and these cut to a length."""
 
-    known: Globals
+    values: Globals
     shapes: tuple[Shape, ...]
-    part: FinitePipes
+    finite: FinitePipes
     warnings: tuple[Diagnostic, ...]
 
 
@@ -86,47 +86,44 @@ def sized(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) 
     Raises
     ------
     SettingError
-        If a setting is of no parameter of the scheme.
+        If a setting is not of a parameter of the scheme.
     Rejected
-        If the scheme is too large, or wrong in what its size follows from.
+        If the scheme is too large, or has errors in the lines from which its size follows.
     """
     require_settable(scheme, settings)
     warnings = _warnings(_Tree(scheme))
-    known = evaluate_globals(scheme, settings)
-    pipe_shapes = shapes(scheme, known, max_operations)
-    part = (
-        FinitePipes(pipe_shapes)
-        if known.per_update is None
-        else unrolled(pipe_shapes, known.per_update, max_operations)
-    )
-    return Sized(known, pipe_shapes, part, warnings)
+    values = evaluate_globals(scheme, settings)
+    ranges = shapes(scheme, values, max_operations)
+    per_update = values.per_update
+    finite = FinitePipes(ranges) if per_update is None else unrolled(ranges, per_update, max_operations)
+    return Sized(values, ranges, finite, warnings)
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
     """The header of the plan; raises what `elaborate` raises, except for errors in operations."""
     size = sized(scheme, settings, max_operations)
-    known, pipe_shapes, part = size.known, size.shapes, size.part
-    pipes = place(part.shapes, known)
-    stages = len(pipe_shapes[0].stage_range)
+    values, ranges, finite = size.values, size.shapes, size.finite
+    pipes = place(finite.shapes, values)
+    stages = len(ranges[0].stage_range)
     header = Header(
         scheme=scheme.name.text,
-        parameters=known.parameters,
-        workers=stages if known.workers is None else known.workers,
+        parameters=values.parameters,
+        workers=stages if values.workers is None else values.workers,
         stages=stages,
         micro_batches=sum(len(pipe.micros) for pipe in pipes),
         pipes=pipes,
-        bounds=known.bounds,
-        halves=pipe_shapes[0].micros.halves is not None,
-        strategies=strategies(pipe_shapes),
-        updates=part.updates,
-        period=part.period,
+        bounds=values.bounds,
+        halves=ranges[0].micros.halves is not None,
+        strategies=strategies(ranges),
+        updates=finite.updates,
+        period=finite.period,
     )
-    return Outline(header, part.shapes, known, size.warnings)
+    return Outline(header, finite.shapes, values, size.warnings)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tree:
-    """A scheme as an object of its own: schemes are equal where only their spans differ, which diagnostics have."""
+    """A scheme as a key of its own: schemes that differ only in spans are equal, but their diagnostics are not."""
 
     scheme: ast.Scheme
 
@@ -139,11 +136,11 @@ class _Tree:
 
 @lru_cache(maxsize=64)
 def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
-    """Warnings about a scheme that do not depend on its parameters, looked for once; ``Rejected`` for errors."""
+    """The warnings about a scheme that do not depend on its parameters, found once; raises ``Rejected`` for errors."""
     return raise_errors(check(tree.scheme))
 
 
-def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> list[Planned]:
+def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], values: Globals) -> list[Planned]:
     """The operations of all pipes.
 
     Raises
@@ -157,9 +154,9 @@ def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> 
         reads = readings(shape, pipe)
         pipe_outcomes = list(operations(shape, pipe, reads, by_name))
         outcomes += pipe_outcomes
-        if known.per_update is not None:
+        if values.per_update is not None:
             outcomes += torn(
-                (outcome for outcome in pipe_outcomes if isinstance(outcome, Planned)), reads, known.per_update, shape
+                (outcome for outcome in pipe_outcomes if isinstance(outcome, Planned)), reads, values.per_update, shape
             )
     reject([outcome for outcome in outcomes if isinstance(outcome, Diagnostic)])
     return cast("list[Planned]", outcomes)

@@ -1,7 +1,12 @@
 """Formulas as Python closures: compiled once, then called for every micro-batch and stage.
 
-A closure takes the values of the variables, as a tuple, and returns a number or a truth. What does not depend on a
-variable is computed when the formula is compiled. Values stay within 64 bits, or a ``Fault`` is raised.
+A closure takes the values of the variables, as a tuple, and returns a number or a truth. The parts of a formula that do
+not depend on a variable are computed when it is compiled:
+
+    2*m + (2*D - 1 - s), with D = 4     lambda frame: (2 * frame[0]) + (7 - frame[1])
+
+Values stay within 64 bits, or a ``Fault`` is raised. A formula that is compiled may be called a million times, so the
+most frequent cases have closures of their own: constant operands, functions of one and two arguments.
 """
 
 from collections import ChainMap
@@ -31,7 +36,7 @@ _Apply = Callable[[int, int], int]
 
 
 class _Describe(Protocol):
-    """Makes the diagnostic of a fault, given the instance for which the formula failed, and the calls around it."""
+    """A function that makes the diagnostic of a fault, from the instance that failed and the calls around it."""
 
     def __call__(self, instance: Instance, calls: tuple[Called, ...]) -> Diagnostic: ...
 
@@ -40,7 +45,7 @@ class Fault(Exception):
     """A formula has no value.
 
     ``describe`` reads the frame only when the diagnostic is made: constants are folded without a frame, and may fail
-    where their value is never needed.
+    although their value is never needed.
     """
 
     def __init__(self, describe: _Describe) -> None:
@@ -62,7 +67,7 @@ class Fault(Exception):
 class CompiledFunction:
     """A function of the scheme with its compiled body, for given parameters.
 
-    ``laws`` are those of calls, by what they follow from: dozens of pipes and stages call it with the same arguments.
+    ``laws`` stores the laws of its calls by their arguments: dozens of pipes and stages make the same calls.
     """
 
     definition: ast.Function
@@ -76,7 +81,7 @@ class CompiledFunction:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Meaning of the names in a formula: fixed values, variables by their slot in the frame, functions.
+    """The meaning of the names in a formula: fixed values, variables by their slot in the frame, functions.
 
     ``formulas`` are names for formulas over the variables and other names.
     """
@@ -87,7 +92,7 @@ class Scope:
     formulas: Mapping[str, ast.Expression] = field(default_factory=dict)
 
     def with_value(self, name: str, value: int) -> "Scope":
-        """This scope with one more fixed value; no mapping is copied, as a scheme may have thousands of values."""
+        """This scope with a further fixed value; no mapping is copied, as a scheme may have thousands of values."""
         return replace(self, values=ChainMap({name: value}, cast("dict[str, int]", self.values)))
 
     def with_formula(self, name: str, formula: ast.Expression) -> "Scope":
@@ -110,7 +115,7 @@ class Scope:
 
 
 def evaluate(expression: ast.Expression, scope: Scope, instance: Instance | None = None) -> int | Diagnostic:
-    """The value of an expression without variables, or why it has none."""
+    """The value of an expression without variables, or the diagnostic if it has none."""
     try:
         return compiled(expression, scope)(())
     except Fault as fault:
@@ -131,7 +136,7 @@ class _Closure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Closures:
-    """The domain of closures; operations of constants are computed when the formula is compiled."""
+    """The domain of closures; operations on constants are computed when the formula is compiled."""
 
     scope: Scope
 
@@ -145,7 +150,7 @@ class _Closures:
         formula = self.scope.formulas.get(text)
         return self.constant(self.scope.values[text]) if formula is None else walk(formula, self)
 
-    def known(self, part: _Closure) -> int | None:
+    def fixed(self, part: _Closure) -> int | None:
         return part.constant
 
     def minus(self, operand: _Closure) -> _Closure:
@@ -158,7 +163,7 @@ class _Closures:
 
     def arithmetic(self, node: ast.Binary, left: _Closure, right: _Closure) -> _Closure:
         apply = ARITHMETIC[node.operator]
-        value = _known(apply, node.operator in DIVISIONS, left.constant, right.constant)
+        value = _constant(apply, node.operator in DIVISIONS, left.constant, right.constant)
         if value is not None:
             return self.constant(value)
 
@@ -209,7 +214,7 @@ class _Closures:
         return Fault(lambda instance, calls: describe(node.span, scope.values_in(node, frame), instance, calls, *facts))
 
     def _folded(self, formula: Formula, *parts: _Closure) -> _Closure:
-        """The formula, or its value if all parts are constant; a fault is raised only when the formula is called."""
+        """The formula, or its value if all parts are constant. A fault is raised only when the formula is called."""
         if any(part.constant is None for part in parts):
             return _Closure(formula, None)
         try:
@@ -218,8 +223,8 @@ class _Closures:
             return _Closure(formula, None)
 
 
-def _known(apply: _Apply, division: bool, left: int | None, right: int | None) -> int | None:
-    """The value of an operation of constants, where there is one."""
+def _constant(apply: _Apply, division: bool, left: int | None, right: int | None) -> int | None:
+    """The value of an operation on constants; None if the operands are not constant, or there is no value."""
     if left is None or right is None or (division and right <= 0):
         return None
     value = apply(left, right)
@@ -227,7 +232,7 @@ def _known(apply: _Apply, division: bool, left: int | None, right: int | None) -
 
 
 def _within(apply: _Apply, left: _Closure, second: Formula, overflow: Callable[[Frame], Fault]) -> Formula:
-    """A sum, difference or product."""
+    """The closure of a sum, difference or product."""
     first = left.formula
 
     def general(frame: Frame) -> int:
@@ -249,7 +254,7 @@ def _within(apply: _Apply, left: _Closure, second: Formula, overflow: Callable[[
 
 
 def _quotient(apply: _Apply, dividend: Formula, divisor: _Closure, bad: Callable[[Frame, int], Fault]) -> Formula:
-    """A quotient or remainder."""
+    """The closure of a quotient or remainder."""
     formula = divisor.formula
 
     def general(frame: Frame) -> int:
@@ -265,6 +270,8 @@ def _quotient(apply: _Apply, dividend: Formula, divisor: _Closure, bad: Callable
 
 
 def _function(name: str, body: Formula, arguments: tuple[Formula, ...], span: Span) -> Formula:
+    """The closure of a call; a fault in the body names the call."""
+
     def call(frame: Frame) -> int:
         values = tuple([argument(frame) for argument in arguments])
         try:

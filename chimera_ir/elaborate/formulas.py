@@ -1,13 +1,14 @@
-"""The one walk over a formula; what the formula is turned into is up to a domain.
+"""The one walk over a formula; a domain decides what the formula is turned into.
 
 A domain gives each operation its meaning: closures that give integers (``evaluate``), columns of values (``grid``) or
-quasi-affine laws (``affine``). The walk gives the order, and the parts that take part:
+quasi-affine laws (``affine``). The walk decides the order, and which parts are walked at all:
 
 - operands come before their operation, from left to right; of a chain of comparisons, all of them;
-- a condition that is known decides: only the chosen branch of a choice is walked, and the right side of ``and`` and
+- a condition with a fixed value decides: only the chosen branch of a choice is walked, and the right side of ``and``
+and
   ``or`` only if the left side leaves it open;
-- a condition that is not known leaves both sides to the domain: closures compute the side that is needed, whenever it
-  is needed; columns and laws need both sides to have a value everywhere.
+- any other condition leaves both sides to the domain: closures compute the side that is needed, whenever it is needed;
+  columns and laws need both sides to have a value everywhere.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ Part = TypeVar("Part")
 
 
 class Domain(Protocol[Part]):
-    """The meaning of each operation; the node tells where the operation stands in the text."""
+    """The meaning of each operation; the node has the place of the operation in the text."""
 
     def constant(self, value: int) -> Part:
         """The part for a number."""
@@ -30,8 +31,8 @@ class Domain(Protocol[Part]):
     def name(self, text: str) -> Part:
         """The part for a variable or another name."""
 
-    def known(self, part: Part) -> int | None:
-        """The value of a part that depends on no variable, if it is known."""
+    def fixed(self, part: Part) -> int | None:
+        """The value of a part that depends on no variable; None if it depends on any."""
 
     def minus(self, operand: Part) -> Part:
         """The negative of an operand."""
@@ -49,10 +50,10 @@ class Domain(Protocol[Part]):
         """``left and right`` or ``left or right``."""
 
     def choice(self, node: ast.Choice, condition: Part, then: Part, otherwise: Part) -> Part:
-        """``if condition then .. else ..``, of a condition that is not known."""
+        """``if condition then .. else ..``, if the condition has no fixed value."""
 
     def builtin(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
-        """A call of a function that every scheme knows."""
+        """A call of a builtin function."""
 
     def call(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
         """A call of a function of the scheme; a fault in the function names the call."""
@@ -85,6 +86,7 @@ def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
 
 
 def _chain(node: ast.Comparison, domain: Domain[Part], parts: Sequence[Part]) -> Part:
+    """The meaning of ``a < b <= c``: the comparisons of neighbours, joined by ``and``."""
     links = (
         domain.comparison(node, comparator, left, right)
         for comparator, left, right in zip(node.comparators, parts, parts[1:], strict=False)
@@ -93,14 +95,14 @@ def _chain(node: ast.Comparison, domain: Domain[Part], parts: Sequence[Part]) ->
 
 
 def _logical(node: ast.Logical, domain: Domain[Part], left: Part) -> Part:
-    known = domain.known(left)
-    if known is None:
+    fixed = domain.fixed(left)
+    if fixed is None:
         return domain.logical(node, node.operator, left, walk(node.right, domain))
-    return left if bool(known) is DECISIVE[node.operator] else walk(node.right, domain)
+    return left if bool(fixed) is DECISIVE[node.operator] else walk(node.right, domain)
 
 
 def _choice(node: ast.Choice, domain: Domain[Part], condition: Part) -> Part:
-    known = domain.known(condition)
-    if known is None:
+    fixed = domain.fixed(condition)
+    if fixed is None:
         return domain.choice(node, condition, walk(node.then, domain), walk(node.otherwise, domain))
-    return walk(node.then if known else node.otherwise, domain)
+    return walk(node.then if fixed else node.otherwise, domain)

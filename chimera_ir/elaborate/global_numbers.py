@@ -11,10 +11,11 @@ from chimera_ir.syntax import ast
 
 
 def global_numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
-    """The global numbers of each pipe's micro-batches: 0 .. N-1, each once, unless ``failed`` says otherwise."""
+    """The global numbers of each pipe's micro-batches: 0 .. N-1, each once, or the reasons added to ``failed``."""
     total = sum(len(shape.micro_range) for shape in shapes)
     owners: dict[int, tuple[Shape, int]] = {}
     clash: tuple[int, Shape, int] | None = None
+    # ``owners`` has the first micro-batch with each number, ``clash`` the first one whose number is taken already.
     columns: list[list[int]] = []
     for shape in shapes:
         column = _column(shape, sum(map(len, columns)), failed)
@@ -27,7 +28,7 @@ def global_numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[li
     outside = [_outside(*owners[number], number, total) for number in owners if not 0 <= number < total]
     failed += outside
     if clash is not None and not failed:
-        failed.append(_taken(clash, owners, total))
+        failed.append(_clash(clash, owners, total))
     return columns
 
 
@@ -51,12 +52,12 @@ def _outside(shape: Shape, micro: int, number: int, total: int) -> Diagnostic:
     values = _number_values(shape, micro)
     instance = shape.instance((variable, micro))
     if isinstance(shape.micros.range, ast.Endless):
-        mine = len(shape.micro_range)
-        return endless.NumberOutsideTurn(text.span, values, instance, variable, micro, number, mine, total)
+        count = len(shape.micro_range)
+        return endless.NumberOutsideTurn(text.span, values, instance, variable, micro, number, count, total)
     return say.NumberOutside(text.span, values, instance, micro, number, total - 1)
 
 
-def _taken(clash: tuple[int, Shape, int], owners: dict[int, tuple[Shape, int]], total: int) -> Diagnostic:
+def _clash(clash: tuple[int, Shape, int], owners: dict[int, tuple[Shape, int]], total: int) -> Diagnostic:
     number, shape, micro = clash
     owner, owner_micro = owners[number]
     missing = next(candidate for candidate in range(total) if candidate not in owners)

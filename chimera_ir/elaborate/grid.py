@@ -1,8 +1,8 @@
-"""Formulas over all micro-batches and stages of a pipe at once: lists of values instead of a call for each of them.
+"""Formulas over all micro-batches and stages of a pipe at once: lists of values instead of one call for each value.
 
 A part of a formula is evaluated only for what it depends on: `2*m` for the micro-batches, `D-1 - s` for the stages,
-their sum for both. A grid has the values that `evaluate` gives one by one, or raises `UndefinedOnGrid`; `evaluate` then
-finds out where and why.
+their sum for both. A grid has the values that `evaluate` gives one by one, or raises `UndefinedOnGrid`; then `evaluate`
+finds the place and the reason.
 """
 
 import operator
@@ -18,7 +18,7 @@ from chimera_ir.syntax import ast
 
 
 class UndefinedOnGrid(Exception):
-    """The formula, or a part of it that may not be needed there, has no value for some micro-batch and stage."""
+    """A formula, or a part of it, has no value for some micro-batch and stage; the part may not be needed there."""
 
 
 class _Column(NamedTuple):
@@ -52,7 +52,7 @@ class Grid:
         Raises
         ------
         UndefinedOnGrid
-            If the formula, or a part of it that takes part in the walk, has no value somewhere.
+            If the formula, or a part of it that is walked, has no value somewhere.
         """
         return self._domain.spread(walk(expression, self._domain), on_micros=True, on_stages=True)
 
@@ -75,44 +75,44 @@ class _Columns:
         formula = self.scope.formulas.get(text)
         return self.constant(self.scope.values[text]) if formula is None else walk(formula, self)
 
-    def known(self, part: _Column) -> int | None:
+    def fixed(self, part: _Column) -> int | None:
         return None if part.on_micros or part.on_stages else part.values[0]
 
     def minus(self, operand: _Column) -> _Column:
-        return self._each(operator.neg, operand)
+        return self._applied(operator.neg, operand)
 
     def negation(self, operand: _Column) -> _Column:
-        return self._each(operator.not_, operand)
+        return self._applied(operator.not_, operand)
 
     def arithmetic(self, node: ast.Binary, left: _Column, right: _Column) -> _Column:
         if node.operator in DIVISIONS and min(right.values, default=1) < 1:
             raise UndefinedOnGrid
-        column = self._each(ARITHMETIC[node.operator], left, right)
+        column = self._applied(ARITHMETIC[node.operator], left, right)
         if max(column.values, default=0) > LIMIT or min(column.values, default=0) < -LIMIT:
             raise UndefinedOnGrid
         return column
 
     def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: _Column, right: _Column) -> _Column:
-        return self._each(COMPARE[comparator], left, right)
+        return self._applied(COMPARE[comparator], left, right)
 
     def logical(self, node: ast.Expression, logic: ast.Logic, left: _Column, right: _Column) -> _Column:
-        return self._each(LOGIC[logic], left, right)
+        return self._applied(LOGIC[logic], left, right)
 
     def choice(self, node: ast.Choice, condition: _Column, then: _Column, otherwise: _Column) -> _Column:
-        return self._each(lambda holds, yes, no: yes if holds else no, condition, then, otherwise)
+        return self._applied(lambda holds, yes, no: yes if holds else no, condition, then, otherwise)
 
     def builtin(self, node: ast.Call, arguments: Sequence[_Column]) -> _Column:
         name = node.function.text
-        if name == "share" and not all(self._each(shareable, *arguments).values):
+        if name == "share" and not all(self._applied(shareable, *arguments).values):
             raise UndefinedOnGrid
-        return self._each(BUILTINS[name].apply, *arguments)
+        return self._applied(BUILTINS[name].apply, *arguments)
 
     def call(self, node: ast.Call, arguments: Sequence[_Column]) -> _Column:
         function = self.scope.functions[node.function.text]
         return walk(function.definition.body, replace(self, names=function.bound(arguments)))
 
-    def _each(self, apply: Callable[..., int], *parts: _Column) -> _Column:
-        """The function ``apply`` of parts, on all variables that any part depends on."""
+    def _applied(self, apply: Callable[..., int], *parts: _Column) -> _Column:
+        """The column of a function of parts, over all variables that any part depends on."""
         on_micros, on_stages = any(part.on_micros for part in parts), any(part.on_stages for part in parts)
         columns = (self.spread(part, on_micros=on_micros, on_stages=on_stages) for part in parts)
         return _Column(on_micros, on_stages, list(map(apply, *columns)))

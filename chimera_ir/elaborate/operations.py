@@ -23,7 +23,7 @@ Pipes = Mapping[str, tuple[Shape, Pipe]]
 
 
 class _Single(NamedTuple):
-    """A part of a line: an operation of a pipe, which may be another than that of the line."""
+    """An operation of a line, or one of the two of a pair, with its pipe: the line's, or the one named by ``of``."""
 
     subject: ast.Subject
     shape: Shape
@@ -46,18 +46,18 @@ class _Single(NamedTuple):
 
 
 def operations(shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> Iterator[Planned | Diagnostic]:
-    """The operations of a pipe, line by line; a line that fails ends with why its first failing instance fails."""
+    """The operations of a pipe, line by line; a line that fails ends with the diagnostic of its first failure."""
     for line in shape.operations:
         singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
         failed = [single for single in singles if isinstance(single, Diagnostic)]
         if failed:
             yield from failed
             continue
-        known = [single for single in singles if isinstance(single, _Single)]
+        parts = [single for single in singles if isinstance(single, _Single)]
         try:
-            yield from _all_at_once(line, known, shape, reads)
-        except UndefinedOnGrid:
-            yield from _instances(line, known, shape, reads)
+            yield from _all_at_once(line, parts, shape, reads)
+        except UndefinedOnGrid:  # computed again one by one, for the operations before the first that fails
+            yield from _instances(line, parts, shape, reads)
 
 
 def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Single | Diagnostic:
@@ -84,13 +84,15 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
     """
     names = (shape.micros.variable.text, shape.stages.variable.text)
     grid = Grid(shape.steps, shape.stage_range, names, shape.scope)
-    wanted = None if line.guard is None else grid.values(line.guard)
-    columns = [_column(line, single, grid, wanted, reads) for single in singles]
+    # Whether the guard holds, for each micro-batch and stage; then workers and operations, and clocks, where it does.
+    holds = None if line.guard is None else grid.values(line.guard)
+    columns = [_column(line, single, grid, holds, reads) for single in singles]
     clocks = cast("list[Clock]", grid.values(line.clock))
-    clocks = clocks if wanted is None else list(compress(clocks, wanted))
+    clocks = clocks if holds is None else list(compress(clocks, holds))
     if len(columns) == 1:
         ((workers, computes),) = columns
         return list(map(Planned, clocks, workers, computes))
+    # The operations of two columns are joined to pairs.
     joined: list[Planned] = []
     for clock, both in zip(clocks, zip(*(zip(*column, strict=True) for column in columns), strict=True), strict=True):
         operation = _joined(line, both, shape.instance())
@@ -104,17 +106,17 @@ _Placed = tuple[Worker, Compute]
 
 
 def _column(
-    line: ast.Operation, single: _Single, grid: Grid, wanted: Sequence[int] | None, reads: Readings
+    line: ast.Operation, single: _Single, grid: Grid, holds: Sequence[int] | None, reads: Readings
 ) -> tuple[list[Worker], list[Compute]]:
-    """The workers and the operations of a part of a line, for all pairs of the grid that are wanted."""
-    batches = _known(grid, single.subject.micro, single.numbers)
+    """The workers and the operations of a part of a line, where the guard holds."""
+    batches = _batches_on_grid(grid, single.subject.micro, single.numbers)
     stages = cast("list[Stage]", grid.values(single.subject.stage))
-    if wanted is not None:
-        batches, stages = (list(compress(column, wanted)) for column in (batches, stages))  # type: ignore[assignment]
+    if holds is not None:
+        batches, stages = (list(compress(column, holds)) for column in (batches, stages))  # type: ignore[assignment]
     if None in batches or not {*stages} <= {*single.shape.stage_range}:
         raise UndefinedOnGrid
-    workers, known = single.pipe.workers, cast("list[tuple[Micro, ...]]", batches)
-    return [workers[stage] for stage in stages], single.computes(known, stages, line, reads)
+    workers, complete = single.pipe.workers, cast("list[tuple[Micro, ...]]", batches)
+    return [workers[stage] for stage in stages], single.computes(complete, stages, line, reads)
 
 
 def _instances(
@@ -168,28 +170,28 @@ def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instan
     return Pair(forward, backward, line.span)
 
 
-def _known(
+def _batches_on_grid(
     grid: Grid, micro: ast.Expression | ast.Range, numbers: dict[int, Micro]
 ) -> Sequence[tuple[Micro, ...] | None]:
-    """The global numbers of the micro-batches of each pair; None where the pipe lacks one, or there are none."""
+    """The global numbers of the micro-batches of each instance; None if the pipe lacks one, or if there are none."""
     if not isinstance(micro, ast.Range):
-        single = {mine: (number,) for mine, number in numbers.items()}
+        single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
         return list(map(single.get, grid.values(micro)))
     batches: dict[tuple[int, int], tuple[Micro, ...] | None] = {}
     ranges = list(zip(grid.values(micro.start), grid.values(micro.stop), strict=True))
     for start, stop in {*ranges}:
-        known = start < stop and start in numbers and stop - 1 in numbers
-        batches[start, stop] = tuple([numbers[mine] for mine in range(start, stop)]) if known else None
+        inside = start < stop and start in numbers and stop - 1 in numbers
+        batches[start, stop] = tuple([numbers[number] for number in range(start, stop)]) if inside else None
     return [batches[ends] for ends in ranges]
 
 
 def _batches(
     micro: ast.Expression | ast.Range, scope: Scope, numbers: dict[int, Micro]
 ) -> Callable[[Frame], tuple[Micro, ...] | None]:
-    """A function from a frame to the global numbers of its micro-batches, or None as in ``_known``."""
+    """A function from a frame to the global numbers of its micro-batches, or None as in ``_batches_on_grid``."""
     if not isinstance(micro, ast.Range):
         only = compiled(micro, scope)
-        single = {mine: (number,) for mine, number in numbers.items()}
+        single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
         return lambda frame: single.get(only(frame))
     first, end = compiled(micro.start, scope), compiled(micro.stop, scope)
 
@@ -197,13 +199,13 @@ def _batches(
         start, stop = first(frame), end(frame)
         if not (start < stop and start in numbers and stop - 1 in numbers):
             return None
-        return tuple(numbers[mine] for mine in range(start, stop))
+        return tuple(numbers[number] for number in range(start, stop))
 
     return several
 
 
 def _no_such(single: _Single, shape: Shape, names: tuple[str, str], frame: Frame) -> Diagnostic:
-    """The diagnostic of an operation on a micro-batch or a stage that its pipe does not have."""
+    """The diagnostic of an operation on a micro-batch or a stage that is not in its pipe."""
     scope, subject = shape.scope.with_variables(*names), single.subject
     instance = shape.instance(*zip(names, frame, strict=True))
     micros = single.shape.micro_range

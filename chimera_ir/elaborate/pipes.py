@@ -1,4 +1,12 @@
-"""The pipes for given parameters: how long they are, where their stages run, how their micro-batches are numbered."""
+"""The pipes for given parameters: their stages, their micro-batches and the clauses that say more about them.
+
+scheme a(D = 2, N = 4)                 Shape p[0]: stage_range 0..2, micro_range 0..4, steps 0 and 2
+pipe p[i in 0..2] {                    Shape p[1]: stage_range 0..2, micro_range 4..8, steps 4 and 6
+  stages s in 0..D on s
+  micros m in i*N..i*N + N by 2
+  F(m..m+2, s) @ m + s                 (formulas stay formulas)
+}
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +24,7 @@ from chimera_ir.syntax import ast
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One pipe for given parameters: the ranges are known, the formulas are not yet evaluated.
+    """A pipe for given parameters: its ranges are evaluated, its formulas are not.
 
     ``micro_range`` has its micro-batches, ``steps`` the values of the micro-batch variable. An endless pipe has one
     step until it is ``lengthened``.
@@ -46,7 +54,7 @@ class Shape:
 
 
 class _PipeClauses(NamedTuple):
-    """The clauses of a pipe by kind."""
+    """The clauses of a pipe, by kind."""
 
     stages: ast.Stages
     micros: ast.Micros
@@ -56,7 +64,7 @@ class _PipeClauses(NamedTuple):
     reads: ast.Reads | None
 
 
-def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Shape, ...]:
+def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Shape, ...]:
     """All pipes in the order of the text; an indexed pipe once for each index.
 
     Raises
@@ -65,24 +73,24 @@ def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Sha
         If a range runs backward, pipes differ in their stages, there is nothing to run, or there is too much.
     """
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
-    outcomes = [shape for pipe in _indexed(pipes, known.scope) for shape in _shapes_of(pipe, known.scope)]
+    outcomes = [shape for pipe in _indexed(pipes, values.scope) for shape in _shapes_of(pipe, values.scope)]
     reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
     pipe_shapes = tuple(outcome for outcome in outcomes if isinstance(outcome, Shape))
     reject(_disagreements(pipe_shapes))
     reject(_halves(pipe_shapes))
-    reject(_too_many(pipe_shapes, pipes, known, max_operations))
+    reject(_too_many(pipe_shapes, pipes, values, max_operations))
     return pipe_shapes
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:
-    """Raises the diagnostics, if there are any; one that many pipes share is raised once."""
+    """Raises the diagnostics, if there are any; of equal ones in the same place, as pipes may have, the first."""
     distinct = {(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(list(failed))}
     if distinct:
         raise Rejected(distinct.values())
 
 
 def _indexed(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, range | None]]:
-    """Each pipe with the values of its index; all pipes are counted before any is elaborated."""
+    """The pipes, each with the values of its index. All pipes are counted before any is elaborated."""
     indexed: list[tuple[ast.PipeBlock, range | None]] = []
     count = 0
     for pipe in pipes:
@@ -119,6 +127,7 @@ def _lines(pipe: ast.PipeBlock) -> _PipeClauses:
 
 
 def _shape(lines: _PipeClauses, name: str, scope: Scope) -> Shape | Diagnostic:
+    """The shape of a pipe, or the diagnostic of its first range without a value."""
     micros, instance = lines.micros, Instance(name)
     stage_range = _range(lines.stages.range, scope, instance, MAX_STAGES, "stage")
     if isinstance(stage_range, Diagnostic):
@@ -137,7 +146,7 @@ def _shape(lines: _PipeClauses, name: str, scope: Scope) -> Shape | Diagnostic:
 
 
 def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range | Diagnostic:
-    """The micro-batches of a pipe; of an endless pipe the first step."""
+    """The micro-batches of a pipe; the first step of an endless pipe."""
     if isinstance(micros.range, ast.Range):
         return _range(micros.range, scope, instance, MAX_MICRO_BATCHES, "micro-batch")
     start = evaluate(micros.range.start, scope, instance)
@@ -150,7 +159,7 @@ def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance
 
 
 def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range | Diagnostic:
-    """The range of a text, or why it is none; it has at most ``most`` elements."""
+    """The range of a text, with at most ``most`` elements, or the diagnostic if there is none."""
     start = evaluate(text.start, scope, instance)
     stop = evaluate(text.stop, scope, instance)
     if isinstance(start, Diagnostic):
@@ -189,7 +198,7 @@ def _disagreements(shapes: Sequence[Shape]) -> list[Diagnostic]:
 
 
 def _halves(shapes: Sequence[Shape]) -> list[Diagnostic]:
-    """Diagnostics of pipes with halves beside pipes with whole micro-batches, and of an odd number of halves."""
+    """Diagnostics of pipes with halves where others have whole micro-batches, and of an odd number of halves."""
     counting = [shape for shape in shapes if shape.micros.halves is not None]
     if not counting:
         return []
@@ -204,11 +213,11 @@ def _halves(shapes: Sequence[Shape]) -> list[Diagnostic]:
     return [groups.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)]
 
 
-def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], known: Globals, limit: int) -> list[Diagnostic]:
-    """Diagnostics of a scheme with nothing to run, or more than the limit; counted, not enumerated."""
+def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: Globals, limit: int) -> list[Diagnostic]:
+    """The diagnostic of a scheme with nothing to run, or with more than the limit; counted, not enumerated."""
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
-        return [say.EmptyIndex(index.range.span, _range_values(index.range, known.scope), Instance())]
+        return [say.EmptyIndex(index.range.span, _range_values(index.range, values.scope), Instance())]
     micros = sum(len(shape.micro_range) for shape in shapes)
     longest = max(shapes, key=lambda shape: len(shape.micro_range))
     text, where = longest.micros.range, (_range_values(longest.micros.range, longest.scope), Instance())
@@ -216,10 +225,11 @@ def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], known: Gl
         return [say.NoMicros(text.span, *where)]
     if micros > MAX_MICRO_BATCHES:
         return [say.TooMany(text.span, *where, "micro-batch", micros, MAX_MICRO_BATCHES)]
+    # An endless pipe has one step so far: its operations are counted when its turn is known.
     stages = len(shapes[0].stage_range)
     by_stage = stages * sum(1 + len(shape.syncs) for shape in shapes)
     operations = sum(len(shape.steps) * stages * len(shape.operations) for shape in shapes)
-    count = max(by_stage, operations, micros) if known.per_update is None else by_stage
+    count = max(by_stage, operations, micros) if values.per_update is None else by_stage
     if count <= limit:
         return []
     return [say.TooManyOperations(text.span, *where, count, limit, micros, stages)]

@@ -1,4 +1,4 @@
-"""Placement of the pipes: workers and recomputation by stage, global numbers of micro-batches."""
+"""The placement of pipes: workers by stage, stages that recompute or have a strategy, numbers of micro-batches."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from chimera_ir.ir.levels import Pipe, Strategy
 from chimera_ir.syntax import ast
 
 
-def place(shapes: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
+def place(shapes: Sequence[Shape], values: Globals) -> tuple[Pipe, ...]:
     """The pipes with the workers of their stages and the global numbers of their micro-batches.
 
     Raises
@@ -22,22 +22,17 @@ def place(shapes: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
     Rejected
         If a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each once.
     """
-    workers = len(shapes[0].stage_range) if known.workers is None else known.workers
+    workers = len(shapes[0].stage_range) if values.workers is None else values.workers
     failed: list[Diagnostic] = []
     places = [_workers(shape, workers, failed) for shape in shapes]
     columns = global_numbers(shapes, failed)
-    recompute = [_recomputing(shape, failed) for shape in shapes]
+    recompute = [_stages_of(shape, shape.recompute, failed) if shape.recompute else () for shape in shapes]
     reject(failed)
-    reject(_idle({worker for row in places for worker in row}, workers, known))
+    reject(_idle({worker for row in places for worker in row}, workers, values))
     return tuple(
         Pipe(shape.name, tuple(map(Worker, row)), tuple(map(Micro, column)), stages)
         for shape, row, column, stages in zip(shapes, places, columns, recompute, strict=True)
     )
-
-
-def _recomputing(shape: Shape, failed: list[Diagnostic]) -> tuple[Stage, ...]:
-    """The stages that recompute."""
-    return _stages_of(shape, shape.recompute, failed) if shape.recompute else ()
 
 
 def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diagnostic]) -> tuple[Stage, ...]:
@@ -57,9 +52,9 @@ def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diag
 
 
 def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
-    """The stages with another strategy than the default, ascending.
+    """The stages with another strategy than the default, ascending, by the ``sync`` clauses of the pipes.
 
-    The last clause of a pipe whose guard holds for a stage counts; a pipe without such a clause takes no part.
+    If several clauses of a pipe hold for a stage, the last one counts. A pipe without any has no say.
 
     Raises
     ------
@@ -95,16 +90,16 @@ def _workers(shape: Shape, workers: int, failed: list[Diagnostic]) -> list[int]:
             failed.append(fault.diagnostic(instance))
             break
         if not 0 <= worker < workers:
-            values = scope.values_in(clause.place, (stage,))
-            failed.append(say.WorkerOutOfRange(clause.place.span, values, instance, stage, worker, workers))
+            names = scope.values_in(clause.place, (stage,))
+            failed.append(say.WorkerOutOfRange(clause.place.span, names, instance, stage, worker, workers))
             break
         row.append(worker)
     return row
 
 
-def _idle(used: set[int], workers: int, known: Globals) -> list[Diagnostic]:
+def _idle(used: set[int], workers: int, values: Globals) -> list[Diagnostic]:
     """The diagnostic of the first worker without a stage, if there is one."""
     if len(used) == workers:
         return []
     first = next(worker for worker in range(workers) if worker not in used)
-    return [say.IdleWorker(known.workers_span, first, workers, workers - len(used))]
+    return [say.IdleWorker(values.workers_span, first, workers, workers - len(used))]

@@ -1,4 +1,4 @@
-"""Weight versions that the micro-batches of an asynchronous scheme read."""
+"""The weight versions that the micro-batches of an asynchronous scheme read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -12,20 +12,20 @@ from chimera_ir.ir.levels import Pipe, Planned
 from chimera_ir.ir.ops import singles
 
 Readings = Mapping[tuple[Micro, Stage], Version]
-"""The version that a micro-batch reads on a stage; empty in a synchronous scheme."""
+"""The versions that micro-batches read, by micro-batch and stage; empty in a synchronous scheme."""
 
 
 def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
     """The diagnostic of the first micro-batch, if any, that reads another version than max(0, law of its stage).
 
-    Micro-batches up to one period after the start of a law are compared; from there on versions only grow.
+    Micro-batches up to one period after the start of a law are compared. From there on the law holds.
 
     Parameters
     ----------
     shape
         A pipe without end.
     laws
-        For each stage the law of its versions, which grow.
+        The law of the versions of each stage. The versions grow.
     """
     if shape.reads is None:
         return

@@ -16,15 +16,15 @@ from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
 _NAMED = 8
-"""Most parameters that are named where a requirement fails."""
+"""The most parameters that are named when a requirement fails."""
 
 
 class SettingError(Exception):
-    """A setting that the command line may not make; the scheme is not at fault."""
+    """A setting that the user may not make; the scheme is not at fault."""
 
 
 class UnknownParameter(SettingError):
-    """A setting for a parameter that the scheme does not have."""
+    """A setting of a parameter that the scheme does not have."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class SettingTooLarge(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """Values of the lines outside of the pipes; ``per_update`` is None in a synchronous scheme."""
+    """The values of the lines outside of the pipes; ``per_update`` is None in a synchronous scheme."""
 
     scope: Scope
     parameters: tuple[tuple[str, int], ...]
@@ -56,22 +56,22 @@ class Globals:
 
 
 def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
-    """Names of the parameters, in the order of the header."""
+    """The names of the parameters, in the order of the header."""
     return tuple(parameter.name.text for parameter in scheme.parameters)
 
 
 def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
-    """Passes if every setting is of a parameter and within 64 bits.
+    """Passes if every setting is of a parameter of the scheme, and within 64 bits.
 
     Raises
     ------
     SettingError
         For the first setting that is not.
     """
-    known = parameter_names(scheme)
+    names = parameter_names(scheme)
     for name, value in settings.items():
-        if name not in known:
-            raise UnknownParameter(name, known)
+        if name not in names:
+            raise UnknownParameter(name, names)
         if abs(value) > LIMIT:
             raise SettingTooLarge(name)
 
@@ -82,23 +82,28 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
     Raises
     ------
     Rejected
-        If a value does not exist, or requirements are not met: with all of those that fail.
+        If a line has no value, or a value that is not allowed, or if a requirement fails: with all that fail.
     """
-    reader = _GlobalsEvaluator(scheme)
+    evaluator = _GlobalsEvaluator(scheme)
     for parameter in scheme.parameters:
-        reader.set(parameter, settings)
-    parameters = tuple(reader.values.items())
+        evaluator.set(parameter, settings)
+    parameters = tuple(evaluator.values.items())
     for item in scheme.items:
-        reader.read(item)
-    if reader.failed:
-        raise Rejected(reader.failed)
+        evaluator.read(item)
+    if evaluator.failed:
+        raise Rejected(evaluator.failed)
     return Globals(
-        reader.scope, parameters, reader.workers, reader.workers_span, tuple(reader.bounds), reader.per_update
+        evaluator.scope,
+        parameters,
+        evaluator.workers,
+        evaluator.workers_span,
+        tuple(evaluator.bounds),
+        evaluator.per_update,
     )
 
 
 class _GlobalsEvaluator:
-    """Evaluates the lines from top to bottom; ``scope`` shares ``values`` and ``functions``, which grow."""
+    """Evaluates the lines from top to bottom; ``scope`` refers to ``values`` and ``functions``, which grow."""
 
     def __init__(self, scheme: ast.Scheme) -> None:
         self.values: dict[str, int] = {}
@@ -110,12 +115,12 @@ class _GlobalsEvaluator:
         self.per_update: int | None = None
         self.failed: list[Diagnostic] = []
         self._parameters = parameter_names(scheme)
-        self._behind: dict[str, int] = {}
+        self._parameters_of: dict[str, int] = {}
 
     def set(self, parameter: ast.Parameter, settings: Mapping[str, int]) -> None:
         """Gives a parameter its value: the user's, or else its default."""
         name = parameter.name.text
-        self._behind[name] = 1 << len(self.values)
+        self._parameters_of[name] = 1 << len(self.values)
         self.values[name] = settings[name] if name in settings else _value(parameter.default, self.scope, [])
 
     def read(self, item: ast.Item) -> None:
@@ -123,7 +128,7 @@ class _GlobalsEvaluator:
         match item:
             case ast.Let(name, value):
                 self.values[name.text] = _value(value, self.scope, self.failed)
-                self._behind[name.text] = self._depends(value)
+                self._parameters_of[name.text] = self._depends(value)
             case ast.Function(name, parameters, body):
                 inner = self.scope.with_variables(*(word.text for word in parameters))
                 self.functions[name.text] = CompiledFunction(item, compiled(body, inner))
@@ -153,15 +158,15 @@ class _GlobalsEvaluator:
     def _require(self, item: ast.Require) -> None:
         if not _value(item.condition, self.scope, self.failed):
             values = self.scope.values_in(item.condition, ())
-            parameters = self._of(self._depends(item.condition))
+            parameters = self._names_of(self._depends(item.condition))
             self.failed.append(RequirementFails(item.condition.span, item.message, values, parameters))
 
     def _depends(self, expression: ast.Expression) -> int:
         """The parameters that an expression depends on, directly or through lets, as a set of bits."""
         names = (node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
-        return reduce(or_, (self._behind.get(name, 0) for name in names), 0)
+        return reduce(or_, (self._parameters_of.get(name, 0) for name in names), 0)
 
-    def _of(self, bits: int) -> tuple[str, ...]:
+    def _names_of(self, bits: int) -> tuple[str, ...]:
         """The first few parameters of a set of bits."""
         names: list[str] = []
         while bits and len(names) < _NAMED:
@@ -172,7 +177,7 @@ class _GlobalsEvaluator:
 
 
 def _value(expression: ast.Expression, scope: Scope, failed: list[Diagnostic]) -> int:
-    """The value of an expression; raises all diagnostics so far if there are any, or else that of the expression."""
+    """The value of an expression. If it has none, the diagnostics so far are raised or, if there are none, its own."""
     value = evaluate(expression, scope)
     if isinstance(value, Diagnostic):
         raise Rejected(failed or [value])

@@ -11,7 +11,7 @@ Stage = NewType("Stage", int)
 WeightGroup = tuple[Stage, ...]
 """The stages, ascending, that hold some weights: one for weights of its own, several for parameters that they share.
 
-The gradients of a group are one sum, over all workers that hold any of its stages, and a worker steps a group once."""
+The gradients of a group are summed together, over all workers that hold any of its stages, and stepped together."""
 
 Micro = NewType("Micro", int)
 """A micro-batch by its global number, 0 .. N-1, over all pipes; in a turn counted from the first one of the turn."""
@@ -23,6 +23,6 @@ Slot = NewType("Slot", int)
 """A receive buffer, counted per worker, receiving stage and direction."""
 
 Version = NewType("Version", int)
-"""The weights of a group by the number of updates that made them; only asynchronous schemes tell versions apart.
+"""The weights of a group by the number of updates that made them; only asynchronous schemes have several versions.
 
-In a turn it is counted from the weights that the updates before the turn have made."""
+In a turn, versions are counted from the weights that the updates before the turn have made."""

@@ -6,11 +6,11 @@
     I     a, dx of the stage behind   dx, g     a       no
     W     g                           -         g       yes
 
-y is what a stage hands on, a is what its forward keeps for the backward, dx is the gradient with respect to its input,
-and g is what the gradients of the weights still need. A micro-batch has on each stage either B, or I and W. Each
-micro-batch makes a value once on each stage. A value for a neighbour is gone after the operation that reads it there,
-any other after the operation that frees it. No other module asks whether an operation *is* a forward: it asks what the
-operation's kind reads, makes, frees and sums.
+y is the output of a stage, a is what its forward keeps for the backward, dx is the gradient of its input, and g is what
+the gradient of its weights still needs. On each stage a micro-batch has either B, or I and W, and makes each value
+once. A value for a neighbour is gone after the operation that reads it there, any other value after the operation that
+frees it. No other module asks whether an operation *is* a forward: it asks what the operation's kind reads, makes,
+frees and sums.
 
 A pair is an F and a B of different micro-batches that a worker runs as one operation. It reads, makes, frees and sums
 what both do, and has a cost of its own.
@@ -79,7 +79,7 @@ class Kind:
 
     @property
     def opens(self) -> bool:
-        """Whether it comes first of a micro-batch's operations on a stage."""
+        """Whether it is the first operation of a micro-batch on a stage."""
         return self.frees is None
 
     @cached_property
@@ -89,7 +89,7 @@ class Kind:
 
     @cached_property
     def takes(self) -> tuple[Value, ...]:
-        """The values that are gone when it is over: those of its neighbours that it reads, and what it frees."""
+        """The values that are gone when it is over: the values of neighbours that it reads, and the value it frees."""
         return tuple(value for value in self.reads if value.towards or value is self.frees)
 
     @cached_property
@@ -126,21 +126,21 @@ class Pairing:
 PAIR = Pairing("pair", "pair", (FORWARD, BACKWARD))
 
 COSTED: dict[str, Kind | Pairing] = {**KINDS, PAIR.letter: PAIR}
-"""All that has a cost of its own, by the key of the cost: the rows, and pairs."""
+"""The rows and pairings that have a cost, by the key of the cost."""
 
 
 def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
-    """The values that operations of some kinds read of their own stage and that none of them makes, with a reader."""
+    """The values that some kinds read of their own stage although none of them makes it, with a reader."""
     kinds = tuple(kinds)
     made = {value for row in kinds for value in row.keeps}
     yield from ((row, value) for row in kinds for value in row.reads if not value.towards and value not in made)
 
 
 def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
-    """The sets of kinds whose operations are together all that a micro-batch needs on a stage, the smallest set first.
+    """The sets of kinds that together are a complete way of a micro-batch through a stage, the smallest set first.
 
-    One operation of a set opens the stage. Each value that is kept for another kind is made once and freed once. Where
-    the gradients of the weights are summed, one operation of each set sums them.
+    One kind of a set opens the micro-batch. Each value that is kept for another kind is made once and freed once. If
+    any kind sums gradients, one kind of each set does.
 
     Examples
     --------
@@ -177,12 +177,12 @@ def values() -> Iterator[Value]:
 
 
 def follows(value: Value) -> tuple[Value, ...]:
-    """The values that a stage keeps because of a value it reads; they may be in the same memory as that value."""
+    """The values that a stage makes from a value it reads, and keeps; they may be in the same memory as that value."""
     reached: dict[Value, None] = {}
-    ahead = [value]
-    while ahead:
-        now = ahead.pop()
-        made = [kept for row in KINDS.values() if now in row.reads for kept in row.keeps if kept not in reached]
+    pending = [value]
+    while pending:
+        read = pending.pop()
+        made = [kept for row in KINDS.values() if read in row.reads for kept in row.keeps if kept not in reached]
         reached.update(dict.fromkeys(made))
-        ahead += made
+        pending += made
     return tuple(reached)

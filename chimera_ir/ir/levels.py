@@ -30,10 +30,10 @@ MAX_STAGES = 1 << 16
 MAX_MICRO_BATCHES = 1 << 20
 
 MAX_AGE = 1_000
-"""Most updates between the newest weights and those that a micro-batch reads: about as many copies are kept."""
+"""The most updates between the newest weights and those that a micro-batch reads; about as many copies are kept."""
 
 MAX_PIPES = 1 << 12
-"""The most pipes that a header may have, whatever the limit on operations is."""
+"""The most pipes that a header may have, whatever the limit on operations."""
 
 T = TypeVar("T", covariant=True)
 
@@ -68,7 +68,7 @@ class Bound:
 
 
 class Strategy(Enum):
-    """When a worker launches the sum of a stage's gradients (section 3.2).
+    """The choice of when a worker launches the sum of a stage's gradients (section 3.2).
 
     ``LAZY``: after all its local compute. ``EAGER``: as soon as its gradients of the stage are complete. ``EAGER_OPT``:
     eager where the schedule leaves the worker a bubble between these two points, else lazy.
@@ -80,10 +80,10 @@ class Strategy(Enum):
 
 
 class Growth(NamedTuple):
-    """The change of the numbers of values that a stage keeps of a micro-batch.
+    """The change, by an operation, of the number of values that a stage keeps of a micro-batch.
 
-    ``forward`` counts what a forward keeps, which is the input alone where the stage recomputes; ``later`` counts what
-    later operations keep.
+    ``forward`` counts values that a forward keeps: the input alone if the stage recomputes. ``later`` counts values
+    that later operations keep.
     """
 
     forward: int
@@ -94,15 +94,15 @@ class Growth(NamedTuple):
 class Header:
     """The header of every level of IR.
 
-    ``micro_batches`` is the number over all pipes: N, or 2N half ones if ``halves`` is set; every pipe has all
-    ``stages`` D. ``strategies`` are those of the stages whose strategy is not eager_opt, by ascending stage.
+    ``micro_batches`` is the number over all pipes: N, or 2N half ones if ``halves`` is set. Every pipe has all D
+    ``stages``. ``strategies`` has the stages whose strategy is not eager_opt, ascending.
 
     A level of an asynchronous scheme shows the scheme's first ``updates`` updates with all of their micro-batches,
     warm-up and drain included; its lanes repeat every ``period`` micro-batches. The header of a stream is that of one
     turn (`ir.streams`). A level of a synchronous scheme shows one update and has period 0.
 
-    ``only`` are the kinds of its operations, in the order of the table, if the level has not all of them: forwards
-    alone make no update. ``ties`` are the groups of stages that share parameters.
+    ``only`` has the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone make
+    no update. ``ties`` are the groups of stages that share parameters.
     """
 
     scheme: str
@@ -136,9 +136,9 @@ class Header:
 
     @property
     def growth(self) -> dict[Kind, Growth]:
-        """By kind, the change of the numbers of values that a stage keeps of each micro-batch.
+        """The change of the number of values that a stage keeps of each micro-batch, by kind of operation.
 
-        A value that no operation frees is not kept.
+        A value that no operation frees does not count.
         """
         freed = {kind.frees for kind in self.kinds}
 
@@ -150,8 +150,8 @@ class Header:
 
     def strategy(self, group: WeightGroup) -> Strategy:
         """The strategy of a group, which says when the sum of its gradients is launched; eager_opt if stages differ."""
-        known = dict(self.strategies)
-        strategies = {known.get(stage, Strategy.EAGER_OPT) for stage in group}
+        chosen = dict(self.strategies)
+        strategies = {chosen.get(stage, Strategy.EAGER_OPT) for stage in group}
         return strategies.pop() if len(strategies) == 1 else Strategy.EAGER_OPT
 
     @property
@@ -170,7 +170,7 @@ class Header:
         return self.micro_batches // self.updates
 
     def update_of(self, micros: Iterable[Micro]) -> int:
-        """The update, counted from 0, that micro-batches belong to; of those of several updates, the last."""
+        """The update, counted from 0, that micro-batches belong to; the last one if they belong to several."""
         return max(micros) // self.per_update
 
     @property
@@ -240,7 +240,7 @@ class Header:
         return self._pipe(micro).workers[stage]
 
     def _pipe(self, micro: Micro) -> Pipe:
-        """The pipe of a micro-batch; turns before and after those of the header have the same pipes."""
+        """The pipe of a micro-batch. Turns before and after those of the header have the same pipes."""
         return self.pipe_of[micro if micro in self.pipe_of else Micro(micro % self.period)]
 
 
@@ -307,22 +307,22 @@ class Program:
     @cached_property
     def parts(self) -> tuple[Parts, ...]:
         """The instructions of every lane by kind, for passes that walk along the lanes more than once."""
-        return tuple(map(_apart, self.lanes))
+        return tuple(map(_parts_of, self.lanes))
 
 
-def _apart(lane: tuple[Instruction, ...]) -> Parts:
-    apart = Parts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
+def _parts_of(lane: tuple[Instruction, ...]) -> Parts:
+    parts = Parts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
     of_kind: dict[type, Lines[Any]] = {
-        Compute: apart.computes,
-        Pair: apart.computes,
-        Send: apart.sends,
-        Recv: apart.recvs,
-        WaitSend: apart.wait_sends,
-        WaitRecv: apart.wait_recvs,
-        **dict.fromkeys((AllReduce, WaitAllReduce, Step, Stash, Drop), apart.updates),
+        Compute: parts.computes,
+        Pair: parts.computes,
+        Send: parts.sends,
+        Recv: parts.recvs,
+        WaitSend: parts.wait_sends,
+        WaitRecv: parts.wait_recvs,
+        **dict.fromkeys((AllReduce, WaitAllReduce, Step, Stash, Drop), parts.updates),
     }
     for place, instruction in enumerate(lane):
         lines = of_kind[type(instruction)]
         lines.places.append(place)
         lines.lines.append(instruction)
-    return apart
+    return parts

@@ -1,7 +1,7 @@
 """The instructions of a worker: a closed union of small types, compared by what they do, not by their origin.
 
-In an asynchronous program instructions name weight versions: a compute operation names the version that it reads, a sum
-and a step name the version that they lead to. In a synchronous program, which has one version, they are None.
+In an asynchronous program, instructions name weight versions: a compute operation the version that it reads, a sum and
+a step the version that they lead to. In a synchronous program there is one version, and ``version`` is None.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class Compute:
 
     @property
     def parts(self) -> tuple["Compute", ...]:
-        """One operation: a pair has two."""
+        """The operation itself; a pair has two parts."""
         return (self,)
 
     @property
@@ -49,7 +49,7 @@ class Compute:
 class Pair:
     """A forward and a backward of different micro-batches, which a worker runs as one operation.
 
-    Both begin and end together. They are over as many micro-batches each.
+    Both begin and end together, and both have the same number of micro-batches.
     """
 
     forward: Compute
@@ -73,7 +73,7 @@ class Pair:
 
 
 Operation = Compute | Pair
-"""What a worker computes at a time."""
+"""An operation of a worker: one computation, or a pair of two."""
 
 
 def singles(operations: Iterable[Operation]) -> tuple[Compute, ...]:

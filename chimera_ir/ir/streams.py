@@ -18,7 +18,7 @@ worker 1:                         worker 1:
                                     F m1 s1 v1
                                     B m1 s1 v1
 
-Where a turn begins says nothing: it is over and over the same. The header is that of a turn.
+A turn may begin at any of its lines, because it is repeated without end. The header is that of one turn.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ from chimera_ir.ir.ops import Compute, Instruction, singles
 from chimera_ir.ir.turns import Turn, shifted, turns_of, unroll, updates_a_turn
 
 MARGIN = 3
-"""Turns on either side of the middle one beyond those that the spread of a turn needs; versions may use them."""
+"""The fewest turns on either side of a view's middle turn, in addition to those over which the middle one spreads."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ScheduleStream:
 
     @cached_property
     def shown(self) -> Schedule:
-        """The schedule of as many updates as show all that ever happens."""
+        """The schedule of enough updates to show all that ever happens."""
         return self.view(updates_shown(self.header, self.turns))
 
     @property
@@ -71,7 +71,7 @@ class ProgramStream:
 
     @cached_property
     def shown(self) -> Program:
-        """The program of as many updates as show all that ever happens: warm-up, some turns and drain."""
+        """The program of enough updates to show all that ever happens: warm-up, some turns and drain."""
         return self.view(updates_shown(self.header, self.schedule.turns))
 
     @property
@@ -86,7 +86,7 @@ class ProgramStream:
 
 
 Level = Plan | Schedule | ScheduleStream | Program | ProgramStream
-"""Whatever a text of IR says."""
+"""Any level that has a text."""
 
 
 def computes(lane: Iterable[Instruction]) -> Iterator[Compute]:
@@ -95,7 +95,7 @@ def computes(lane: Iterable[Instruction]) -> Iterator[Compute]:
 
 
 def header_of(turn: Header, updates: int) -> Header:
-    """The header of a number of updates, from that of a turn; the other way round, too."""
+    """The header of a number of updates, from the header of a turn, or of another number of updates."""
     count, period = updates * turn.per_update, turn.period
     starts = range(0, count, period)
     pipes = tuple(
@@ -126,28 +126,26 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
 
 
 def turn_in(header: Header, lane: Sequence[Compute]) -> tuple[Compute, ...] | None:
-    """The turn in the middle of an asynchronous lane, as the first turn; None if the lane has none.
-
-    It reaches from the first operation on one of its micro-batches to the same operation a turn later.
-    """
+    """The turn in the middle of an asynchronous lane, numbered as the first turn; None if the lane has none."""
     if not lane:
         return ()
     turn = header.micro_batches // header.period // 2
     updates = turn * updates_a_turn(header)
+    # From the first operation on a micro-batch of the middle turn to the same operation a turn later.
     within = range(turn * header.period, (turn + 1) * header.period)
     start = next((place for place, operation in enumerate(lane) if min(operation.micros) in within), len(lane))
-    again = [shifted(operation, header.period, updates_a_turn(header)) for operation in lane[start : start + 1]]
-    stop = next((place for place in range(start + 1, len(lane)) if lane[place] == again[0]), None)
+    next_first = [shifted(operation, header.period, updates_a_turn(header)) for operation in lane[start : start + 1]]
+    stop = next((place for place in range(start + 1, len(lane)) if lane[place] == next_first[0]), None)
     if stop is None:
         return None
     return tuple(computes(shifted(operation, -within.start, -updates) for operation in lane[start:stop]))
 
 
 def updates_shown(header: Header, turns: Sequence[Sequence[Compute]]) -> int:
-    """The number of updates of which the turn in the middle is one of the steady state.
+    """The number of updates to show, so that the turn in the middle is one of the steady state.
 
     Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
-    there, and must read the versions of the steady state, which all do from turn ``settled`` on.
+    shown, and must read the versions of the steady state, as all operations do from turn ``settled`` on.
     """
     per_turn, period = updates_a_turn(header), header.period
     operations = [operation for turn in turns for operation in turn]
@@ -161,12 +159,12 @@ def updates_shown(header: Header, turns: Sequence[Sequence[Compute]]) -> int:
 
 
 def _operations(header: Header, turns: Iterable[Turn], updates: int) -> int:
-    """A number of operations that is counted before any is made; what is kept of the initial weights is left out."""
+    """The number of instructions in some turns, counted, not made; stashes of initial weights are left out."""
     return sum(len(turns_of(header, turn, updates, {})) * len(turn.instructions) for turn in turns)
 
 
 def view_of(program: Program | ProgramStream) -> Program:
-    """A program with a flush itself; of a stream the view that shows all that ever happens."""
+    """The program itself if it has a flush; the view of a stream that shows all that ever happens."""
     return program if isinstance(program, Program) else program.shown
 
 
@@ -179,8 +177,8 @@ def longer(program: Program | ProgramStream, updates: int) -> Program:
         return program.view(updates)
     assert not program.header.asynchronous, "what some updates of a stream show ends with these"
     old, every = program.header, range(updates)
-    again = [tuple(Micro(m + u * old.per_update) for u in every for m in pipe.micros) for pipe in old.pipes]
-    pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, again, strict=True))
+    numbers = [tuple(Micro(m + u * old.per_update) for u in every for m in pipe.micros) for pipe in old.pipes]
+    pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, numbers, strict=True))
     return Program(
         replace(old, micro_batches=updates * old.per_update, pipes=pipes),
         tuple(tuple(shifted(line, u * old.per_update, u) for u in every for line in lane) for lane in program.lanes),

@@ -1,12 +1,20 @@
 """Turns: what a worker does over and over in a scheme without a flush.
 
 A turn takes ``period`` micro-batches. Its instructions count micro-batches from the first one of the turn, and versions
-of the weights from the one that the updates before the turn have made; so the turn that is written begins with
-micro-batch 0 and version 0, and smaller numbers are below 0. From each turn to the next, micro-batches move on by
-``period``, versions by the updates that so many micro-batches make, and receives go round the slots of their shelf.
+of the weights from the one that the updates before the turn have made; smaller numbers are below 0. From each turn to
+the next, micro-batches move on by ``period``, versions by the updates of a turn, and receives go round the slots of
+their shelf. A lane for a number of updates has the instructions about their micro-batches and versions, and no others.
+So warm-up and drain are turns with some instructions left out:
 
-A number of updates shows the instructions about their micro-batches and versions, and no others. So warm-up and drain
-need no description of their own: they are turns with some instructions left out.
+a turn of worker 1:                    two updates:
+  step s1 v                              recv m0 s0->s1 from w0 into 0        (of turn -1)
+  F m s1 v                               F m0 s1 v0                           (turn 0, without its step to version 0)
+  recv m+1 s0->s1 from w0 into 1 of 2    recv m1 s0->s1 from w0 into 1
+  B m s1 v                               B m0 s1 v0
+                                         step s1 v1                           (turn 1, without its receive of m2)
+                                         F m1 s1 v1
+                                         B m1 s1 v1
+                                         step s1 v2                           (of turn 2)
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,14 +46,14 @@ Shelf = tuple[Stage, Stage]
 
 
 class Ring(NamedTuple):
-    """The use of a shelf: ``messages`` per turn, which take the ``slots`` slots in turn, round and round."""
+    """The use of a shelf: ``messages`` messages per turn, which go round and round its ``slots`` slots."""
 
     messages: int
     slots: int
 
 
 class Extent(NamedTuple):
-    """The first and last micro-batch that an instruction is about, or its update twice."""
+    """The first and the last micro-batch that an instruction is about, or its update, twice."""
 
     first: int
     last: int
@@ -53,10 +61,10 @@ class Extent(NamedTuple):
 
 
 class Initial(NamedTuple):
-    """The versions, 0 or less, at whose places the initial weights of a group are stashed and dropped.
+    """The versions, 0 or less, at whose ``stash`` and ``drop`` the initial weights of a group are stashed and dropped.
 
-    The first micro-batches read version 0 in place of versions below 0. Where the steady state keeps one of those
-    versions longer than version 0, the initial weights are kept as long.
+    The first micro-batches read version 0 in place of versions below 0. If the steady state keeps one of those versions
+    longer than version 0, the initial weights are kept for that long.
     """
 
     stash: int
@@ -65,7 +73,7 @@ class Initial(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """A worker's turn; ``slots`` says of each shelf that it receives into how many slots the shelf has."""
+    """A worker's turn; ``slots`` has the number of slots of each shelf that it receives into."""
 
     instructions: tuple[Instruction, ...]
     slots: tuple[tuple[Shelf, int], ...] = ()
@@ -87,7 +95,7 @@ def updates_a_turn(header: Header) -> int:
 
 
 def extent(instruction: Instruction) -> Extent:
-    """The micro-batches or the update of an instruction, which is left out of a view without these."""
+    """The micro-batches or the update of an instruction. A view that lacks any of them lacks the instruction."""
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
     elif isinstance(instruction, Compute):
@@ -103,9 +111,9 @@ def extent(instruction: Instruction) -> Extent:
 
 
 def unroll(header: Header, turn: Turn, updates: int) -> Iterator[Instruction]:
-    """A lane for a number of updates: every turn, without the instructions about none of their micro-batches.
+    """A lane for a number of updates: every turn, without instructions about other micro-batches or updates.
 
-    No version is below 0, as the first micro-batches read the initial weights.
+    The first micro-batches read the initial weights, so no version is below 0.
     """
     return (instruction for _, instruction in by_turn(header, turn, updates))
 
@@ -121,11 +129,11 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Ins
 
 
 def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Instruction]]:
-    """The instructions of `by_turn`, each as it is in the turn that is written."""
+    """The instructions of `by_turn`, each with the numbers that it has in the turn itself."""
     per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
-    known = initial(header, turn)
-    listed = [(instruction, *extent(instruction), lowest(known, instruction)) for instruction in turn.instructions]
-    for number in turns_of(header, turn, updates, known):
+    initials = initial(header, turn)
+    listed = [(instruction, *extent(instruction), lowest(initials, instruction)) for instruction in turn.instructions]
+    for number in turns_of(header, turn, updates, initials):
         micros, versions = number * header.period, number * per_turn
         for instruction, first, last, of_updates, least in listed:
             offset, end = (versions, updates) if of_updates else (micros, micro_batches)
@@ -134,12 +142,13 @@ def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, In
 
 
 def lines_before(header: Header, turn: Turn, number: int, updates: int) -> int:
-    """The number of instructions of a lane that belong to turns before one."""
+    """The number of instructions of a lane that belong to turns before turn ``number``."""
     return sum(1 for _ in takewhile(lambda line: line[0] < number, _by_turn(header, turn, updates)))
 
 
 def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
     """The groups whose initial weights are not kept like version 0 of the steady state."""
+    # The steps, stashes and drops of the turn: the version of each, and its place.
     per_turn = updates_a_turn(header)
     places = {
         (type(instruction), instruction.group, instruction.version % per_turn): (instruction.version, place)
@@ -152,6 +161,8 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
         line = places.get((kind, group, version % per_turn))
         return None if line is None else ((version - line[0]) // per_turn, line[1])
 
+    # Versions 0 or below that a micro-batch from 0 on reads after the step to version 1, with the turn and the place of
+    # their drop. For these the initial weights have to be kept: from the newest such version to the last drop.
     lasts: dict[WeightGroup, dict[int, tuple[int, int]]] = {}
     for place, instruction in enumerate(turn.instructions):
         if not isinstance(instruction, Compute) or instruction.version is None:
@@ -167,29 +178,29 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
     initials = {
         group: Initial(max(versions), max(versions, key=versions.__getitem__)) for group, versions in lasts.items()
     }
-    return {group: kept for group, kept in initials.items() if kept.drop}
+    return {group: versions for group, versions in initials.items() if versions.drop}
 
 
-def lowest(known: Mapping[WeightGroup, Initial], instruction: Instruction) -> int:
-    """The lowest micro-batch or update for which an instruction is in a lane; it is there for all from 1 on as well."""
+def lowest(initials: Mapping[WeightGroup, Initial], instruction: Instruction) -> int:
+    """The lowest micro-batch or update for which an instruction is in a lane. It is also there for all from 1 on."""
     match instruction:
         case Stash(group):
-            return known[group].stash if group in known else 0
+            return initials[group].stash if group in initials else 0
         case Drop(group):
-            return known[group].drop if group in known else 0
+            return initials[group].drop if group in initials else 0
         case Compute() | Pair() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
             return 0
         case _:
             assert_never(instruction)
 
 
-def turns_of(header: Header, turn: Turn, updates: int, known: Mapping[WeightGroup, Initial]) -> range:
-    """The turns of a number of updates that have any instruction, from first to last."""
+def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightGroup, Initial]) -> range:
+    """The turns, from first to last, of which a lane for a number of updates has any instruction."""
     starts, stops = list[int](), list[int]()
     for instruction in turn.instructions:
         first, last, of_updates = extent(instruction)
         step, end = (updates_a_turn(header), updates) if of_updates else (header.period, updates * header.per_update)
-        starts.append(-((first - lowest(known, instruction)) // step))
+        starts.append(-((first - lowest(initials, instruction)) // step))
         stops.append(-((last - end) // step))
     start = min(starts, default=0)
     return range(start, max(start, *stops)) if stops else range(0)
@@ -201,14 +212,14 @@ def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
 
 
 def _shown(turn: Turn, instruction: Instruction, number: int) -> Instruction:
-    """An instruction of a turn as it is in a lane: in the slot of that turn, of no version below 0."""
+    """An instruction of turn ``number`` as a lane has it: in the slot of that turn, with no version below 0."""
     if isinstance(instruction, _READING) and (instruction.version or 0) < 0:
         return replace(instruction, version=Version(0))
     return in_slot(turn, instruction, number)
 
 
 def in_slot(turn: Turn, instruction: Instruction, number: int) -> Instruction:
-    """An instruction of a turn, a receive in the slot of a number of turns later."""
+    """An instruction of a turn; a receive gets the slot that it has ``number`` turns later."""
     if not isinstance(instruction, Recv):
         return instruction
     message, source, slot, origin = instruction.message, instruction.source, instruction.slot, instruction.origin
@@ -222,7 +233,7 @@ def shelf(message: Message) -> Shelf:
 
 
 def shifted(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
-    """An instruction with its micro-batches and updates moved by so many, in the same slot."""
+    """An instruction with ``micros`` and ``updates`` added to its micro-batches and versions, in the same slot."""
     match instruction:
         case Compute():
             read = None if instruction.version is None else Version(instruction.version + updates)

@@ -1,1 +1,1 @@
-"""From text to tree, and back."""
+"""The scheme language: from text to tree, and back."""

@@ -233,7 +233,7 @@ class Recompute:
 
 
 class SyncMode(Enum):
-    """When the gradients of a stage are summed over its replicas."""
+    """The choice of when the gradients of a stage are summed over its replicas."""
 
     LAZY = "lazy"
     EAGER = "eager"
@@ -306,7 +306,7 @@ class Update:
 
 
 class MemoryQuantity(Enum):
-    """What a memory bound limits."""
+    """The quantity that a memory bound limits."""
 
     ACTIVATIONS = "activations"
     WEIGHTS = "weights"
@@ -345,7 +345,7 @@ Item = Workers | Let | Function | Require | Update | Memory | PipeBlock
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A whole text; a name is known from its definition on, so the order of the items matters."""
+    """A whole text. A name is defined from its definition on, so the order of the items matters."""
 
     name: Word
     parameters: tuple[Parameter, ...]
@@ -373,7 +373,7 @@ def operands(expression: Expression) -> tuple[Expression, ...]:
 
 
 def walk(expression: Expression) -> Iterator[Expression]:
-    """The expression and all its parts, each before its own parts, from left to right."""
+    """The expression and all its parts, from left to right; an expression comes before its parts."""
     pending = [expression]
     while pending:
         node = pending.pop()

@@ -1,4 +1,4 @@
-"""From the tree of lark to the tree of ``ast``."""
+"""Builds the tree of ``ast`` from the tree of lark."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import UNSAYABLE
 
 MAX_INTEGER = 2**63 - 1
-"""The largest number a scheme may write or compute."""
+"""The largest number that a scheme may write or compute."""
 
 
 class _Parameters(NamedTuple):

@@ -4,7 +4,8 @@ from typing import assert_never
 
 from chimera_ir.syntax import ast
 
-# How tightly an expression binds, loosest first; an operand that binds less tightly than its place needs brackets.
+# Tightness: how strongly an expression binds, the loosest first. An operand that is looser than its place needs
+# brackets.
 _CHOICE, _OR, _AND, _NOT, _COMPARISON, _SUM, _PRODUCT, _MINUS, _ATOM = range(9)
 
 _LEVELS = {
@@ -20,7 +21,7 @@ _TIGHT = (ast.Arithmetic.MULTIPLY, ast.Arithmetic.DIVIDE)
 
 
 def show(scheme: ast.Scheme) -> str:
-    """The text of a scheme, one line for each line of it.
+    """The text of a scheme, with one line for each item and clause.
 
     Examples
     --------
@@ -130,13 +131,13 @@ def show_expression(expression: ast.Expression) -> str:
 
 
 def _show(expression: ast.Expression, place: int) -> str:
-    """The text of an expression, in brackets if it binds less tightly than ``place`` needs."""
+    """The text of an expression, in brackets if it is looser than ``place``."""
     tightness, text = _parts(expression)
     return text if tightness >= place else f"({text})"
 
 
 def _parts(expression: ast.Expression) -> tuple[int, str]:
-    """Tightness of an expression, and its text without brackets around it."""
+    """The tightness of an expression, and its text without brackets around it."""
     match expression:
         case ast.Integer(value):
             return _ATOM, str(value)

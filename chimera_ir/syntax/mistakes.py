@@ -47,11 +47,11 @@ def lexical(token: Token) -> Diagnostic | None:
 def syntactic(stop: Stop) -> Diagnostic:
     """The mistake at which the parser stopped.
 
-    Rules are tried from the particular to the general; the first that applies decides.
+    Each rule returns a diagnostic, or None if it does not apply. Rules are tried from the particular to the general.
     """
     if stop.position == 0:
         return _nothing_before(stop)
-    for question in (
+    for rule in (
         _wrong_line,
         _unsayable,
         _brackets,
@@ -70,20 +70,20 @@ def syntactic(stop: Stop) -> Diagnostic:
         _unknown_line,
         _end,
     ):
-        answer = question(stop)
-        if answer is not None:
-            return answer
-    return say.Unexpected(stop.span, stop.found, expected_words(stop.accepted))
+        mistake = rule(stop)
+        if mistake is not None:
+            return mistake
+    return say.Unexpected(stop.span, stop.shown, expected_words(stop.accepted))
 
 
 def _nothing_before(stop: Stop) -> Diagnostic:
     if stop.token is None:
         return tokens.NothingHere(Span(0, 1))
-    return tokens.NoHeader(stop.span, stop.found)
+    return tokens.NoHeader(stop.span, stop.shown)
 
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
-    """A line that starts after a complete line, where it does not belong."""
+    """A line that starts after a complete line, in a place where it does not belong."""
     token, opened = stop.token, stop.open_brackets
     if token is None or "(" in opened or "[" in opened or stop.wants_value:
         return None
@@ -118,7 +118,7 @@ def _is_operation(stop: Stop) -> bool:
 
 
 def _unsayable(stop: Stop) -> Diagnostic | None:
-    """A word for what the language has no words for, at the start of a line or behind a value, and no name as yet."""
+    """A word for something that the language cannot say, at the start of a line or behind a value; no name so far."""
     tokens, start = stop.tokens, stop.line_start()
     if stop.token in ("by", "when") and tokens[start] == "stages":
         return say.CannotSay(stop.span, *SKIPS)
@@ -171,10 +171,10 @@ def _cannot_continue(stop: Stop) -> bool:
 
 
 def _unclosed(stop: Stop, opener: Token) -> Diagnostic:
-    where = f"before {stop.found}" if stop.token is not None and not stop.on_next_line else "at the end of the line"
+    where = f"before {stop.shown}" if stop.token is not None and not stop.on_next_line else "at the end of the line"
     if opener == "{":
         where = "behind the last line of the pipe"
-    return say.Unclosed(span_of(opener), str(opener), OPENERS[opener], where, stop.found, stop.span)
+    return say.Unclosed(span_of(opener), str(opener), OPENERS[opener], where, stop.shown, stop.span)
 
 
 def _clock(stop: Stop) -> Diagnostic | None:
@@ -220,9 +220,9 @@ def _variable(stop: Stop) -> Diagnostic | None:
     variable = str(stop.tokens[at - 1])
     if stop.accepted >= {"DOTS"} and stop.after_value and not {"COMMA"} & stop.accepted:
         value = text_between(stop, at + 1, stop.position)
-        return say.MissingRange(span, variable, value, stop.found)
+        return say.MissingRange(span, variable, value, stop.shown)
     if "ON" in stop.accepted and stop.after_value:
-        return say.MissingPlace(span, variable, stop.found)
+        return say.MissingPlace(span, variable, stop.shown)
     return None
 
 
@@ -233,7 +233,7 @@ def _choice(stop: Stop) -> Diagnostic | None:
     if missing is None or stop.wants_value:
         return None
     opened = next(token for token in reversed(stop.tokens[: stop.position]) if token == "if")
-    return say.IncompleteChoice(span_of(opened), missing, stop.found)
+    return say.IncompleteChoice(span_of(opened), missing, stop.shown)
 
 
 def _message(stop: Stop) -> Diagnostic | None:
@@ -253,7 +253,7 @@ def _missing_value(stop: Stop) -> Diagnostic | None:
     infix = token is not None and (token in _INFIX or token in CLOSERS or token in (",", "@", "..", ";"))
     infix = infix or (token is not None and token.type == "STRING")
     if stop.on_next_line or infix:
-        return say.MissingValue(span_of(stop.before), f"`{stop.before}`", stop.found)
+        return say.MissingValue(span_of(stop.before), f"`{stop.before}`", stop.shown)
     return None
 
 
@@ -270,15 +270,15 @@ def _header(stop: Stop) -> Diagnostic | None:
     span = stop.gap if stop.on_next_line else stop.span
     if stop.accepted == {"NAME"} and stop.token is not None:
         hint = NAME_HINTS.get(stop.before, "names are made of a-z, A-Z, 0-9 and _, and do not start with a digit")
-        return say.MissingName(span, str(stop.before), stop.found, hint)
+        return say.MissingName(span, str(stop.before), stop.shown, hint)
     earlier = stop.tokens[stop.position - 2] if stop.position > 1 else stop.before
     if earlier == "fn" and stop.accepted == {"LPAR"}:
         hint = f"write `fn {stop.before}(m) = formula`; a value without parameters is `let {stop.before} = formula`"
-        return say.MissingBrackets(span, str(stop.before), stop.found, hint)
+        return say.MissingBrackets(span, str(stop.before), stop.shown, hint)
     named = stop.token is not None and stop.token.type == "NAME" and not stop.on_next_line
     if earlier == "scheme" and "LPAR" in stop.accepted and named:
         hint = f"write `scheme {stop.before}({stop.token} = 4)`"
-        return say.MissingBrackets(span, str(stop.before), stop.found, hint)
+        return say.MissingBrackets(span, str(stop.before), stop.shown, hint)
     return None
 
 
@@ -292,7 +292,7 @@ def _arguments(stop: Stop) -> Diagnostic | None:
     if letter not in ("F", "B", "I", "W") or inside:
         return None
     if stop.accepted == {"LPAR"}:
-        return say.WrongArguments(stop.span, str(letter), stop.found)
+        return say.WrongArguments(stop.span, str(letter), stop.shown)
     if stop.token == ")" and "COMMA" in stop.accepted and "RPAR" not in stop.accepted:
         return say.WrongArguments(stop.span, str(letter), "one argument")
     if stop.token == "," and "RPAR" in stop.accepted:
@@ -303,7 +303,7 @@ def _arguments(stop: Stop) -> Diagnostic | None:
 
 
 def _opening(stop: Stop) -> int:
-    """The span of the innermost open bracket."""
+    """The position of the innermost open bracket."""
     return next(i for i in range(stop.position - 1, -1, -1) if stop.tokens[i] is stop.open_brackets[-1])
 
 
@@ -313,14 +313,14 @@ def _foreign(stop: Stop) -> Diagnostic | None:
     places = [stop.position, stop.position - 1] if glued is None else [glued, glued - 1]
     for at in places if stop.after_value or glued is not None else ():
         word = str(stop.tokens[at]) if at < len(stop.tokens) and not first_on_line(stop.tokens, at) else ""
-        known = foreign_word(word)
-        if known is not None:
-            return tokens.ForeignSpelling(span_of(stop.tokens[at]), word, *known)
+        meaning = foreign_word(word)
+        if meaning is not None:
+            return tokens.ForeignSpelling(span_of(stop.tokens[at]), word, *meaning)
     return None
 
 
 def _glued(stop: Stop) -> int | None:
-    """The span of a name after a value that was taken for the letter of an operation."""
+    """The position of a name that stands behind a value and that the parser took for the letter of an operation."""
     if stop.accepted == {"LPAR"}:
         at = stop.position - 1
     elif stop.open_brackets and stop.open_brackets[-1] == "(":
@@ -342,7 +342,7 @@ def _side_by_side(stop: Stop) -> Diagnostic | None:
     if token.type not in ("NAME", "INTEGER") and token != "(":
         return None
     if "COMMA" in stop.accepted and stop.open_brackets:
-        return say.MissingComma(stop.span, stop.found, str(stop.before), str(token))
+        return say.MissingComma(stop.span, stop.shown, str(stop.before), str(token))
     return say.MissingOperator(stop.span, _operand(stop.before), _operand(token))
 
 
@@ -351,7 +351,7 @@ def _operand(token: Token) -> str:
 
 
 def _second_value(stop: Stop) -> Diagnostic | None:
-    """A comma after a formula where only one formula may stand."""
+    """A comma after a formula, in a place where only one formula may stand."""
     return say.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
 
 

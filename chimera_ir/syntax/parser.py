@@ -1,4 +1,4 @@
-"""From text to tree, with every syntax mistake that does not follow from an earlier one."""
+"""Parses a text to a tree, and finds every syntax mistake that does not follow from an earlier one."""
 
 import re
 from bisect import bisect_right
@@ -20,16 +20,16 @@ from chimera_ir.syntax.mistakes import lexical, syntactic
 from chimera_ir.syntax.stop import CLOSERS, OPENERS, Stop, span_of, starts_statement
 
 MAX_TEXT = 1 << 20
-"""Most characters of a text."""
+"""The most characters of a text."""
 
 MAX_TOKENS = 100_000
-"""Most words and signs of a text."""
+"""The most words and signs of a text."""
 
 MAX_DEPTH = 100
-"""Most levels of a formula, and of brackets."""
+"""The most levels of a formula, and of brackets."""
 
 MAX_MISTAKES = 20
-"""Most mistakes that are reported; further ones are likely to follow from these."""
+"""The most mistakes that are reported; further ones are likely to follow from these."""
 
 _MISTAKES = ("FRACTION", "GLUED", "FOREIGN", "OPEN_STRING", "STRAY")
 
@@ -77,11 +77,13 @@ def parse(source: Source) -> ast.Scheme:
 @lru_cache(maxsize=64)
 def _parsed(source: Source) -> ast.Scheme:
     """The scheme of a text, read once: a sweep and a plan compile the same text at many sizes."""
+    # Mistakes in single tokens. Their lines are left out.
     _require_text(source.text)
     tokens = _tokens(source.text)
     _require_shallow_brackets(tokens)
     mistakes = [mistake for token in tokens if (mistake := lexical(token)) is not None]
     rest = _Rest(_without_mistakes(tokens, mistakes), 0)
+    # Mistakes between tokens: after each, parsing resumes behind the line with the mistake, which is left out.
     outcome = _parse(rest.tokens, 0, source.text)
     while isinstance(outcome, Diagnostic):
         mistakes.append(outcome)
@@ -90,6 +92,7 @@ def _parsed(source: Source) -> ast.Scheme:
             raise Rejected(mistakes)
         rest = further
         outcome = _parse(*rest, source.text)
+    # The tree of all lines that are left, which `build` checks further.
     whole = _parse(rest.tokens, 0, source.text) if rest.start else outcome
     if isinstance(whole, Diagnostic):
         raise Rejected([*mistakes, whole])
@@ -97,7 +100,7 @@ def _parsed(source: Source) -> ast.Scheme:
 
 
 class _Rest(NamedTuple):
-    """The tokens of all lines without a mistake, and where the first line with a mistake stood."""
+    """The tokens without the lines that have a mistake, and the position at which the last such line began."""
 
     tokens: list[Token]
     start: int
@@ -169,7 +172,7 @@ def _first_token(tree: Tree[Token]) -> Token:
 
 
 def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnostic:
-    """The first mistake from the line at ``start`` on, or else the tree, which is whole if ``start`` is 0."""
+    """The first mistake from the line at ``start`` on, or else the tree, which is complete if ``start`` is 0."""
     context = _context(tokens, start)
     parser = _fed(context)
     for position in range(start, len(tokens)):
@@ -186,7 +189,7 @@ def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnost
 
 
 def _context(tokens: list[Token], start: int) -> list[Token]:
-    """Enough of the tokens before a line for the parser to know whether the line is in a pipe."""
+    """The tokens that the parser needs to know whether the line at ``start`` is in a pipe."""
     if start < 2:
         return tokens[:start]
     header = [*tokens[:2], Token("LPAR", "("), Token("RPAR", ")")]
@@ -205,7 +208,7 @@ def _fed(tokens: list[Token]) -> InteractiveParser:
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
-    """The names of the terminals that could follow; a fresh parser finds them, as one that has failed has moved on."""
+    """The names of the terminals that could follow, from a fresh parser: one that has failed is in another state."""
     return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 
@@ -215,7 +218,7 @@ def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[T
     Raises
     ------
     Rejected
-        With the mistakes, if nothing can be said about other lines.
+        With the mistakes, if the other lines cannot be judged without these.
     """
     for mistake in mistakes:
         at = _last(tokens, mistake.span)

@@ -1,4 +1,4 @@
-"""Words of the language, their spelling in other languages, and terminals in words."""
+"""Words of the language, their spelling in other languages, and terminals of the grammar in words."""
 
 from chimera_ir.diagnostics.catalogue.syntax import LIMITS
 
@@ -117,7 +117,7 @@ UNSAYABLE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("skip", "skips", "omit", "without", "except"), SKIPS),
     **dict.fromkeys(("offload", "reload", "prefetch", "move", "moves", "evict", "swap"), _MOVES),
 }
-"""Words for what the language has no words for: the topic, and what to do instead."""
+"""Words for things that the language cannot say: the topic, and what to do instead."""
 
 FOREIGN_NAMES = {
     **dict.fromkeys(("mod", "modulo", "rem"), "a % b"),
@@ -164,15 +164,15 @@ _UNSAID = frozenset({"$END", "SEMICOLON", "ENDLESS"})
 
 
 def foreign_word(word: str) -> tuple[str, str] | None:
-    """Meaning of a word between values, and what to write instead; None for a word that is only a name."""
-    meant = word.lower()
-    if meant in KEYWORDS and meant != word:
-        return f"did you mean `{meant}`?", "the words of the language are written in lower case"
-    return FOREIGN_WORDS.get(meant)
+    """The meaning of a word between values, and what to write instead; None for a word that is only a name."""
+    lower = word.lower()
+    if lower in KEYWORDS and lower != word:
+        return f"did you mean `{lower}`?", "the words of the language are written in lower case"
+    return FOREIGN_WORDS.get(lower)
 
 
 def expected_words(accepted: frozenset[str]) -> str:
-    """Terminals of the grammar, in words, given their names."""
+    """The words for what could follow, from the names of the terminals that the parser accepts."""
     words: list[str] = []
     rest = accepted - _UNSAID
     if rest >= _VALUE - {"NOT", "IF"}:

@@ -17,12 +17,12 @@ SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory",
 """The words that begin a line outside of a pipe."""
 
 PIPE_LINES = frozenset({"stages", "micros", "reads", "recompute", "sync"})
-"""The words that begin a line in a pipe, beside the operations."""
+"""The words that begin a line in a pipe; the other lines are operations."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The place where the parser stopped: ``tokens[position]``, or the end; it would have taken ``accepted``."""
+    """The place where the parser stopped: at ``tokens[position]``, or at the end. It would have taken ``accepted``."""
 
     text: str
     tokens: list[Token]
@@ -48,7 +48,7 @@ class Stop:
         return Span(end, end + 1)
 
     @property
-    def found(self) -> str:
+    def shown(self) -> str:
         """The token that the parser did not take, in words."""
         return "the end of the text" if self.token is None else f"`{short(self.token)}`"
 

@@ -1,1 +1,1 @@
-"""The text form of the IR: `printer.show`, `reader.parse`."""
+"""The text form of the IR: `printer.show` writes it, `reader.parse` reads it."""

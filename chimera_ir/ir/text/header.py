@@ -83,7 +83,7 @@ def read_header(title: Token, lines: list[Token]) -> Header:
 
 
 class _HeaderReader:
-    """Takes the lines one by one; records mistakes and leaves out their lines."""
+    """Takes the lines of a header one by one. It records the mistakes, and leaves out the lines that have any."""
 
     def __init__(self, title: Token) -> None:
         self._title = title
@@ -146,9 +146,9 @@ class _HeaderReader:
 
     def finish(self) -> Header:
         """The header, after the last line has been taken."""
-        given = {*self._counts, *(token.type for token in self._pipes)}
+        present = {*self._counts, *(token.type for token in self._pipes)}
         missing = [
-            MissingHeader(span(self._title), word, FORMS[word]) for kind, word in _WORDS.items() if kind not in given
+            MissingHeader(span(self._title), word, FORMS[word]) for kind, word in _WORDS.items() if kind not in present
         ]
         if self._mistakes or missing:
             raise Rejected([*self._mistakes, *missing])
@@ -197,7 +197,7 @@ class _HeaderReader:
             raise Rejected([NoUpdates(span(token), word, str(kinds), span(kinds)) for token, word in words])
 
     def _read_updates(self) -> tuple[int, int]:
-        """The number of updates that a plan shows, and its period in micro-batches; elsewhere those of a turn."""
+        """The number of updates that a plan shows, and its period in micro-batches. Other levels show one turn."""
         if self._updates is None:
             return 1, 0
         updates, *periods = integers(self._updates, self._updates)
@@ -217,7 +217,7 @@ class _HeaderReader:
         raise Rejected([UnevenUpdates(span(self._updates), micro_batches, updates, period, reason)])
 
     def _require_updates_of_level(self, token: Token, *, per_turn: bool) -> None:
-        """Checks that a plan shows some updates, and that another level says what a turn is."""
+        """Checks that a plan shows a number of updates, and that another level has the updates of a turn."""
         level = self._title.split()[0]
         if per_turn and level == "plan":
             advice = "write `updates U period L`: the updates that the plan shows, and when its lanes repeat"
@@ -255,11 +255,11 @@ class _HeaderReader:
 
     def _read_pipes(self) -> tuple[Pipe, ...]:
         pipes: dict[str, Pipe] = {}
-        seen: set[int] = set()
+        earlier: set[int] = set()
         mistakes: list[Diagnostic] = []
         for token in self._pipes:
             try:
-                pipe = self._read_pipe(token, seen)
+                pipe = self._read_pipe(token, earlier)
             except Rejected as rejected:
                 mistakes.extend(rejected.diagnostics)
                 continue
@@ -267,14 +267,14 @@ class _HeaderReader:
                 mistakes.append(HeaderTwice(span(token), f"pipe {pipe.name}"))
             pipes[pipe.name] = pipe
         micro_batches = self._counts["MICRO_BATCHES"]
-        if not mistakes and len(seen) < micro_batches:
-            first = next(micro for micro in range(micro_batches) if micro not in seen)
-            mistakes.append(MicroMissing(span(self._pipes[0]), first, len(seen), micro_batches))
+        if not mistakes and len(earlier) < micro_batches:
+            first = next(micro for micro in range(micro_batches) if micro not in earlier)
+            mistakes.append(MicroMissing(span(self._pipes[0]), first, len(earlier), micro_batches))
         if mistakes:
             raise Rejected(mistakes)
         return tuple(pipes.values())
 
-    def _read_pipe(self, token: Token, seen: set[int]) -> Pipe:
+    def _read_pipe(self, token: Token, earlier: set[int]) -> Pipe:
         where = span(token)
         words = token.split()
         name, micros = words[1], words.index("micros", 4)
@@ -285,7 +285,7 @@ class _HeaderReader:
         for worker in workers:
             if worker >= self._counts["WORKERS"]:
                 raise Rejected([NumberOutOfRange(where, "worker", str(worker), 0, self._counts["WORKERS"] - 1)])
-        numbers = self._read_runs(token, integers(token, " ".join(words[micros:recompute])), seen)
+        numbers = self._read_runs(token, integers(token, " ".join(words[micros:recompute])), earlier)
         return Pipe(
             name,
             tuple(Worker(worker) for worker in workers),
@@ -302,18 +302,18 @@ class _HeaderReader:
             stages.add(stage)
         return tuple(map(Stage, sorted(stages)))
 
-    def _read_runs(self, token: Token, ends: list[int], seen: set[int]) -> Iterator[int]:
-        """The micro-batches in half-open runs; ``seen`` holds all earlier ones, so that their number stays bounded."""
+    def _read_runs(self, token: Token, ends: list[int], earlier: set[int]) -> Iterator[int]:
+        """The micro-batches in half-open runs, added to all ``earlier`` ones so that the total stays bounded."""
         last = self._counts["MICRO_BATCHES"] - 1
         for micro in _run(token, ends, last):
-            if micro in seen:
+            if micro in earlier:
                 raise Rejected([MicroTwice(span(token), micro, last)])
-            seen.add(micro)
+            earlier.add(micro)
             yield micro
 
 
 def _once(token: Token, word: str, before: Token | None) -> Token:
-    """A line that a header has once."""
+    """The line ``token`` of a kind that a header has once; a mistake if there is one ``before``."""
     if before is not None:
         raise Rejected([HeaderTwice(span(token), f"`{word}`")])
     return token

@@ -55,7 +55,7 @@ FORMS_OF_TURN = FORMS | {
     "wait recv": "wait recv m s1->s2",
     "wait all_reduce": "wait all_reduce s1 v+1",
 }
-"""The same of a turn, in which lines count from it."""
+"""The lines of a turn, which count micro-batches and versions from the turn."""
 
 _EXCERPT = 40
 

@@ -62,7 +62,7 @@ def show(level: Level) -> str:
 
 
 class Numbers(NamedTuple):
-    """How a line names a micro-batch, a version, and the slot of a receive."""
+    """The texts of a micro-batch, of a version, and of the slot of a receive in a line."""
 
     micro: Callable[[Micro], str]
     version: Callable[[Version], str]
@@ -70,7 +70,7 @@ class Numbers(NamedTuple):
 
 
 ABSOLUTE = Numbers(lambda micro: f"m{micro}", lambda version: f"v{version}", lambda recv: str(recv.slot))
-"""The numbers themselves: ``m3``, ``v2``, ``0``."""
+"""Numbers as they are: ``m3``, ``v2``, ``0``."""
 
 
 def numbers_of(turn: Turn) -> Numbers:
@@ -175,7 +175,7 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
 
 
 def kinds_line(header: Header) -> str:
-    """The line of a header that has not all kinds of operations: ``kinds F``."""
+    """The line of a header that has only some kinds of operations: ``kinds F``."""
     return "kinds " + " ".join(kind.letter for kind in header.kinds)
 
 

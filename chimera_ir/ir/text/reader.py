@@ -1,6 +1,6 @@
 """Reads the text form of every level of IR. The grammar is `grammar/ir.lark`.
 
-The text may come from anywhere: whatever it holds, the result is a level of IR or diagnostics. Each line is checked
+The text may come from anywhere: whatever its content, the result is a level of IR or diagnostics. Each line is checked
 here against the header; `verify` checks that the operations together make sense.
 """
 
@@ -85,7 +85,7 @@ def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
 
 
 class _BodyReader:
-    """Reads operations and checks them against a header; records mistakes and leaves out their lines."""
+    """Reads operations, checks them against a header, and records mistakes; a line with a mistake is left out."""
 
     def __init__(self, header: Header, level: str) -> None:
         self._header = header
@@ -201,7 +201,7 @@ class _BodyReader:
                 return None
 
     def _slot(self, token: Token, message: Message, slot: int, count: int | None) -> bool:
-        """Whether a slot is one of its shelf, which has ``count`` slots; only a turn says how many."""
+        """Whether a slot is one of the ``count`` slots of its shelf; only a turn has that number."""
         if not self._stream:
             if count is not None:
                 self._reject(MalformedLine(span(token), "recv", FORMS["recv"]))
@@ -227,7 +227,7 @@ class _BodyReader:
         return _SYNCS[token.type](group, origin, version) if token.type in _SYNCS else None
 
     def _version(self, token: Token) -> Version | None:
-        """The version that an operation names; a mistake if it lacks one or may not have one."""
+        """The version that an operation names; a mistake if it names none and has to, or names one and may not."""
         match = _VERSION.search(token)
         if (match is not None) is not self._header.asynchronous:
             self._reject(_unsaid(token, asynchronous=self._header.asynchronous, stream=self._stream))
@@ -289,7 +289,7 @@ class _BodyReader:
         return False
 
     def _numbers(self, token: Token) -> list[int]:
-        """The numbers of a line without its version; no numbers, and a mistake, if they are not those of the level."""
+        """The numbers of a line but for its version. None, and a mistake, if the level counts in another way."""
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
         if wrong:
             self._reject(self._miscounted(token, wrong[1]))

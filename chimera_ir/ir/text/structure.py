@@ -1,4 +1,4 @@
-"""The lines of a text of IR in the order of the grammar, `grammar/ir.lark`; what they say is no matter here."""
+"""The order of the lines in a text of IR, by the grammar (`grammar/ir.lark`); `reader` reads what the lines say."""
 
 import re
 from functools import cache
@@ -13,7 +13,7 @@ from chimera_ir.resources import grammar
 from chimera_ir.source import Source, Span
 
 MOST_MISTAKES = 50
-"""The most mistakes of a text that are told."""
+"""The most mistakes of a text that are reported."""
 
 _SHORT = 120
 
@@ -72,7 +72,7 @@ def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
 
 
 def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
-    """The diagnostics of a text whose lines are not in the order of the grammar; malformed lines come first."""
+    """The diagnostics of a text whose lines are not in the order of the grammar, or of its malformed lines if any."""
     tokens = list(_parser().lex(source.text))
     if not tokens:
         return [NoTitle(Span(0, 0))]
