@@ -12,7 +12,7 @@ from chimera_ir.ir.levels import Plan, Planned, Program, Schedule
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import line, numbers_of, show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.ir.turns import moved
+from chimera_ir.ir.turns import shifted
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
@@ -76,7 +76,7 @@ def test_every_operation_of_a_stream_knows_its_line_and_its_turn():
             assert text[each.origin.start : each.origin.end] == line(each, numbers_of(turn))
         for each in lane:
             micros, updates = each.origin.turn
-            counted = moved(each, -micros, -updates)
+            counted = shifted(each, -micros, -updates)
             here = text[each.origin.start : each.origin.end]
             if getattr(each, "version", None) != 0:  # version 0 may stand for one below it
                 assert here.split(" into ")[0] == line(counted, numbers_of(turn)).split(" into ")[0]

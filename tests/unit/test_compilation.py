@@ -20,7 +20,7 @@ from chimera_ir.lower import lower
 from chimera_ir.options import Options
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.syntax import printer
+from chimera_ir.syntax import formatter
 from tests.unit.command import TINY, Run, contents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ def test_every_public_name_is_there() -> None:
 @pytest.mark.parametrize("name", library.names())
 def test_every_level_is_what_the_command_emits(run: Run, name: str) -> None:
     compilation = chimera_ir.compile(name)
-    assert run(name, "--emit", "ast").out == printer.show(compilation.scheme)
+    assert run(name, "--emit", "ast").out == formatter.show(compilation.scheme)
     assert run(name, "--emit", "plan").out == show(compilation.plan)
     assert run(name, "--emit", "schedule").out == show(compilation.schedule)
     assert run(name, "--emit", "program").out == show(compilation.program)
