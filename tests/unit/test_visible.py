@@ -15,7 +15,7 @@ from chimera_ir.profile.write import write_cluster
 from chimera_ir.source import Source
 from chimera_ir.visible import as_argument, command_line, visible, visible_lines
 from tests.unit.command import TINY, Run, contents
-from tests.unit.test_foretold import CLUSTER, PROFILE
+from tests.unit.test_profile_source import CLUSTER, PROFILE
 
 EVIL = "\x1b]0;x\x07\x9b31m\u202e\u2028\ufeff"
 """Sets a terminal's title, rings, turns red, writes backwards, breaks the line."""
