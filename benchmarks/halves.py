@@ -25,8 +25,8 @@ from tables import circumstances, publish, put, table
 from torch import nn
 
 from chimera_runtime.ranks.allocator import keep_memory
-from chimera_runtime.stage.saved_tensors import Saved, memory_of
-from chimera_runtime.stage.splitting import Split
+from chimera_runtime.stage.saved_tensors import SavedTensors, memory_of
+from chimera_runtime.stage.splitting import SplitBackward
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "gpt.py"
 WHOLE, HALVES, TORCH = (
@@ -111,19 +111,19 @@ def halves(module: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> tuple[
     """Seconds of the two halves of a backward after its forward."""
     leaf = x.detach().requires_grad_()
     output = module(leaf)
-    begun: list[Split] = []
-    first = seconds(lambda: begun.append(Split((output,), (gradient,), (leaf,))))
+    begun: list[SplitBackward] = []
+    first = seconds(lambda: begun.append(SplitBackward((output,), (gradient,), (leaf,))))
     return first, seconds(begun[0].finish)
 
 
 def between(module: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> float:
     """What is kept between the halves, gradients included, as a share of what the forward saves."""
-    saved = Saved(module.parameters)
+    saved = SavedTensors(module.parameters)
     leaf = x.detach().requires_grad_()
     with saved.watching():
         output = module(leaf)
     activations = sum(saved.sizes.values())
-    begun = Split((output,), (gradient,), (leaf,))
+    begun = SplitBackward((output,), (gradient,), (leaf,))
     del output
     return (sum(saved.sizes.values()) + sum(memory_of(begun.kept).values())) / activations
 

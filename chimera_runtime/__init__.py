@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from chimera_runtime.model.layers import Layers
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.ranks.rendezvous import fresh_store
-    from chimera_runtime.stage.auxiliary import auxiliary_loss
+    from chimera_runtime.stage.auxiliary_losses import auxiliary_loss
     from chimera_runtime.update.outcome import Outcome
     from chimera_runtime.update.stage_optimizer import StageStep
 
@@ -47,7 +47,7 @@ _HOMES = {
     "Pipeline": "pipeline",
     "RanksDiffer": "errors",
     "StageStep": "update.stage_optimizer",
-    "auxiliary_loss": "stage.auxiliary",
+    "auxiliary_loss": "stage.auxiliary_losses",
     "fresh_store": "ranks.rendezvous",
 }
 

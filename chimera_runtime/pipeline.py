@@ -13,10 +13,10 @@ from chimera_runtime.blame import Calling, Located
 from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.epoch_length import Messages
 from chimera_runtime.data.feed import Feed, Pair, items_of
-from chimera_runtime.data.mini_batch_facts import GivenBatches
+from chimera_runtime.data.mini_batch_facts import EvaluationDataFacts
 from chimera_runtime.errors import MISUSED, Misuse, PeerLost
 from chimera_runtime.evaluate.inference import Inference
-from chimera_runtime.lane.ranges import Ranges, Unranged
+from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model import Model, file_of, require_build_stage
 from chimera_runtime.model.naming import parameters_by_name
@@ -238,7 +238,7 @@ class Pipeline(Holding):
         if micro_batches is None:
             self._feed.put(update, batch)
         else:
-            self._feed.put_apart(update, micro_batches)
+            self._feed.put_micro_batches(update, micro_batches)
         if self._lengths is not None:
             self._lengths.check(update)
         self._schedule.begin(accumulate, scaler)
@@ -369,7 +369,7 @@ class Pipeline(Holding):
         """
         self._finish()
         self._state.require_values()
-        given = GivenBatches(self.copy)
+        given = EvaluationDataFacts(self.copy)
         loss = self._inference.mean_loss(map(given.look, batches))
         with self._located:
             self._outcomes.compare(given.facts(), "an evaluation")

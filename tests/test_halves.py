@@ -11,7 +11,7 @@ HALVES = {"I", "INPUT_GRADIENT", "backward_input"}
 KNOW_HALVES = {
     "the table": {"chimera_ir/ir/kinds.py"},
     "its line": {f"chimera_ir/{name}.py" for name in ("codegen/statements", "verify/recording", "verify/scripts")},
-    "its calls": {"chimera_runtime/stage/stage.py", "chimera_runtime/lane/turns.py"},
+    "its calls": {"chimera_runtime/stage/stage.py", "chimera_runtime/lane/stream_lane.py"},
     "its records and its sleeps": {
         *("chimera_runtime/tools/record/recorded_lane.py", "chimera_runtime/tools/record/recorder.py"),
         *("chimera_runtime/tools/command/options.py", "chimera_runtime/tools/loop/rehearsal.py"),
@@ -23,7 +23,7 @@ KNOW_HALVES = {
         *("chimera_ir/cost/durations.py", "chimera_ir/profile/costs.py", "chimera_ir/predict/equation.py"),
         *("chimera_ir/measure/stages.py", "chimera_ir/measure/stations.py"),
     },
-    "its name in a trace and in profilers": {"chimera_ir/trace/spans.py", "chimera_runtime/lane/ranges.py"},
+    "its name in a trace and in profilers": {"chimera_ir/trace/spans.py", "chimera_runtime/lane/profiler_ranges.py"},
 }
 """The modules that name it, by what they have of it; docs/explanation/code.md lists the same for a kind that is new."""
 

@@ -13,12 +13,12 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names, waiter
-from chimera_runtime.stage.repeats import in_none
+from chimera_runtime.stage.rerun_comparison import in_none
 from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import Ending, HandingOn, Judging
+from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.sums import GradientSum
-from chimera_runtime.stage.versions import Weights
+from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.start.probe import Given, Sight, examined, look, look_back, weigh_halves
 from chimera_runtime.tools.watch.memory import bytes_of
 from chimera_runtime.values.boundary import Boundary, Traits
@@ -296,9 +296,9 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
     batches, device = cut.batches(size), cut.device
     names = Names(0, 0, cut.stages, _TIMEOUT)
     numbering = Numbering(cut.seed, copy=0, passes=1, cycle=_MICROS)
-    ending: Ending
+    ending: StageOutput
     counted = seen.sight.count is not None
-    ending = HandingOn(stage, seen.after) if seen.after else Judging(cut.model.judge, 1.0, numbering, counted)
+    ending = SendOutput(stage, seen.after) if seen.after else LossOutput(cut.model.judge, 1.0, numbering, counted)
     optimizer = _optimizer(cut, module)
     runnable = Stage(
         stage,

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, refuse_order, require_enough
 from chimera_runtime.data.loading import ALL, Loading, MiniBatch, Triple, require_cut
-from chimera_runtime.data.order import Order, Share, is_stream, length_of_stream, refuse_order, require_enough
-from chimera_runtime.data.reading import Point, Read, Stream
+from chimera_runtime.data.reading import IterableReader, ReadBatch, ReadPosition
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.nested import rows
 from chimera_runtime.values.tensors import all_generators_kept
 
 
-class Source(Protocol):
+class MicroBatchSource(Protocol):
     """Where micro-batches come from; they are counted from the first of an update."""
 
     def input(self, update: int, micro: int) -> Any:
@@ -29,7 +29,7 @@ class Source(Protocol):
 class Batches:
     """The micro-batches of one copy of the pipeline group, from the beginning of the data on.
 
-    Sizes are those of `Share`, items come as `Order` and `Loading` have them, or of an iterable dataset as it gives
+    Sizes are those of `Share`, items come as `ItemOrder` and `Loading` have them, or of an iterable dataset as it gives
     them. Where a micro-batch is cut into ``parts``, its items go to them in order, and the parts are what ``micro``
     counts.
     """
@@ -80,8 +80,8 @@ class Batches:
         return Share(self.micro_batch_size, self.micro_batches, self.copies, self.copy)
 
     @property
-    def _order(self) -> Order:
-        return Order(self.dataset, self.seed, sampler=self.sampler)
+    def _order(self) -> ItemOrder:
+        return ItemOrder(self.dataset, self.seed, sampler=self.sampler)
 
     def _part(self, update: int, micro: int) -> Triple:
         later, number = divmod(micro, self.micro_batches * self.parts)
@@ -111,10 +111,10 @@ class Batches:
         """Of an iterable dataset; what has been read is kept, for a few updates at most are asked for."""
         if not self._stream:
             uses = dict.fromkeys(range(self.micro_batches), ALL)
-            self._stream.append(iter(Stream(loading, self._share, uses, True, Point())))
+            self._stream.append(iter(IterableReader(loading, self._share, uses, True, ReadPosition())))
         while len(self._read) <= update:
             match next(self._stream[0]):
-                case Read(batch):
+                case ReadBatch(batch):
                     self._read.append(batch)
                 case _:
                     pass  # the next epoch begins

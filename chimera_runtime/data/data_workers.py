@@ -25,9 +25,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
-from chimera_runtime.data.order import Share
-from chimera_runtime.data.reading import EpochEnd, Stream
+from chimera_runtime.data.reading import EpochEnd, IterableReader
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.ranks.parent_death import signal_when_parent_ends
 from chimera_runtime.values.tensors import all_generators_kept
@@ -46,7 +46,7 @@ _TO_ALL = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 @dataclass(frozen=True)
-class Workers:
+class DataWorkers:
     """How many processes load, how many mini-batches each is ahead, and how they are started; none: the rank loads.
 
     ``timeout`` is how many seconds other ranks wait for this one.
@@ -65,7 +65,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Task:
+class LoadingTask:
     """A mini-batch to load: its epoch, the items of the copy, and by micro-batch its place and the dataset's keys."""
 
     epoch: int
@@ -73,7 +73,7 @@ class Task:
     micro_batches: dict[int, tuple[int, list[Any]]]
 
 
-class Keyed(Dataset[Any]):
+class MapReader(Dataset[Any]):
     """A map-style dataset, by tasks: what a data worker runs."""
 
     def __init__(self, loading: Loading, share: Share, uses: Uses) -> None:
@@ -81,7 +81,7 @@ class Keyed(Dataset[Any]):
         self._share = share
         self._uses = uses
 
-    def __getitem__(self, task: Task) -> MiniBatch | Failure:
+    def __getitem__(self, task: LoadingTask) -> MiniBatch | Failure:
         if get_worker_info() is None:
             return self._loaded(task)
         try:
@@ -89,7 +89,7 @@ class Keyed(Dataset[Any]):
         except (ModelError, Misuse) as error:
             return failure(error)
 
-    def _loaded(self, task: Task) -> MiniBatch:
+    def _loaded(self, task: LoadingTask) -> MiniBatch:
         triples = {}
         for micro, (place, keys) in task.micro_batches.items():
             items = self._loading.items(task.epoch, keys)
@@ -97,7 +97,9 @@ class Keyed(Dataset[Any]):
         return MiniBatch(task.items, self._share, triples)
 
 
-def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Workers) -> Iterator[Any]:
+def elements(
+    source: MapReader | IterableReader, tasks: Iterable[LoadingTask] | None, workers: DataWorkers
+) -> Iterator[Any]:
     """What is loaded, in the order of the tasks, or of the stream; the workers end when it is closed.
 
     The generators of this process stay as they are.
@@ -109,7 +111,7 @@ def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Work
     """
     if workers.count:
         return _by_workers(source, tasks, workers)
-    loaded = iter(source) if isinstance(source, Stream) else map(source.__getitem__, tasks or ())
+    loaded = iter(source) if isinstance(source, IterableReader) else map(source.__getitem__, tasks or ())
     return _by_rank(loaded, workers.pins_memory and torch.accelerator.is_available())
 
 
@@ -120,7 +122,9 @@ def _by_rank(loaded: Iterator[Any], pins_memory: bool) -> Iterator[Any]:
         yield element.pin_memory() if pins_memory and not isinstance(element, EpochEnd) else element
 
 
-def _by_workers(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Workers) -> Iterator[Any]:
+def _by_workers(
+    source: MapReader | IterableReader, tasks: Iterable[LoadingTask] | None, workers: DataWorkers
+) -> Iterator[Any]:
     is_child = (workers.start or multiprocessing.get_start_method()) != "forkserver"
     may_end = is_child and threading.current_thread() is threading.main_thread()
     numbers = _signals()

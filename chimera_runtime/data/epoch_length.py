@@ -20,10 +20,11 @@ Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
 """Messages, and the ranks that they are for; gloo needs them until they have been heard."""
 
 
-class Announcing:
+class EpochLength:
     """From a reader of each copy to the ranks of the copy that read nothing, and to all from the first copy's.
 
-    Every rank makes one for the same loader, and all ranks of a copy then call `tell` or `hear` equally often.
+    Every rank makes one for the same loader, and all ranks of a copy then call `send_items` or `receive_items` equally
+    often.
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ class Announcing:
         self._messages = messages
         self._shared = 0
 
-    def tell(self, items: int) -> None:
+    def send_items(self, items: int) -> None:
         """The next mini-batch has so many items over all copies; none if the stream is at its end.
 
         Raises
@@ -64,7 +65,7 @@ class Announcing:
                 work, _, rank = self._messages.popleft()
                 self._world.settle(work, what, [rank])
 
-    def hear(self) -> int:
+    def receive_items(self) -> int:
         """What the reader of this copy tells.
 
         Raises
@@ -80,7 +81,7 @@ class Announcing:
         self._world.settle(work, what, [speaker])
         return int(message)
 
-    def shared(self, state: Any) -> Any:
+    def share_state(self, state: Any) -> Any:
         """On every rank what the first copy's reader has; all ranks call it.
 
         Raises

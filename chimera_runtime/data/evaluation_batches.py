@@ -17,7 +17,7 @@ _LOADING = Calling("the function that gives the micro-batches of an evaluation",
 
 
 @dataclass(frozen=True)
-class Round:
+class EvaluationBatch:
     """Micro-batches that a copy's pipelines run together: ``sizes`` has the items of each, 0 where it is not there.
 
     ``load(m)`` gives the inputs, the targets and the keyword arguments of micro-batch m.
@@ -27,7 +27,7 @@ class Round:
     load: Callable[[int], Triple]
 
 
-def rounds(job: Job, size: int, batch: Any, names: KeywordNames | None = None) -> Iterator[Round]:
+def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | None = None) -> Iterator[EvaluationBatch]:
     """A batch as rounds of as many micro-batches as an evaluation has.
 
     Parameters
@@ -49,17 +49,17 @@ def rounds(job: Job, size: int, batch: Any, names: KeywordNames | None = None) -
     whole, count = size // job.parts, job.evaluated * job.parts
     if isinstance(batch, MiniBatch):
         sizes = tuple([max(0, min(whole, batch.items - whole * micro)) for micro in range(count)])
-        yield Round(sizes, partial(_part_of_loaded, batch, whole, job.parts, sizes, names))
+        yield EvaluationBatch(sizes, partial(_part_of_loaded, batch, whole, job.parts, sizes, names))
         return
     if callable(batch):
-        yield Round((whole,) * count, partial(_part_of, batch, size, job.parts, names))
+        yield EvaluationBatch((whole,) * count, partial(_part_of, batch, size, job.parts, names))
         return
     batch = as_triple(batch, _BATCH)
     items = _items(batch)
     _require(batch, names, items if items > whole else None, _BATCH)
     for start in range(0, items, whole * count):
         sizes = tuple([max(0, min(whole, items - start - whole * micro)) for micro in range(count)])
-        yield Round(sizes, partial(_rows_of, batch, start, whole, sizes))
+        yield EvaluationBatch(sizes, partial(_rows_of, batch, start, whole, sizes))
 
 
 def _rows_of(batch: Any, start: int, whole: int, sizes: Sequence[int], micro: int) -> Any:

@@ -36,7 +36,7 @@ class Feed:
     size: int
     copy: int = 0
     names: KeywordNames | None = None
-    _pairs: "dict[int, Callable[[int], Pair] | Batches | _Whole]" = field(default_factory=dict)
+    _pairs: "dict[int, Callable[[int], Pair] | Batches | _WholeMiniBatch]" = field(default_factory=dict)
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
     _versions: dict[int, list[int]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Feed:
         else:
             triple = as_triple(batch, "a batch")
             self._require_names(triple, "a batch")
-            self._pairs[update] = _Whole(triple, self.size, self.job.micro_batches, self.job.parts)
+            self._pairs[update] = _WholeMiniBatch(triple, self.size, self.job.micro_batches, self.job.parts)
             self._tensors[update] = taken_apart(triple)[0]
             self._note(update, triple, self._looked_at(update) * self.size)
 
@@ -72,7 +72,7 @@ class Feed:
                 require_cut(triple, self.size, "the example")
         self._pairs[0] = example if isinstance(example, Batches) else lambda _micro: example
 
-    def put_apart(self, update: int, pairs: Sequence[Pair]) -> None:
+    def put_micro_batches(self, update: int, pairs: Sequence[Pair]) -> None:
         """Takes the micro-batches of an update.
 
         Raises
@@ -100,7 +100,7 @@ class Feed:
         """The step ends: the mini-batches that are still under way must not be written before the next."""
         self._versions = {update: versions(tensors) for update, tensors in self._tensors.items()}
 
-    def require_held(self) -> None:
+    def require_unwritten_batches(self) -> None:
         """Passes if the mini-batches under way are as they were when the last step ended.
 
         Raises
@@ -155,7 +155,7 @@ class Feed:
         if isinstance(pairs, Batches):
             self._require_names((None, None, pairs.keywords(update + later, number)), "a micro-batch of the dataset")
             return (pairs.input, pairs.target, pairs.keywords)[which](update + later, number)
-        if isinstance(pairs, _Whole):
+        if isinstance(pairs, _WholeMiniBatch):
             value = pairs.part(whole, which)
         else:
             with _LOADING:
@@ -179,7 +179,7 @@ class Feed:
             self.names.require(triple[2], what)
 
 
-class _Whole:
+class _WholeMiniBatch:
     """The micro-batches of a mini-batch in one piece."""
 
     def __init__(self, batch: Triple, size: int, count: int, parts: int) -> None:

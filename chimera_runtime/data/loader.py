@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chimera_runtime.blame import Located
-from chimera_runtime.data.data_workers import Keyed, Task, Workers, elements
-from chimera_runtime.data.epoch_length import Announcing
+from chimera_runtime.data.data_workers import DataWorkers, LoadingTask, MapReader, elements
+from chimera_runtime.data.epoch_length import EpochLength
+from chimera_runtime.data.item_order import ItemOrder, Share, in_items, is_stream, length_of_stream, require_enough
 from chimera_runtime.data.loading import Loading, MiniBatch, Uses
-from chimera_runtime.data.order import Order, Share, in_items, is_stream, length_of_stream, require_enough
-from chimera_runtime.data.reading import Point, Read, Stream
+from chimera_runtime.data.reading import IterableReader, ReadBatch, ReadPosition
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.ranks.agreement import digest_of
 
@@ -30,17 +30,17 @@ class Loader:
         loading: Loading,
         share: Share,
         uses: Uses,
-        order: Order,
-        announcing: Announcing,
+        order: ItemOrder,
+        epoch_length: EpochLength,
         located: Located,
-        workers: Workers,
+        workers: DataWorkers,
         drop_last: bool,
     ) -> None:
         self._loading = loading
         self._share = share
         self._uses = uses
         self._order = order
-        self._announcing = announcing
+        self._epoch_length = epoch_length
         self._located = located
         self._workers = workers
         self._drop_last = drop_last
@@ -139,13 +139,13 @@ class Loader:
         """The same of a dataset that tells its end when it comes: ranks that read it tell the others."""
         tells = self._count is None
         if not self._uses:
-            return self._announcing.hear() if tells else self._items_of_next(), None
+            return self._epoch_length.receive_items() if tells else self._items_of_next(), None
         read = self._receive()
-        items, batch = (read.items, read.batch) if isinstance(read, Read) else (0, None)
+        items, batch = (read.items, read.batch) if isinstance(read, ReadBatch) else (0, None)
         if batch is not None:
             self._state = read.state
         if tells:
-            self._announcing.tell(items)
+            self._epoch_length.send_items(items)
         return items, batch
 
     def _items_of_next(self) -> int:
@@ -169,14 +169,14 @@ class Loader:
 
     def _started(self) -> Iterator[Any]:
         """Mini-batches from where this stands on."""
-        begin = Point(self.epoch, self._items, self._state)
+        begin = ReadPosition(self.epoch, self._items, self._state)
         if self._is_stream:
-            stream = Stream(self._loading, self._share, self._uses, self._drop_last, begin)
+            stream = IterableReader(self._loading, self._share, self._uses, self._drop_last, begin)
             return elements(stream, None, self._workers)
-        source = Keyed(self._loading, self._share, self._uses)
+        source = MapReader(self._loading, self._share, self._uses)
         return elements(source, self._tasks(begin), self._workers)
 
-    def _tasks(self, begin: Point) -> Iterator[Task]:
+    def _tasks(self, begin: ReadPosition) -> Iterator[LoadingTask]:
         """All mini-batches from a point on, epoch after epoch, up to one that has none."""
         epoch, start, share = begin.epoch, begin.items, self._share
         while (count := self._order.count(epoch)) >= (share.items if self._drop_last else 1):
@@ -187,7 +187,7 @@ class Loader:
                     last = min(first + share.micro_batch_size, items)
                     if first < last:
                         held[micro] = start + first, self._order.keys(epoch, start + first, start + last)
-                yield Task(epoch, share.held(items), held)
+                yield LoadingTask(epoch, share.held(items), held)
                 start += items
             epoch, start = epoch + 1, 0
 
@@ -203,7 +203,7 @@ class Loader:
         if length is not None and not self._items_of_next():
             place |= {"epoch": self.epoch + 1, "items": 0}
         if self._is_stream:
-            place["stream"] = self._announcing.shared(self._state if place["items"] else None)
+            place["stream"] = self._epoch_length.share_state(self._state if place["items"] else None)
         return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate
 
 from chimera_runtime.blame import Calling, ModelError, Reported
-from chimera_runtime.data.order import Share, in_items
+from chimera_runtime.data.item_order import Share, in_items
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.values.keywords import KeywordNames, Keywords
 from chimera_runtime.values.nested import is_rows, joined, lengths, mapped, obstacle, rows, taken_apart

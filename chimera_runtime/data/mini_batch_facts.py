@@ -26,7 +26,7 @@ def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterato
             yield which, digest
 
 
-class GivenBatches:
+class EvaluationDataFacts:
     """The batches of an evaluation."""
 
     def __init__(self, copy: int) -> None:

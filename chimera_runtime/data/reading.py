@@ -12,8 +12,8 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.data.item_order import Share, in_items, length_of_stream
 from chimera_runtime.data.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
-from chimera_runtime.data.order import Share, in_items, length_of_stream
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.values.tensors import draw_seed, seed_all
 
@@ -23,7 +23,7 @@ _NO_ITEM = object()
 
 
 @dataclass(frozen=True)
-class Point:
+class ReadPosition:
     """Where the reading of a stream begins: the epoch, the items of it that come before, and the dataset's state there.
 
     Without a state these items are read once more, and skipped.
@@ -35,16 +35,16 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadBatch:
     """A mini-batch of a stream: how many items it has over all copies, and the dataset's state after it."""
 
     batch: MiniBatch
     items: int
     state: Any
 
-    def pin_memory(self) -> "Read":
+    def pin_memory(self) -> "ReadBatch":
         """The same with the mini-batch in memory that is locked."""
-        return Read(self.batch.pin_memory(), self.items, self.state)
+        return ReadBatch(self.batch.pin_memory(), self.items, self.state)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EpochEnd:
 
 
 @dataclass
-class _Gathered:
+class _CollectedItems:
     """The items of a mini-batch: how many there were, those that this rank uses, by micro-batch, and the state."""
 
     epoch: int
@@ -63,13 +63,13 @@ class _Gathered:
     state: Any = None
 
 
-class Stream(IterableDataset[Any]):
+class IterableReader(IterableDataset[Any]):
     """The mini-batches of an iterable dataset from a point on, epoch after epoch: what a data worker runs.
 
     An error ends it, and where there are workers is its last element.
     """
 
-    def __init__(self, loading: Loading, share: Share, uses: Uses, drop_last: bool, begin: Point) -> None:
+    def __init__(self, loading: Loading, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> None:
         self._loading = loading
         self._share = share
         self._uses = uses
@@ -78,7 +78,7 @@ class Stream(IterableDataset[Any]):
         starts = {micro: share.start(micro) for micro in uses}
         self._micro_at = {start + i: micro for micro, start in starts.items() for i in range(share.micro_batch_size)}
 
-    def __iter__(self) -> Iterator[Read | EpochEnd | Failure]:
+    def __iter__(self) -> Iterator[ReadBatch | EpochEnd | Failure]:
         worker = get_worker_info()
         if worker is None:
             for element in self._elements():
@@ -91,31 +91,31 @@ class Stream(IterableDataset[Any]):
                         yield element
                     else:
                         read = self._read(element)
-                        yield Read(sendable(read.batch), read.items, read.state)
+                        yield ReadBatch(sendable(read.batch), read.items, read.state)
         except (ModelError, Misuse) as error:
             yield failure(error)
 
-    def _read(self, gathered: _Gathered) -> Read:
+    def _read(self, gathered: _CollectedItems) -> ReadBatch:
         triples = {}
         for micro, items in gathered.micro_batches.items():
             place = gathered.start + self._share.start(micro)
             names = range(place, place + len(items))
             triples[micro] = self._loading.collated(items, gathered.epoch, place, names, self._uses[micro])
         batch = MiniBatch(self._share.held(gathered.count), self._share, triples)
-        return Read(batch, gathered.count, gathered.state)
+        return ReadBatch(batch, gathered.count, gathered.state)
 
-    def _elements(self) -> Iterator[_Gathered | EpochEnd]:
+    def _elements(self) -> Iterator[_CollectedItems | EpochEnd]:
         point = self._begin
         while True:
             yield from self._epoch(point)
             yield EpochEnd()
-            point = Point(point.epoch + 1)
+            point = ReadPosition(point.epoch + 1)
 
-    def _epoch(self, point: Point) -> Iterator[_Gathered]:
+    def _epoch(self, point: ReadPosition) -> Iterator[_CollectedItems]:
         """The mini-batches of an epoch from a point on."""
         items = _Items(self._loading, point)
         while True:
-            gathered = _Gathered(point.epoch, items.place)
+            gathered = _CollectedItems(point.epoch, items.place)
             while gathered.count < self._share.items and items.advance():
                 micro = self._micro_at.get(gathered.count)
                 if micro is not None:
@@ -136,7 +136,7 @@ class Stream(IterableDataset[Any]):
 class _Items:
     """The items of an epoch, one after the other."""
 
-    def __init__(self, loading: Loading, point: Point) -> None:
+    def __init__(self, loading: Loading, point: ReadPosition) -> None:
         self._loading = loading
         self._epoch = point.epoch
         self._dataset = dataset = loading.dataset

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 
 from chimera_runtime.blame import Calling
-from chimera_runtime.data.evaluation_batches import Round, rounds
+from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_batches
 from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.lane.lane import Lane
-from chimera_runtime.lane.links import Incoming, Outgoing
-from chimera_runtime.lane.turns import StreamIncoming, StreamOutgoing
+from chimera_runtime.lane.message_links import Incoming, Outgoing
+from chimera_runtime.lane.stream_lane import StreamIncoming, StreamOutgoing
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import Setting
@@ -110,7 +110,7 @@ class _Now:
 
     def __init__(self, boundaries: Sequence[Boundary]) -> None:
         self.boundaries = boundaries
-        self.round = Round((), lambda _micro: (None, None, {}))
+        self.round = EvaluationBatch((), lambda _micro: (None, None, {}))
 
     def size(self, micros: Micros) -> int:
         """The items of some micro-batches together."""
@@ -258,23 +258,23 @@ class Evaluation:
             lambda _update, micro: now.load(micro, 1, device),
         )
 
-    def rounds(self, batch: Any) -> Iterator[Round]:
-        """A batch as `rounds`, of which each can be run.
+    def evaluation_batches(self, batch: Any) -> Iterator[EvaluationBatch]:
+        """A batch as `evaluation_batches`, of which each can be run.
 
         Raises
         ------
         Misuse
-            As `rounds`, and if a micro-batch lacks items and a stage hands on tensors whose rows are not of items, or
-            if a tensor is larger than that of the example.
+            As `evaluation_batches`, and if a micro-batch lacks items and a stage hands on tensors whose rows are not of
+            items, or if a tensor is larger than that of the example.
         """
-        for of in rounds(self._job, self._size, batch, self._names):
+        for of in evaluation_batches(self._job, self._size, batch, self._names):
             if self._lengths is not None:
                 self._lengths.require_fitting(self._first(of))
             for size in {*of.sizes} - {0, self._whole}:
                 self._require_rows_of_items(size)
             yield of
 
-    def run(self, of: Round) -> None:
+    def run(self, of: EvaluationBatch) -> None:
         """The forwards of a round.
 
         Raises
@@ -288,7 +288,7 @@ class Evaluation:
         with evaluating([stage.newest().module for stage in self._stages.values()]):
             self._script.evaluate(self._lane)
 
-    def _first(self, of: Round) -> First:
+    def _first(self, of: EvaluationBatch) -> First:
         """The first micro-batch, whole: what it lacks is there with items repeated."""
         inputs, _, keywords = of.load(0)
 

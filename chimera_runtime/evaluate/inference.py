@@ -47,7 +47,7 @@ class Inference:
         Raises
         ------
         Misuse
-            If a batch has none of the forms of `rounds`, or there is no item at all.
+            If a batch has none of the forms of `evaluation_batches`, or there is no item at all.
         BadModel, ModelError, PeerLost
             If a forward or a message fails.
         """
@@ -55,7 +55,7 @@ class Inference:
         evaluation = self._evaluation(weighing)
         with self._unchanged():
             for batch in batches:
-                for of in evaluation.rounds(batch):
+                for of in evaluation.evaluation_batches(batch):
                     with self._located, all_generators_kept():
                         evaluation.run(of)
         with self._located:
@@ -74,7 +74,7 @@ class Inference:
 
         def outputs_of(batch: Any) -> Any:
             outputs: list[Any] = []
-            for of in evaluation.rounds(batch):
+            for of in evaluation.evaluation_batches(batch):
                 with self._located, all_generators_kept(), self._unchanged():
                     evaluation.run(of)
                     outputs += gathered(world, world.job.holders[-1], keeping.take()).values()

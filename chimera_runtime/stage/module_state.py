@@ -24,7 +24,7 @@ _CLOSED = frozenset({"builtins", "torch", "numpy", "chimera_runtime", *sys.stdli
 """The packages whose objects are not looked into, modules aside."""
 
 
-class Version(NamedTuple):
+class TensorVersion(NamedTuple):
     """A tensor, and a copy of what it holds at a version."""
 
     tensor: torch.Tensor
@@ -32,32 +32,32 @@ class Version(NamedTuple):
     copy: torch.Tensor
 
 
-class Contents(NamedTuple):
+class StateSnapshot(NamedTuple):
     """The state at some time: containers with copies of them, versions of tensors, states of generators; all by id.
 
     ``written`` are the ids of what a forward that began with this state has changed.
     """
 
     containers: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
-    versions: Mapping[int, Version] = MappingProxyType({})
+    versions: Mapping[int, TensorVersion] = MappingProxyType({})
     generators: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
     written: Set[int] = frozenset()
 
 
-_NOTHING = Contents()
+_NOTHING = StateSnapshot()
 
 
 class ModuleState:
     """Watches the state of a module over its forwards, without a copy for each of them.
 
-    Of each tensor there is one copy, until the tensor changes; a `Contents` keeps those that it needs. Changes of
+    Of each tensor there is one copy, until the tensor changes; a `StateSnapshot` keeps those that it needs. Changes of
     buffers are seen by their version counters. All else is looked at where a call is to be ``thorough``; what was once
     seen to change is watched from then on.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._versions: Mapping[int, Version] = {}
+        self._versions: Mapping[int, TensorVersion] = {}
         self._changing: set[int] = set()
         self._containers: dict[int, tuple[str, Any]] = {}
         self._watched: list[Any] = []
@@ -67,7 +67,7 @@ class ModuleState:
         self._containers = {id(container): (name, container) for name, container in _containers_in(self._module)}
         self._watch()
 
-    def look(self, thorough: bool = False) -> Contents:
+    def look(self, thorough: bool = False) -> StateSnapshot:
         """The state now; what lies in no container that is watched is left out unless it is to be ``thorough``."""
         if not self._containers:
             self.find()
@@ -75,7 +75,7 @@ class ModuleState:
         if not containers:
             return _NOTHING
         copies: dict[int, tuple[Any, Any]] = {}
-        versions: dict[int, Version] = {}
+        versions: dict[int, TensorVersion] = {}
         generators: dict[int, tuple[Any, Any]] = {}
         for container in containers:
             copy = container.copy()
@@ -87,9 +87,9 @@ class ModuleState:
                 elif _is_generator(element):
                     generators[id(element)] = element, _state_of(element)
         self._versions = versions
-        return Contents(copies, versions, generators)
+        return StateSnapshot(copies, versions, generators)
 
-    def learn(self, before: Contents, thorough: bool = False) -> Contents:
+    def learn(self, before: StateSnapshot, thorough: bool = False) -> StateSnapshot:
         """After a forward that began with ``before``: the same, with what the forward has changed marked as written."""
         written = self._changes(before, thorough)
         if not written:
@@ -101,7 +101,7 @@ class ModuleState:
         return before._replace(written=written)
 
     @contextmanager
-    def as_of(self, then: Contents, thorough: bool = False) -> Iterator[list[str]]:
+    def as_of(self, then: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
         """Inside the module has an earlier state, afterwards that of now: nothing remains of what is done inside.
 
         Yields a list, which afterwards has the names of what was changed inside and not by the first forward that began
@@ -138,7 +138,7 @@ class ModuleState:
         strays += self.names(now, self._changes(now, thorough))
 
     @torch.no_grad()
-    def restore(self, then: Contents) -> None:
+    def restore(self, then: StateSnapshot) -> None:
         """Gives the module an earlier state back, tensors in the memory that they had."""
         differing = self._changes(then, thorough=True)
         for container, copy in then.containers.values():
@@ -153,11 +153,11 @@ class ModuleState:
         for generator, state in then.generators.values():
             _set_state(generator, state)
 
-    def changed(self, before: Contents) -> list[str]:
+    def changed(self, before: StateSnapshot) -> list[str]:
         """The names of what is no longer as it was, as far as it was looked at."""
         return self.names(before, self._changes(before, thorough=True))
 
-    def names(self, before: Contents, keys: Set[int]) -> list[str]:
+    def names(self, before: StateSnapshot, keys: Set[int]) -> list[str]:
         """The names of containers, tensors and generators, each by the last container that has it."""
         names: dict[str, None] = {}
         for key, (container, copy) in before.containers.items():
@@ -173,7 +173,7 @@ class ModuleState:
         watched = buffers | self._changing
         self._watched = [container for key, (_, container) in self._containers.items() if key in watched]
 
-    def _version(self, tensor: torch.Tensor, thorough: bool) -> Version:
+    def _version(self, tensor: torch.Tensor, thorough: bool) -> TensorVersion:
         number = 0 if tensor.is_inference() else tensor._version
         known = self._versions.get(id(tensor))
         if known is not None and known.tensor is tensor and known.number == number:
@@ -181,15 +181,15 @@ class ModuleState:
                 return known
         elif known is not None and known.tensor is tensor and thorough and _equal(tensor, known.copy, unknown=False):
             return known._replace(number=number)
-        return Version(tensor, number, tensor.detach().clone())
+        return TensorVersion(tensor, number, tensor.detach().clone())
 
-    def _changes(self, before: Contents, thorough: bool) -> set[int]:
+    def _changes(self, before: StateSnapshot, thorough: bool) -> set[int]:
         """The ids of what is no longer as it was."""
         if not before.containers:
             return set()
         return self._differing(before, self.look(thorough).versions)
 
-    def _differing(self, before: Contents, versions: Mapping[int, Version]) -> set[int]:
+    def _differing(self, before: StateSnapshot, versions: Mapping[int, TensorVersion]) -> set[int]:
         differing = {key for key, (container, copy) in before.containers.items() if not _same(container, copy)}
         for key, version in before.versions.items():
             later = versions.get(key)

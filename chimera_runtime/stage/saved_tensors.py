@@ -43,7 +43,7 @@ class Footprint:
         return replace(self, released=released, operands=operands, received_operands=received_operands)
 
 
-class Saved:
+class SavedTensors:
     """The memory of tensors that are saved for a backward, each piece counted once; weights are left out.
 
     ``weights`` tells the parameters as they are when a tensor is saved: where weights have versions, in the memory of
@@ -75,17 +75,17 @@ class Saved:
             targets=sum(memory_of(targets).values()),
         )
 
-    def _pack(self, tensor: torch.Tensor) -> "_Held":
+    def _pack(self, tensor: torch.Tensor) -> "_SavedTensor":
         """Counts a tensor; it is kept without its graph, or the graph would keep itself alive."""
         memory = memory_of(tensor)
         if memory.keys() <= memory_of(list(self._weights())).keys():
-            return _Held(tensor.detach(), lambda: None)
+            return _SavedTensor(tensor.detach(), lambda: None)
         ((piece, size),) = memory.items()
         self._users[piece] += 1
         if self._users[piece] == 1:
             self.sizes[piece] = size
             self.peak = max(self.peak, sum(self.sizes.values()))
-        return _Held(tensor.detach(), lambda: self._release(piece))
+        return _SavedTensor(tensor.detach(), lambda: self._release(piece))
 
     def _release(self, piece: Memory) -> None:
         self._users[piece] -= 1
@@ -93,7 +93,7 @@ class Saved:
             del self.sizes[piece]
 
 
-class _Held:
+class _SavedTensor:
     """A saved tensor; ``gone`` is called when the graph lets go of it."""
 
     __slots__ = ("gone", "tensor")
@@ -106,7 +106,7 @@ class _Held:
         self.gone()
 
 
-def _unpack(held: _Held) -> torch.Tensor:
+def _unpack(held: _SavedTensor) -> torch.Tensor:
     return held.tensor
 
 

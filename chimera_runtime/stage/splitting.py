@@ -41,7 +41,7 @@ _AT_ONCE = 2**22
 """Bytes of weights' gradients that one run of the engine makes before they are added, if no single one is larger."""
 
 
-class Halfway(Protocol):
+class SecondHalf(Protocol):
     """A backward between its two halves."""
 
     @property
@@ -52,14 +52,14 @@ class Halfway(Protocol):
         """Adds to the gradients of the weights; once."""
 
 
-class Begun(NamedTuple):
+class HalfBackward(NamedTuple):
     """A micro-batch between the two halves of its backward, and what it counts in the loss."""
 
-    halfway: Halfway
+    halfway: SecondHalf
     counts: Tensors
 
 
-class Late(NamedTuple):
+class LateFork(NamedTuple):
     """A fork that is called again: the numbers of its edges to weights, and the gradients of its outputs."""
 
     node: Node
@@ -67,11 +67,11 @@ class Late(NamedTuple):
     gradients: tuple[torch.Tensor | None, ...]
 
 
-Joint = tuple[EdgeGradients, list[Late]]
+JointRun = tuple[EdgeGradients, list[LateFork]]
 """Gradients that are there, and forks that give others, all of which have to go on to the weights in one run."""
 
 
-class Split:
+class SplitBackward:
     """The second half of a backward of which the first has run: the gradients of ``leaves`` are there.
 
     Until `finish` it keeps the graph, and the gradients with which the weights' gradients begin.
@@ -90,7 +90,7 @@ class Split:
         way = (
             _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted]) if wanted else {}
         )
-        self._parts: list[tuple[EdgeGradients, Late | None]] = [
+        self._parts: list[tuple[EdgeGradients, LateFork | None]] = [
             ([(start, gradient)], None)
             for start, gradient in zip(starts, gradients, strict=True)
             if start.node not in way
@@ -122,7 +122,7 @@ class Split:
         def note(given: Tensors, received: tuple[torch.Tensor | None, ...]) -> None:
             early = [(_edge(node, i), given[i]) for i in edges if given[i] is not None]
             late = [] if complete else [i for i in edges if given[i] is None]
-            self._parts.append((early, Late(node, late, received) if late else None))
+            self._parts.append((early, LateFork(node, late, received) if late else None))
 
         return note
 
@@ -168,10 +168,10 @@ def _edge(node: Node, number: int) -> GradientEdge:
     return GradientEdge(other, input_number)
 
 
-def _batches(groups: Iterable[Joint]) -> Iterator[Joint]:
+def _batches(groups: Iterable[JointRun]) -> Iterator[JointRun]:
     """Groups to be run together: small ones, for a run of the engine takes its time; large ones by themselves."""
     early: EdgeGradients = []
-    late: list[Late] = []
+    late: list[LateFork] = []
     size = 0
     for more_early, more_late in groups:
         early += more_early
@@ -188,17 +188,17 @@ def _size(edge: GradientEdge) -> int:
     return int(math.prod(expected.shape) * expected.dtype.itemsize)
 
 
-def _joint(parts: Iterable[tuple[EdgeGradients, Late | None]]) -> list[Joint]:
+def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[JointRun]:
     """Parts that share a node behind them together: the node has to run once, with all gradients for it.
 
     Where parts share a weight alone, each adds to its gradient.
     """
-    groups: list[Joint] = []
-    group_of: dict[Node, Joint] = {}
+    groups: list[JointRun] = []
+    group_of: dict[Node, JointRun] = {}
     for early, late in parts:
         behind = {edge.node for edge, _ in early} | ({_edge(late.node, i).node for i in late.edges} if late else set())
         nodes = [node for node in _closure(behind) if node.next_functions]
-        joined: Joint = ([*early], [late] if late else [])
+        joined: JointRun = ([*early], [late] if late else [])
         for group in {id(group_of[node]): group_of[node] for node in nodes if node in group_of}.values():
             joined[0].extend(group[0])
             joined[1].extend(group[1])
@@ -221,7 +221,7 @@ def _closure(nodes: Iterable[Node]) -> set[Node]:
     return reached
 
 
-def _called_again(forks: Sequence[Late]) -> EdgeGradients:
+def _called_again(forks: Sequence[LateFork]) -> EdgeGradients:
     """What forks give for their edges to weights, and for no other edge."""
     if not forks:
         return []
@@ -236,7 +236,7 @@ def _called_again(forks: Sequence[Late]) -> EdgeGradients:
     asked = {_edge(node, i): None for node, edges, _ in forks for i in edges}
     token = torch.zeros((), requires_grad=True)
     with torch.enable_grad():
-        began: torch.Tensor = _Within.apply(token, call)  # type: ignore[no-untyped-call]
+        began: torch.Tensor = _EngineCall.apply(token, call)  # type: ignore[no-untyped-call]
     edges: Any = [token, *asked]
     torch.autograd.grad([began], edges, allow_unused=True)
     return made
@@ -252,7 +252,7 @@ def _fitted(edge: GradientEdge, gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to(expected.dtype)
 
 
-class _Within(torch.autograd.Function):
+class _EngineCall(torch.autograd.Function):
     """Calls a function within a run of the engine: a node that is called there computes what the run asks for."""
 
     @staticmethod
@@ -266,7 +266,7 @@ class _Within(torch.autograd.Function):
         return gradient, None
 
 
-class Whole:
+class WholeBackward:
     """The second half of a backward of which the first was all of it.
 
     ``apart``: the gradients of the weights are kept until `finish`; else they have been added at once.

@@ -1,7 +1,4 @@
-"""The stages: what a forward keeps for its backward, and the compute of a lane.
-
-Everything that can be decided before the first update is decided in the constructors.
-"""
+"""A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
 from collections.abc import Callable, Sequence, Set
 from functools import partial
@@ -14,16 +11,16 @@ from chimera_runtime.errors import FAILED, BadModel
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.readout import Reader, from_host
-from chimera_runtime.stage.auxiliary import Auxiliary, AuxiliaryLosses, listening, roots_of
-from chimera_runtime.stage.pairs import Calls, together
-from chimera_runtime.stage.recomputing import Kept, Recomputing, versions_of
-from chimera_runtime.stage.repeats import Compared, Result, in_some
-from chimera_runtime.stage.splitting import Begun, Halfway, Split, Whole
-from chimera_runtime.stage.stage_input import Beginning
-from chimera_runtime.stage.stage_output import Ending
+from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, collecting, roots_of
+from chimera_runtime.stage.paired_operations import ModuleCalls, run_pair
+from chimera_runtime.stage.recomputation import RecomputedForwards, SavedInput, versions_of
+from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in_some
+from chimera_runtime.stage.splitting import HalfBackward, SecondHalf, SplitBackward, WholeBackward
+from chimera_runtime.stage.stage_input import StageInput
+from chimera_runtime.stage.stage_output import StageOutput
 from chimera_runtime.stage.sums import GradientSum
-from chimera_runtime.stage.versions import Weights
-from chimera_runtime.stage.weights import WeightGroup
+from chimera_runtime.stage.weight_group import WeightGroup
+from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.values.aliases import Slots, lend, versions
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, Watched
@@ -32,7 +29,7 @@ from chimera_runtime.values.nested import fresh, joined, leaves, mapped
 from chimera_runtime.values.tensors import Tensors, join, part, plain, seed_all, seed_torch
 
 
-class Graph(NamedTuple):
+class SavedGraph(NamedTuple):
     """A micro-batch between its forward and its backward: the graph, from its leaves to its roots.
 
     ``auxiliary`` are further roots, those of auxiliary losses.
@@ -43,7 +40,7 @@ class Graph(NamedTuple):
     auxiliary: Tensors
 
 
-class Passed(NamedTuple):
+class ForwardResult(NamedTuple):
     """A forward: the tensors whose gradients are wanted, what the module returned, and its auxiliary losses."""
 
     leaves: Tensors
@@ -85,7 +82,7 @@ class Stage(WeightGroup):
         module: torch.nn.Module,
         weights: Weights,
         before: Boundary | None,
-        ending: Ending,
+        ending: StageOutput,
         gradients: GradientSum,
         traits: Traits,
         numbering: Numbering,
@@ -93,24 +90,24 @@ class Stage(WeightGroup):
         ties: Sequence[WeightGroup] = (),
         load_keywords: Callable[[int, int], Keywords] | None = None,
         read: Reader = from_host,
-        compared: Compared = in_some,
+        compared: IsCompared = in_some,
     ) -> None:
         super().__init__((number,), weights, gradients, numbering)
         self.ties = ties
         self.groups: tuple[WeightGroup, ...] = (self, *ties)
         self.number = number
         self.module = module
-        self.calls = Calls(module)
+        self.calls = ModuleCalls(module)
         self.inputs = self.gradients = Slots()
         self.load_keywords = load_keywords
-        self._beginning = Beginning(number, before, bool(traits.in_place))
+        self._beginning = StageInput(number, before, bool(traits.in_place))
         self._ending = ending
         self._traits = traits
         self._recomputed = recomputed
-        self._again = Recomputing(number, module, compared, read)
+        self._recomputing = RecomputedForwards(number, module, compared, read)
         self._seed = seed_all if traits.seeds_all else seed_torch
-        self._waiting: dict[int, Graph | Kept] = {}
-        self._begun: dict[int, Begun] = {}
+        self._waiting: dict[int, SavedGraph | SavedInput] = {}
+        self._begun: dict[int, HalfBackward] = {}
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
         self._outputs: dict[Micros, tuple[Tensors, list[int]]] = {}
         self._input_gradients: dict[Micros, Tensors] = {}
@@ -144,7 +141,7 @@ class Stage(WeightGroup):
         """From now on it is as if there had been so many updates: the seeds of what is drawn at random count them."""
         for group in self.groups:
             group.updates = updates
-        self._again.began = updates
+        self._recomputing.began = updates
 
     def at(self, version: int) -> Self:
         """The stage with a version of its weights that is alive."""
@@ -198,7 +195,7 @@ class Stage(WeightGroup):
             passed = self._run(self._seed_of(micro), inputs, self._keywords_of(micro))
             results, roots = self._ending.finish((micro,), passed.returned, (target,))
             self._auxiliary.add(micro, self._numbering.place(micro)[0], passed.auxiliary)
-            self._waiting[micro] = Graph(passed.leaves, roots, roots_of(passed.auxiliary))
+            self._waiting[micro] = SavedGraph(passed.leaves, roots, roots_of(passed.auxiliary))
             outputs = _payload(results)
         lend(self.number, micro, outputs, self._waiting, lambda: (inputs, self._keywords_of(micro)))
         return outputs
@@ -208,7 +205,8 @@ class Stage(WeightGroup):
         first = self._beginning.before is None
         apart = list(inputs) if first else [part(inputs, i, i + 1, len(micros)) for i in range(len(micros))]
         targets = (None,) * len(micros) if targets is None else targets
-        if micros[0] % self._numbering.cycle in self._recomputed and not (self._traits.alone or self._again.alone):
+        alone = self._traits.alone or self._recomputing.alone
+        if micros[0] % self._numbering.cycle in self._recomputed and not alone:
             return self._forward_keeping_inputs(micros, joined(inputs) if first else inputs, apart, targets)
         return self._one_by_one(micros, apart, targets)
 
@@ -218,15 +216,15 @@ class Stage(WeightGroup):
     def _forward_keeping_inputs(
         self, micros: tuple[int, ...], together: Any, apart: Sequence[Any], targets: Sequence[Any]
     ) -> Tensors:
-        recomputing, update, count = self._again, self._numbering.place(micros[0])[0], len(micros)
+        recomputing, update, count = self._recomputing, self._numbering.place(micros[0])[0], len(micros)
         keywords = [self._keywords_of(micro) for micro in micros]
         given = [*zip(apart, targets, keywords, strict=True)]
         numbers = [versions_of(*values) for values in given]
 
-        def run() -> Passed:
+        def run() -> ForwardResult:
             return self._run(self._seed_of(micros[0]), together, joined(keywords))
 
-        def finish(passed: Passed) -> tuple[Tensors, Auxiliary, Sequence[Result | None]]:
+        def finish(passed: ForwardResult) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
             results, roots = self._ending.finish(micros, passed.returned, [*map(fresh, targets)])
             made = partial(self._compared, passed, roots, count)
             return results, passed.auxiliary, recomputing.results(update, made, count)
@@ -236,11 +234,11 @@ class Stage(WeightGroup):
             return self._one_by_one(micros, apart, targets)
         (results, auxiliary, made), contents = first
         for micro, values, before, result in zip(micros, given, numbers, made, strict=True):
-            self._waiting[micro] = Kept(self._seed_of(micro), *values, before, contents, count, result)
+            self._waiting[micro] = SavedInput(self._seed_of(micro), *values, before, contents, count, result)
         self._auxiliary.add(micros[0], update, auxiliary)
         return _payload(results)
 
-    def _compared(self, passed: Passed, roots: Tensors, of: int) -> list[Any]:
+    def _compared(self, passed: ForwardResult, roots: Tensors, of: int) -> list[Any]:
         """What the two runs of a forward over so many micro-batches are compared by."""
         if of > 1:
             return leaves(passed.returned)
@@ -262,15 +260,15 @@ class Stage(WeightGroup):
         keywords = {name: loaded[name] for name in names}
         return mapped(keywords, torch.clone) if self._traits.in_place else keywords
 
-    def _run(self, seed: int, inputs: Any, keywords: Keywords) -> Passed:
+    def _run(self, seed: int, inputs: Any, keywords: Keywords) -> ForwardResult:
         self._seed(seed)
         leaves, argument = self._beginning.argument(inputs)
         watched = Watched(self.number, keywords, self._traits.shared) if self._traits.shared else None
-        with self._forwarding, listening() as auxiliary:
-            passed = Passed(leaves, self.calls.forward(argument, **(fresh(keywords) if keywords else {})), auxiliary)
+        with self._forwarding, collecting() as auxiliary:
+            returned = self.calls.forward(argument, **(fresh(keywords) if keywords else {}))
         if watched is not None:
             watched.require_unwritten()
-        return passed
+        return ForwardResult(leaves, returned, auxiliary)
 
     # ---- backward
 
@@ -308,7 +306,7 @@ class Stage(WeightGroup):
             self.forward(*forward)
             other.backward(*backward)
         else:
-            together(self, forward, other, backward)
+            run_pair(self, forward, other, backward)
 
     def input_gradients(self, micros: Micros) -> Tensors:
         """What the backward of these micro-batches hands back to the stage before: once."""
@@ -333,18 +331,18 @@ class Stage(WeightGroup):
         with self._going_back:
             self.calls.differentiate(roots, seeds)
         self._collect(counts)
-        return self._beginning.handed_back(leaves, counts)
+        return self._beginning.take_gradients(leaves, counts)
 
     def _backward_input(self, micro: int, gradients: Tensors) -> Tensors:
         leaves, roots, seeds, counts = self._roots_of(micro, gradients)
         with self._going_back:
-            halfway: Halfway
+            halfway: SecondHalf
             if self._traits.whole:
-                halfway = Whole(roots, seeds, self.module.parameters(), apart=self._weights.overlap)
+                halfway = WholeBackward(roots, seeds, self.module.parameters(), apart=self._weights.overlap)
             else:
-                halfway = Split(roots, seeds, leaves)
-        self._begun[micro] = Begun(halfway, counts)
-        return self._beginning.handed_back(leaves, counts)
+                halfway = SplitBackward(roots, seeds, leaves)
+        self._begun[micro] = HalfBackward(halfway, counts)
+        return self._beginning.take_gradients(leaves, counts)
 
     def _roots_of(self, micro: int, gradients: Tensors) -> tuple[Tensors, Tensors, Tensors, Tensors]:
         """The leaves and roots of a micro-batch's graph, the gradient of each root, and what the micro-batch counts."""
@@ -360,17 +358,17 @@ class Stage(WeightGroup):
             if group.group[0] == self.number:
                 group.count(counts)
 
-    def _graph(self, micro: int) -> Graph:
+    def _graph(self, micro: int) -> SavedGraph:
         """The graph of a micro-batch: as its forward left it, or made again."""
         waiting = self._waiting.pop(micro)
-        if isinstance(waiting, Graph):
+        if isinstance(waiting, SavedGraph):
             return waiting
         update = self._numbering.place(micro)[0]
-        with self._again.again(update, waiting):
+        with self._recomputing.again(update, waiting):
             passed = self._run(waiting.seed, waiting.inputs, waiting.keywords)
         _, roots = self._ending.finish((micro,), passed.returned, (fresh(waiting.target),))
-        self._again.compare(update, micro, waiting, partial(self._compared, passed, roots, waiting.of))
-        return Graph(passed.leaves, roots, roots_of(passed.auxiliary))
+        self._recomputing.compare(update, micro, waiting, partial(self._compared, passed, roots, waiting.of))
+        return SavedGraph(passed.leaves, roots, roots_of(passed.auxiliary))
 
     def _operation(self, kind: str, micros: Micros) -> Operation:
         return self._numbering.operation(kind, micros, self.number)
@@ -391,7 +389,7 @@ class Stage(WeightGroup):
 
     def take_loss(self, update: int) -> Tally:
         """The losses of an update that were computed here: the loss on the last stage, auxiliary losses on any."""
-        self._again.check(update)
+        self._recomputing.check(update)
         return self._ending.take_loss(update) + self._auxiliary.take(update)
 
 

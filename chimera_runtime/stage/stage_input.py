@@ -12,7 +12,7 @@ from chimera_runtime.values.nested import fresh, mapped
 from chimera_runtime.values.tensors import Tensors, plain
 
 
-class Beginning:
+class StageInput:
     """The beginning of a stage; ``before`` is what it receives, None for the first stage.
 
     ``copies`` says that the first stage is called on copies of what was loaded, which it changes.
@@ -30,7 +30,7 @@ class Beginning:
         leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
         return leaves, self.before.form.filled(leaves)
 
-    def handed_back(self, leaves: Tensors, counts: Tensors) -> Tensors:
+    def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
         """The gradients of the leaves, once they are there, and what their micro-batch counts in the loss.
 
         The leaves have them no longer: what remains of the graph for the weights' gradients would keep them.

@@ -19,7 +19,7 @@ Finished = tuple[Tensors, Tensors]
 """What a forward hands on, and where its backward begins."""
 
 
-class Ending(Protocol):
+class StageOutput(Protocol):
     """The end of a stage.
 
     ``share`` and ``scale`` multiply the gradients of what the stage adds to the loss: what a micro-batch counts in the
@@ -49,7 +49,7 @@ class Ending(Protocol):
         """The sum of the losses of an update; they are forgotten."""
 
 
-class HandingOn:
+class SendOutput:
     """The end of a stage that has a next one.
 
     Raises in `finish`: BadModel, if tensors differ from those of the first micro-batch.
@@ -94,7 +94,7 @@ class HandingOn:
         return Tally()
 
 
-class Judging:
+class LossOutput:
     """The end of the last stage: ``loss`` of output and target, whose gradient is multiplied by ``share``.
 
     ``counted`` says that the loss is a sum and a count; ``read`` is how losses are read; ``trains`` says that something

@@ -17,10 +17,10 @@ from chimera_runtime.program.weight_groups import Group, group_text
 from chimera_runtime.ranks.cuda_queues import few_queues
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import Ending, HandingOn, Judging
+from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.sums import GradientSum, WideGradientSum
-from chimera_runtime.stage.versions import Unstepped, Versions, Weights, masters
-from chimera_runtime.stage.weights import WeightGroup
+from chimera_runtime.stage.weight_group import WeightGroup
+from chimera_runtime.stage.weight_versions import Unstepped, Versions, Weights, masters
 from chimera_runtime.start.probe import Findings
 from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.values.losses import Count
@@ -107,13 +107,13 @@ def assemble(
     for number, module in built.items():
         facts, numbering = setting.facts.stages[number], counting()
         weights, gradients = weights_of((number,))
-        ending: Ending
+        ending: StageOutput
         if number < job.stages - 1:
-            ending = HandingOn(number, boundaries[number], setting.share)
+            ending = SendOutput(number, boundaries[number], setting.share)
         else:
             trains = any(p.requires_grad for p in module.parameters())
             trains = trains or (number > 0 and any(boundaries[number - 1].recorded))
-            ending = Judging(model.judge, setting.share, numbering, expected is not None, world.read, trains)
+            ending = LossOutput(model.judge, setting.share, numbering, expected is not None, world.read, trains)
         stages[number] = make_stage(
             number,
             module,

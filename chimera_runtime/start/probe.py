@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import torch
 
 from chimera_runtime.blame import Calling
-from chimera_runtime.data.batches import Source
+from chimera_runtime.data.batches import MicroBatchSource
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.model.model import Model
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.auxiliary import listening, roots_of
-from chimera_runtime.stage.module_state import Contents, ModuleState
-from chimera_runtime.stage.recomputing import versions_of
-from chimera_runtime.stage.saved_tensors import Footprint, Saved, memory_of
-from chimera_runtime.stage.splitting import Halfway, Split, Whole, obstacle
+from chimera_runtime.stage.auxiliary_losses import collecting, roots_of
+from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
+from chimera_runtime.stage.recomputation import versions_of
+from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
+from chimera_runtime.stage.splitting import SecondHalf, SplitBackward, WholeBackward, obstacle
 from chimera_runtime.values.aliases import Dropped
 from chimera_runtime.values.boundary import Boundary, Traits, with_shared
 from chimera_runtime.values.keywords import Keywords, accepted, require_unused
@@ -76,7 +76,7 @@ class Sight:
 
 
 def find(
-    world: World, model: Model, batches: Source, built: dict[int, torch.nn.Module], seed: int, measures: bool
+    world: World, model: Model, batches: MicroBatchSource, built: dict[int, torch.nn.Module], seed: int, measures: bool
 ) -> Findings:
     """The findings, the same on every rank; every rank calls it. Footprints are among them if it ``measures``.
 
@@ -100,7 +100,7 @@ class _Prober:
         self,
         world: World,
         model: Model,
-        batches: Source,
+        batches: MicroBatchSource,
         built: dict[int, torch.nn.Module],
         seed: int,
         measures: bool,
@@ -113,7 +113,7 @@ class _Prober:
         self._measures = measures
         self._runs: dict[int, Sight] = {}
         self._given: dict[int, Given] = {}
-        self._before: dict[int, tuple[ModuleState, Contents]] = {}
+        self._before: dict[int, tuple[ModuleState, StateSnapshot]] = {}
         self.footprints: list[Footprint] = []
 
     def _rank(self, stage: int) -> int:
@@ -288,9 +288,9 @@ def look(model: Model, stage: int, module: torch.nn.Module, given: Given, measur
     values = {"its input": argument, "a keyword argument": keywords, "its target": target}
     numbers = {name: versions_of(value) for name, value in values.items()}
     random, beside = _random_state(), states_beside_torch()
-    saved = Saved(module.parameters)
+    saved = SavedTensors(module.parameters)
     with saved.watching() if measures else nullcontext():
-        with Calling(f"the forward of stage {stage}", FAILED), listening() as auxiliary:
+        with Calling(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
             returned = module(argument, **keywords)
         form, outputs = model.outputs(stage, returned) if not last else (ONE_TENSOR, ())
         count = None
@@ -334,7 +334,7 @@ def weigh_halves(
 
     ``follow`` is as in `look_back`; ``whole`` says that the stage's backward is not split. Gradients are cleared.
     """
-    saved = Saved(module.parameters)
+    saved = SavedTensors(module.parameters)
     with saved.watching():
         seen = look(model, stage, module, given, measures=False)
     handed_on = seen.outputs if follow is None else compress(seen.outputs, follow)
@@ -342,8 +342,10 @@ def weigh_halves(
     gradients = tuple(map(torch.zeros_like, roots))
     before, inputs, received = dict(saved.sizes), memory_of(seen.inputs), memory_of(gradients)
     with Calling(f"the backward of stage {stage}", FAILED):
-        begun: Halfway = (
-            Whole(roots, gradients, module.parameters(), apart=False) if whole else Split(roots, gradients, seen.inputs)
+        begun: SecondHalf = (
+            WholeBackward(roots, gradients, module.parameters(), apart=False)
+            if whole
+            else SplitBackward(roots, gradients, seen.inputs)
         )
     for leaf in (*seen.inputs, *module.parameters()):
         leaf.grad = None
@@ -374,7 +376,7 @@ def _copied(value: Any, device: torch.device) -> Any:
     return mapped(to_device(value, device), torch.clone)
 
 
-def state_of(module: torch.nn.Module) -> tuple[ModuleState, Contents]:
+def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:
     """What a module holds beside its parameters, and what it holds now."""
     state = ModuleState(module)
     return state, state.look(thorough=True)

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from chimera_runtime.blame import ModelError, Operation
-from chimera_runtime.data.batches import Source
+from chimera_runtime.data.batches import MicroBatchSource
 from chimera_runtime.lane.lane import Lane, Load
-from chimera_runtime.lane.links import Incoming, Outgoing
-from chimera_runtime.lane.ranges import Unranged
-from chimera_runtime.lane.turns import Driver, RunLength, StreamLane
+from chimera_runtime.lane.message_links import Incoming, Outgoing
+from chimera_runtime.lane.profiler_ranges import Unranged
+from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.ties import Tie, declared
 from chimera_runtime.program.compiled_program import RankScript
@@ -46,7 +46,7 @@ class Setting:
     model: Model
     findings: Findings
     seed: int
-    source: Source | None
+    source: MicroBatchSource | None
     ranges: Unranged = field(default_factory=Unranged)
 
     @property
@@ -115,7 +115,7 @@ class Setting:
         loads = parts.load_input, parts.load_target
         if not job.period:
             return Lane(parts.stages, incoming, outgoing, *loads, parts.ties)
-        return StreamLane(parts.stages, incoming, outgoing, *loads, RunLength(job.passes), facts.initial, parts.ties)
+        return StreamLane(parts.stages, incoming, outgoing, *loads, UpdateRange(job.passes), facts.initial, parts.ties)
 
     def _incoming(self, parts: Parts, source: int, target: int, worker: int) -> Incoming:
         stage = parts.stages[target]

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import torch
 
 from chimera_runtime.blame import Located
-from chimera_runtime.data.data_workers import Workers
-from chimera_runtime.data.epoch_length import Announcing, Messages
+from chimera_runtime.data.data_workers import DataWorkers
+from chimera_runtime.data.epoch_length import EpochLength, Messages
 from chimera_runtime.data.feed import Feed
+from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, refuse_order
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.loading import Loading, Uses
-from chimera_runtime.data.order import Order, Share, is_stream, refuse_order
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group
@@ -210,10 +210,10 @@ class Holding:
             Loading(dataset, drawn_by, collate_fn, names=self._feed.names),
             share,
             self._uses[place.worker],
-            Order(dataset, drawn_by, shuffle, sampler),
-            Announcing(self._setting.world, readers, self._loaders, self._messages),
+            ItemOrder(dataset, drawn_by, shuffle, sampler),
+            EpochLength(self._setting.world, readers, self._loaders, self._messages),
             self._located.alike(),
-            Workers(num_workers, prefetch_factor, multiprocessing_context, pin_memory, self._setting.world.timeout),
+            DataWorkers(num_workers, prefetch_factor, multiprocessing_context, pin_memory, self._setting.world.timeout),
             drop_last,
         )
 

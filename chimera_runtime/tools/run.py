@@ -11,8 +11,8 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.item_order import is_stream
 from chimera_runtime.data.loader import Loader
-from chimera_runtime.data.order import is_stream
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.model.model import ModelFile

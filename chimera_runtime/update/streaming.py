@@ -94,7 +94,7 @@ class Streaming:
 
     def give(self) -> Outcome | None:
         """One more update, whose mini-batch the feed has: the newest that is complete then, if there is one."""
-        self._feed.require_held()
+        self._feed.require_unwritten_batches()
         self.given += 1
         self._driver.give()
         self._forget()
@@ -102,7 +102,7 @@ class Streaming:
 
     def finish(self) -> None:
         """Completes the updates under way; a new run begins on the newest weights, which the parameters then show."""
-        self._feed.require_held()
+        self._feed.require_unwritten_batches()
         self._driver.drain()
         self._forget()
         while self._completed < self.given:

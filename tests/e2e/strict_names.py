@@ -53,9 +53,8 @@ def _of_stream(lane: Any, first: int, micro: int | None) -> str:
 
 def listen() -> None:
     """Has chimera_runtime, if this is a program of it, say which message of which update it posts."""
-    lanes, turns, messages, evaluation = (
-        sys.modules.get(f"chimera_runtime.{name}") for name in ("lane", "turns", "messages", "evaluation")
-    )
+    names = ("lane.lane", "lane.stream_lane", "ranks.messages", "evaluate.evaluation")
+    lanes, turns, messages, evaluation = (sys.modules.get(f"chimera_runtime.{name}") for name in names)
     if lanes is None or turns is None or messages is None or evaluation is None:
         return
     begin, isend, irecv = lanes.Lane.begin, messages.Peer.isend, messages.Peer.irecv

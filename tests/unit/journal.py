@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera_runtime.lane import Lane
-from chimera_runtime.lane.turns import RunLength, StreamLane
+from chimera_runtime.lane.stream_lane import StreamLane, UpdateRange
 from chimera_runtime.program.compiled_program import parsed
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
@@ -39,7 +39,7 @@ class Journal:
         ties = {tie.stages: tied(self, tie.stages) for tie in self.facts.ties}
         if not self.facts.turns:
             return Lane(*parts, ties)
-        return StreamLane(*parts, RunLength(self.job.passes), self.facts.initial, ties)
+        return StreamLane(*parts, UpdateRange(self.job.passes), self.facts.initial, ties)
 
     def rooms(self, source: int, target: int, _worker: int) -> Sequence[int]:
         """For how many micro-batches each slot of a link has room."""

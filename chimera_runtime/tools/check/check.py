@@ -13,8 +13,8 @@ from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, refuse_undeclared
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.job import Job
-from chimera_runtime.stage.auxiliary import listening
-from chimera_runtime.stage.repeats import in_all
+from chimera_runtime.stage.auxiliary_losses import collecting
+from chimera_runtime.stage.rerun_comparison import in_all
 from chimera_runtime.stage.saved_tensors import memory_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
@@ -75,7 +75,7 @@ def check(
     )
     reference = Reference(
         *(model, job.stages, micro_batch_size, job.micro_batches, job.parts, world.place.copies),
-        *(setting.seed, world.device, {tie.stages: tie.parameters for tie in setting.ties}, listening),
+        *(setting.seed, world.device, {tie.stages: tie.parameters for tie in setting.ties}, collecting),
         lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), setting.ties)),
     )
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)

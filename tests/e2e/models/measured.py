@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from chimera_runtime.stage import stage as compute
-from chimera_runtime.stage.saved_tensors import Saved, memory_of
+from chimera_runtime.stage.saved_tensors import SavedTensors, memory_of
 
 WIDTH = 32
 ROWS = 8
@@ -60,7 +60,7 @@ class Figures:
     """What this rank has kept at most."""
 
     def __init__(self) -> None:
-        self.saved = Saved(lambda: (p for module in MODULES for p in module.parameters()))
+        self.saved = SavedTensors(lambda: (p for module in MODULES for p in module.parameters()))
         self.alive = Alive()
         self.m_a = {}
         self.kept = self.stashed = self.copies = 0
@@ -75,7 +75,7 @@ class Figures:
     def look(self) -> None:
         """To be called when a forward has saved what it saves."""
         waiting = [each for stage in STAGES for each in stage._waiting.values()]
-        stashed = [each.inputs for each in waiting if isinstance(each, compute.Kept)]
+        stashed = [each.inputs for each in waiting if isinstance(each, compute.SavedInput)]
         self.stashed = max(self.stashed, len(stashed))
         self.kept = max(self.kept, sum((memory_of(stashed) | self.saved.sizes).values()))
         self.copies = max(self.copies, sum(getattr(stage._weights, "copies", 1) for stage in STAGES))
@@ -120,7 +120,7 @@ FIGURES = Figures()
 
 def build_stage(stage, num_stages):
     module = Block(WIDTH * (1 + stage) if "GROWING" in os.environ else WIDTH).double()
-    alone = Saved(module.parameters)
+    alone = SavedTensors(module.parameters)
     with alone.watching():
         _result = module(torch.zeros(ROWS, WIDTH, dtype=torch.float64))
     FIGURES.m_a[stage] = sum(alone.sizes.values())

@@ -10,11 +10,11 @@ import torch
 from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import Located
-from chimera_runtime.data.data_workers import Workers
-from chimera_runtime.data.epoch_length import Announcing
+from chimera_runtime.data.data_workers import DataWorkers
+from chimera_runtime.data.epoch_length import EpochLength
+from chimera_runtime.data.item_order import ItemOrder, Share
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.loading import ALL, Loading, MiniBatch
-from chimera_runtime.data.order import Order, Share
 
 ITEMS = 26
 
@@ -124,7 +124,7 @@ def loader(
     shuffle: bool = True,
     sampler: Any = None,
     collate: Any = None,
-    workers: Workers | int = 0,
+    workers: DataWorkers | int = 0,
     drop_last: bool = True,
     seed: int = 7,
 ) -> Loader:
@@ -133,10 +133,10 @@ def loader(
         Loading(dataset, seed, collate),
         Share(size, micro_batches, copies, copy),
         dict.fromkeys(range(micro_batches), ALL) if uses is None else uses,
-        Order(dataset, seed, shuffle, sampler),
-        Announcing(world, readers, 1, deque()),
+        ItemOrder(dataset, seed, shuffle, sampler),
+        EpochLength(world, readers, 1, deque()),
         Located(0, 0, str),
-        Workers(workers) if isinstance(workers, int) else workers,
+        DataWorkers(workers) if isinstance(workers, int) else workers,
         drop_last,
     )
 

@@ -8,9 +8,9 @@ from torch import nn
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import Ending, HandingOn, Judging
+from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.sums import GradientSum
-from chimera_runtime.stage.versions import Weights
+from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.nested import ONE_TENSOR, Form, taken_apart
 
@@ -41,7 +41,7 @@ def stage(
     module: nn.Module,
     number: int = 1,
     before: Boundary | None = ONE,
-    ending: Ending | None = None,
+    ending: StageOutput | None = None,
     traits: Traits = CAN,
     recomputed: set[int] | None = None,
     steps: Any = None,
@@ -53,7 +53,7 @@ def stage(
         module,
         Weights(Steps(parameters) if steps is None else steps),
         before,
-        HandingOn(number, ONE) if ending is None else ending,
+        SendOutput(number, ONE) if ending is None else ending,
         GradientSum(f"s{number}", parameters, None, (0,), names, lambda work: work.wait()),
         traits,
         Numbering(SEED, 0, MICROS, MICROS),
@@ -61,11 +61,11 @@ def stage(
     )
 
 
-def judging() -> Judging:
+def judging() -> LossOutput:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).square().mean()
 
-    return Judging(loss, 1 / MICROS, Numbering(SEED, 0, MICROS, MICROS))
+    return LossOutput(loss, 1 / MICROS, Numbering(SEED, 0, MICROS, MICROS))
 
 
 def linear() -> nn.Module:

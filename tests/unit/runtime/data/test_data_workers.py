@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import ModelError, describe
-from chimera_runtime.data.data_workers import Workers, _next
+from chimera_runtime.data.data_workers import DataWorkers, _next
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
 from tests import forking
@@ -76,7 +76,7 @@ def test_what_a_collate_does_wrong_in_a_worker_is_said_as_without_one(alone: Wor
 def test_a_worker_that_is_killed_is_an_error_with_what_to_do_and_no_signal_in_between(alone: World) -> None:
     """A DataLoader would raise it wherever the rank is when it happens."""
     before = signal.getsignal(signal.SIGCHLD)
-    mine = iter(loader(alone, Dying(), shuffle=False, workers=Workers(1, ahead=1, timeout=30)))
+    mine = iter(loader(alone, Dying(), shuffle=False, workers=DataWorkers(1, ahead=1, timeout=30)))
     assert signal.getsignal(signal.SIGCHLD) == before
     next(mine)
     next(mine)
@@ -95,7 +95,7 @@ class Hanging(Drawing):
 
 
 def test_a_worker_that_hangs_is_an_error_after_the_timeout(alone: World) -> None:
-    mine = loader(alone, Hanging(), shuffle=False, workers=Workers(1, timeout=4))
+    mine = loader(alone, Hanging(), shuffle=False, workers=DataWorkers(1, timeout=4))
     batches = iter(mine)
     assert [numbers(batch) for batch in islice(batches, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(ModelError, match=r"no data worker has handed over a mini-batch for 3 s") as raised:
@@ -142,12 +142,12 @@ def test_workers_go_on_into_the_next_epoch_and_end_when_the_loader_is_closed(alo
 def test_workers_that_are_started_afresh_load_the_same(alone: World) -> None:
     """With ``spawn`` all that they use is pickled."""
     (first, *_) = loader(alone, Drawing())
-    mine = loader(alone, Drawing(), workers=Workers(1, start="spawn"))
+    mine = loader(alone, Drawing(), workers=DataWorkers(1, start="spawn"))
     batch = next(iter(mine))
     mine.close()
     assert draws(batch) == draws(first)
     with pytest.raises(ModelError, match=r"starting the data workers: .*[Pp]ickle"):
-        next(iter(loader(alone, Drawing(), collate=lambda items: items, workers=Workers(1, start="spawn"))))
+        next(iter(loader(alone, Drawing(), collate=lambda items: items, workers=DataWorkers(1, start="spawn"))))
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), EOFError(), FileNotFoundError(2, "socket")])
@@ -169,17 +169,17 @@ def _fail(_number: int) -> None:
 
 RANK = """
 import multiprocessing, os, signal, sys, threading, time
-from chimera_runtime.data.data_workers import Keyed, Task, Workers, elements
+from chimera_runtime.data.data_workers import MapReader, LoadingTask, DataWorkers, elements
 from chimera_runtime.data.loading import ALL, Loading
-from chimera_runtime.data.order import Share
+from chimera_runtime.data.item_order import Share
 class Items(list):
     def __getitem__(self, number):
         time.sleep(600 if number == 22 else 0)
         return super().__getitem__(number)
 def loaded(start, workers):
-    tasks = (Task(0, 1, {0: (n, [n])}) for n in range(1000))
-    keyed = Keyed(Loading(Items([(1, 2)] * 1000), 0), Share(1, 1, 1, 0), {0: ALL})
-    return elements(keyed, tasks, Workers(workers, start=start))
+    tasks = (LoadingTask(0, 1, {0: (n, [n])}) for n in range(1000))
+    reader = MapReader(Loading(Items([(1, 2)] * 1000), 0), Share(1, 1, 1, 0), {0: ALL})
+    return elements(reader, tasks, DataWorkers(workers, start=start))
 """
 
 WAITING = """
@@ -250,7 +250,7 @@ def test_a_rank_that_loads_by_itself_pins_memory_where_there_is_a_gpu(
         pinned: list[torch.Tensor] = []
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-        mine = loader(alone, dataset, workers=Workers(pins_memory=True))
+        mine = loader(alone, dataset, workers=DataWorkers(pins_memory=True))
         assert len([*mine]) == len([*mine]) == 6
         return len(pinned)
 

@@ -34,7 +34,7 @@ def test_a_mini_batch_a_function_and_pairs_are_the_same() -> None:
     whole, function, pairs = feed(), feed(), feed()
     whole.put(0, (X, Y))
     function.put(0, pair)
-    pairs.put_apart(0, [pair(m) for m in range(N)])
+    pairs.put_micro_batches(0, [pair(m) for m in range(N)])
     for micro in range(N):
         for source in (whole, function, pairs):
             assert torch.equal(source.input(0, micro), X[micro * B : (micro + 1) * B])
@@ -104,7 +104,7 @@ def test_a_mini_batch_of_another_form_or_size_is_refused(batch: Any, words: str)
 
 def test_pairs_that_are_not_n_are_refused() -> None:
     with pytest.raises(Misuse, match="two has N = 3: a step takes so many pairs, not 2"):
-        feed().put_apart(0, [pair(0), pair(1)])
+        feed().put_micro_batches(0, [pair(0), pair(1)])
 
 
 def test_a_micro_batch_of_another_size_is_refused_by_its_number() -> None:
@@ -167,9 +167,9 @@ def test_what_cannot_be_cut_is_refused_unless_it_comes_by_micro_batch() -> None:
 def test_micro_batches_in_a_list_are_looked_at_before_the_step_begins() -> None:
     source = feed()
     source.names = KeywordNames(frozenset(), frozenset())
-    source.put_apart(0, [pair(0), None, (X[:B], Y[:B], {})])  # type: ignore[list-item]
+    source.put_micro_batches(0, [pair(0), None, (X[:B], Y[:B], {})])  # type: ignore[list-item]
     with pytest.raises(Misuse, match="micro-batch 1 has the keyword argument mask and the example of the pipeline has"):
-        source.put_apart(0, [pair(0), (*pair(1), {"mask": X[:B]}), pair(2)])
+        source.put_micro_batches(0, [pair(0), (*pair(1), {"mask": X[:B]}), pair(2)])
 
 
 @pytest.mark.parametrize("given", [(X, Y, {"mask": X}), lambda micro: (*pair(micro), {"mask": X[:B]})])
@@ -216,7 +216,7 @@ def test_all_forms_of_a_mini_batch_have_the_same_facts_once_a_micro_batch_is_loa
         whole, function, pairs = feed(), feed(), feed()
         whole.put(update, (X, Y))
         function.put(update, pair)
-        pairs.put_apart(update, [pair(m) for m in range(N)])
+        pairs.put_micro_batches(update, [pair(m) for m in range(N)])
         for micro in range(N):
             function.input(update, micro)
             pairs.target(update, micro)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.loading import Failure, Loading, MiniBatch, as_triple, failure, sendable
-from chimera_runtime.data.order import Share
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.values.keywords import KeywordNames
 from tests.unit.runtime.datasets import Drawing

@@ -4,16 +4,16 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.loading import MiniBatch
-from chimera_runtime.data.mini_batch_facts import GivenBatches, digests
-from chimera_runtime.data.order import Share
+from chimera_runtime.data.mini_batch_facts import EvaluationDataFacts, digests
 from chimera_runtime.ranks.agreement import POSITION
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
 
 def facts(*batches: Any) -> dict[Any, int]:
-    given = GivenBatches(1)
+    given = EvaluationDataFacts(1)
     for batch in batches:
         assert given.look(batch) is batch
     return {key: number for key, (number, _) in given.facts().items()}

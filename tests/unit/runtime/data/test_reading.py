@@ -9,19 +9,19 @@ import torch
 from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import ModelError
+from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.loading import Loading
-from chimera_runtime.data.order import Share
-from chimera_runtime.data.reading import EpochEnd, Point, Read, Stream
+from chimera_runtime.data.reading import EpochEnd, IterableReader, ReadBatch, ReadPosition
 from chimera_runtime.errors import Misuse
 from tests.unit.runtime.datasets import Flowing, Sized, Stateful, numbers
 
 SHARE = Share(2, 2, 2, 1)
 
 
-def stream(dataset: Any, begin: Point | None = None, **changed: Any) -> Iterator[Any]:
+def stream(dataset: Any, begin: ReadPosition | None = None, **changed: Any) -> Iterator[Any]:
     given = {"uses": {1: frozenset({0})}, "drop_last": True, "collate": None} | changed
     loading = Loading(dataset, 0, given["collate"])
-    return iter(Stream(loading, SHARE, given["uses"], given["drop_last"], begin or Point()))
+    return iter(IterableReader(loading, SHARE, given["uses"], given["drop_last"], begin or ReadPosition()))
 
 
 def test_all_is_read_and_what_is_used_is_collated_epoch_after_epoch() -> None:
@@ -34,9 +34,9 @@ def test_all_is_read_and_what_is_used_is_collated_epoch_after_epoch() -> None:
 
     dataset = Flowing(20)
     elements = [*islice(stream(dataset, collate=collate), 4)]
-    assert [type(element) for element in elements] == [Read, Read, EpochEnd, Read]
-    assert [numbers(read.batch) for read in elements if isinstance(read, Read)] == [[6, 7], [14, 15], [6, 7]]
-    assert [(read.items, read.batch.items) for read in elements if isinstance(read, Read)] == [(8, 4)] * 3
+    assert [type(element) for element in elements] == [ReadBatch, ReadBatch, EpochEnd, ReadBatch]
+    assert [numbers(read.batch) for read in elements if isinstance(read, ReadBatch)] == [[6, 7], [14, 15], [6, 7]]
+    assert [(read.items, read.batch.items) for read in elements if isinstance(read, ReadBatch)] == [(8, 4)] * 3
     assert collated == [6, 7, 14, 15, 6, 7]
     assert dataset.read == [*range(20), *range(8)]
 
@@ -49,7 +49,7 @@ def test_the_dataset_is_told_the_epoch() -> None:
         def __iter__(self) -> Iterator[Any]:
             yield from ((torch.tensor(100.0 * self.epoch + number), 0) for number in range(8))
 
-    reads = [read for read in islice(stream(Turning(), Point(3)), 3) if isinstance(read, Read)]
+    reads = [read for read in islice(stream(Turning(), ReadPosition(3)), 3) if isinstance(read, ReadBatch)]
     assert [numbers(read.batch) for read in reads] == [[306, 307], [406, 407]]
 
 
@@ -57,7 +57,7 @@ def test_a_state_is_that_after_the_mini_batch_and_no_view_of_it() -> None:
     first, second = islice(stream(Stateful()), 2)
     assert [read.state for read in (first, second)] == [{"of_iterator": False, "state": {"next": n}} for n in (8, 16)]
     dataset = Stateful()
-    (again,) = islice(stream(dataset, Point(0, 8, first.state)), 1)
+    (again,) = islice(stream(dataset, ReadPosition(0, 8, first.state)), 1)
     assert numbers(again.batch) == numbers(second.batch) == [14, 15]
     assert dataset.read == [*range(8, 16)]
 
@@ -65,7 +65,7 @@ def test_a_state_is_that_after_the_mini_batch_and_no_view_of_it() -> None:
 def test_a_length_ends_the_reading_though_more_would_come() -> None:
     dataset = Sized(30, said=17)
     elements = [*islice(stream(dataset), 3)]
-    assert [type(element) for element in elements] == [Read, Read, EpochEnd]
+    assert [type(element) for element in elements] == [ReadBatch, ReadBatch, EpochEnd]
     assert dataset.read == [*range(17)]
 
 

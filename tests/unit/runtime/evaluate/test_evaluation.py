@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.data.evaluation_batches import Round
+from chimera_runtime.data.evaluation_batches import EvaluationBatch
 from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.evaluate import evaluation
 from chimera_runtime.evaluate.evaluation import Evaluation, Keeping, Passing, Weighing, _Now, evaluating
 from chimera_runtime.lane import Lane
 from chimera_runtime.program.rank_facts import EvaluationFacts
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.versions import Versions, Weights, masters
+from chimera_runtime.stage.weight_versions import Versions, Weights, masters
 from chimera_runtime.start import assemble
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.nested import ONE_TENSOR
@@ -101,7 +101,7 @@ def test_it_is_the_loss_and_the_outputs_of_one_process(alone: World, script: Any
         weighing, keeping = Weighing(made.model.judge), Keeping()
         for last in (weighing, keeping):
             of_kind = Evaluation(made, stages, 3, last)
-            for of in of_kind.rounds(batch(items)):
+            for of in of_kind.evaluation_batches(batch(items)):
                 of_kind.run(of)
         inputs, targets = batch(items)
         with torch.no_grad():
@@ -139,7 +139,7 @@ def test_no_message_is_about_what_is_not_there_and_a_short_one_is_short(
         made.script.evaluate = script  # type: ignore[method-assign]
         of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 3, weighing := Weighing(loss))
         for items in (9, 8, 4, 2):
-            for of in of_kind.rounds(batch(items)):
+            for of in of_kind.evaluation_batches(batch(items)):
                 of_kind.run(of)
     assert posted == [
         *(("recv", shape) for shape in ((6, 2), (3, 2))),
@@ -162,10 +162,10 @@ def test_a_smaller_batch_is_refused_where_rows_are_not_items(alone: World) -> No
         made, built = setting(world, of_model=model(Transposed), options="--micro-batch-size 3")
         made.script.evaluate = singly  # type: ignore[method-assign]
         of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 3, Weighing(loss))
-        for of in of_kind.rounds(batch(12)):
+        for of in of_kind.evaluation_batches(batch(12)):
             of_kind.run(of)
         with pytest.raises(Misuse, match=r"smaller, 2 in place of 3, and what stage 0 hands on has no rows"):
-            list(of_kind.rounds(batch(11)))
+            list(of_kind.evaluation_batches(batch(11)))
 
 
 def test_an_error_of_a_stage_says_that_it_was_evaluated(alone: World) -> None:
@@ -174,7 +174,7 @@ def test_an_error_of_a_stage_says_that_it_was_evaluated(alone: World) -> None:
         made.script.evaluate = singly  # type: ignore[method-assign]
         of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 1, Weighing(loss))
         with pytest.raises(ModelError, match="the forward of stage 0 in an evaluation"):
-            of_kind.run(Round((1, 0, 0, 0), lambda _micro: (torch.zeros(1, 7, dtype=DOUBLE), None)))
+            of_kind.run(EvaluationBatch((1, 0, 0, 0), lambda _micro: (torch.zeros(1, 7, dtype=DOUBLE), None)))
         assert all(module.training for module in built.values())
 
 
@@ -226,7 +226,7 @@ def test_nothing_stays_of_a_stage_but_what_is_handed_on(alone: World) -> None:
         made, built = setting(world)
         made.script.evaluate = singly  # type: ignore[method-assign]
         of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 1, Weighing(loss))
-        for of in of_kind.rounds(batch(4)):
+        for of in of_kind.evaluation_batches(batch(4)):
             of_kind.run(of)
         stages = [of_kind._lane.stage(number) for number in range(2)]
     assert all(isinstance(stage, evaluation.EvaluationStage) and not stage._outputs for stage in stages)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from chimera_runtime.stage.saved_tensors import Footprint, Saved
+from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors
 
 ROWS, WIDTH = 3, 4
 TENSOR = ROWS * WIDTH * 4
@@ -12,7 +12,7 @@ TENSOR = ROWS * WIDTH * 4
 def test_weights_are_left_out_and_memory_counts_once() -> None:
     """A linear layer saves its input and a view of its weight; the tanh its result, which the next layer saves too."""
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
-    saved = Saved(module.parameters)
+    saved = SavedTensors(module.parameters)
     x = torch.ones(ROWS, WIDTH)
     with saved.watching():
         y = module(x)
@@ -21,7 +21,7 @@ def test_weights_are_left_out_and_memory_counts_once() -> None:
 
 
 def test_what_a_backward_has_used_is_no_longer_saved() -> None:
-    saved = Saved(list)
+    saved = SavedTensors(list)
     with saved.watching():
         y = torch.ones(ROWS, WIDTH, requires_grad=True).tanh()
         assert sum(saved.sizes.values()) == TENSOR
@@ -31,7 +31,7 @@ def test_what_a_backward_has_used_is_no_longer_saved() -> None:
 
 
 def test_a_graph_that_nobody_runs_backward_goes_with_its_result() -> None:
-    saved = Saved(list)
+    saved = SavedTensors(list)
     with saved.watching():
         y = torch.ones(ROWS, WIDTH, requires_grad=True).tanh()
         z = y * y
@@ -45,7 +45,7 @@ def test_gradients_are_those_of_tensors_that_nobody_watches() -> None:
     for watched in (False, True):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH), nn.Dropout(0.5))
-        saved = Saved(module.parameters)
+        saved = SavedTensors(module.parameters)
         if watched:
             with saved.watching():
                 result = module(torch.ones(ROWS, WIDTH))

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from chimera_runtime.stage.splitting import Split, Whole, obstacle
+from chimera_runtime.stage.splitting import SplitBackward, WholeBackward, obstacle
 
 Tensors = tuple[torch.Tensor, ...]
 CALLS: Counter[str] = Counter()
@@ -177,9 +177,9 @@ def leaf(seed: int = 1) -> torch.Tensor:
     return torch.randn(2, 3, 6, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def halved(module: nn.Module, x: torch.Tensor) -> Split:
+def halved(module: nn.Module, x: torch.Tensor) -> SplitBackward:
     outputs = outputs_of(module, x)
-    return Split(outputs, seeds_of(outputs), (x,))
+    return SplitBackward(outputs, seeds_of(outputs), (x,))
 
 
 def assert_same(module: nn.Module, reference: nn.Module) -> None:
@@ -234,8 +234,8 @@ def test_both_halves_together_compute_what_the_whole_does(name: str) -> None:
     outputs = outputs_of(module, x)
     whole = flops(lambda: torch.autograd.backward(outputs, seeds_of(outputs)))
     outputs = outputs_of(module, x)
-    halves: list[Split] = []
-    first = flops(lambda: halves.append(Split(outputs, seeds_of(outputs), (x,))))
+    halves: list[SplitBackward] = []
+    first = flops(lambda: halves.append(SplitBackward(outputs, seeds_of(outputs), (x,))))
     second = flops(halves[0].finish)
     assert first + second == whole
     assert min(first, second) > whole / 4
@@ -249,7 +249,7 @@ def test_the_gradients_that_are_kept_are_those_of_the_results_of_what_has_weight
     half.finish()
     assert half.kept == []
     outputs = outputs_of(module, leaf())
-    whole = Whole(outputs, seeds_of(outputs), module.parameters(), apart=True)
+    whole = WholeBackward(outputs, seeds_of(outputs), module.parameters(), apart=True)
     used = (*module.first.parameters(), *module.norm.parameters(), *module.second.parameters())
     assert sorted(tuple(kept.shape) for kept in whole.kept) == sorted(tuple(p.shape) for p in used)
     whole.finish()
@@ -293,14 +293,14 @@ def test_an_input_without_a_gradient_leaves_all_to_the_second_half() -> None:
             torch.autograd.backward(outputs, seeds_of(outputs))
         else:
             with FlopCounterMode(display=False) as counter:
-                half = Split(outputs, seeds_of(outputs), (tokens,))
+                half = SplitBackward(outputs, seeds_of(outputs), (tokens,))
             assert counter.get_total_flops() == 0
             half.finish()
     assert_same(module, reference)
 
 
 def test_without_roots_there_is_nothing_to_do() -> None:
-    Split((), (), (leaf(),)).finish()
+    SplitBackward((), (), (leaf(),)).finish()
 
 
 def test_many_small_gradients_and_one_large_one_are_made_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ def test_many_small_gradients_and_one_large_one_are_made_alike(monkeypatch: pyte
 # What is not split.
 
 
-def _again(reentrant: bool) -> Callable[[Any, torch.Tensor], Any]:
+def _recomputing(reentrant: bool) -> Callable[[Any, torch.Tensor], Any]:
     return lambda m, x: m.second(checkpoint(lambda t: m.norm(m.first(t)), x, use_reentrant=reentrant))
 
 
@@ -325,7 +325,7 @@ def _again(reentrant: bool) -> Callable[[Any, torch.Tensor], Any]:
 def test_a_forward_that_would_run_again_keeps_a_backward_whole(
     monkeypatch: pytest.MonkeyPatch, reentrant: bool
 ) -> None:
-    monkeypatch.setitem(RUNS, "again", _again(reentrant))
+    monkeypatch.setitem(RUNS, "again", _recomputing(reentrant))
     module, reference = pair("again")
     x, theirs = leaf(), leaf()
     runs: list[int] = []
@@ -333,7 +333,7 @@ def test_a_forward_that_would_run_again_keeps_a_backward_whole(
     outputs = outputs_of(module, x)
     assert obstacle(outputs, (x,)) == "torch.utils.checkpoint"
     assert len(runs) == 1
-    whole = Whole(outputs, seeds_of(outputs), module.parameters(), apart=True)
+    whole = WholeBackward(outputs, seeds_of(outputs), module.parameters(), apart=True)
     assert len(runs) == 2
     assert all(parameter.grad is None for parameter in module.parameters())
     whole.finish()
@@ -368,7 +368,7 @@ def test_the_gradients_of_a_whole_backward_add_up_at_once_or_when_it_is_finished
     wholes = []
     for seed in (1, 2):
         outputs = outputs_of(module, leaf(seed))
-        wholes.append(Whole(outputs, seeds_of(outputs), module.parameters(), apart=apart))
+        wholes.append(WholeBackward(outputs, seeds_of(outputs), module.parameters(), apart=apart))
     assert (module.first.weight.grad is None) is apart
     for whole in reversed(wholes):
         whole.finish()

@@ -8,8 +8,8 @@ from torch import nn
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel
-from chimera_runtime.stage.stage_output import HandingOn
-from chimera_runtime.stage.versions import Weights
+from chimera_runtime.stage.stage_output import SendOutput
+from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.values.boundary import Traits
 from tests.unit.runtime.models import CPU
 from tests.unit.runtime.staged import (
@@ -241,7 +241,7 @@ def test_a_gradient_that_lies_in_a_receive_buffer_is_copied_before_the_next_mess
 
 
 def test_receive_buffers_have_the_room_that_the_program_says() -> None:
-    one = stage(linear(), 1, ONE, HandingOn(1, ONE))
+    one = stage(linear(), 1, ONE, SendOutput(1, ONE))
     one.reserve([1, 2], [3], CPU)
     assert [[tuple(t.shape) for t in slot] for slot in one.inputs] == [[(ROWS, WIDTH)], [(2 * ROWS, WIDTH)]]
     assert [[tuple(t.shape) for t in slot] for slot in one.gradients] == [[(3 * ROWS, WIDTH)]]

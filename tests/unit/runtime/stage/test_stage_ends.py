@@ -9,7 +9,7 @@ from torch import nn
 from chimera_runtime import auxiliary_loss
 from chimera_runtime.errors import BadModel
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import HandingOn
+from chimera_runtime.stage.stage_output import SendOutput
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import ONE_TENSOR
@@ -96,7 +96,7 @@ class Picking(nn.Module):
 
 def picking(recomputed: set[int] | None = None) -> Stage:
     torch.manual_seed(0)
-    return stage(Picking(), 1, PAIR, HandingOn(1, PAIR), recomputed=recomputed)
+    return stage(Picking(), 1, PAIR, SendOutput(1, PAIR), recomputed=recomputed)
 
 
 def triple(seed: int) -> tuple[torch.Tensor, ...]:
@@ -137,7 +137,7 @@ def test_an_input_that_is_not_used_now_and_was_at_first_gets_a_gradient_of_zeros
 
 def test_a_stage_whose_results_need_no_gradient_has_nothing_to_run_back() -> None:
     flat = Boundary(ONE_TENSOR, ((ROWS, WIDTH),), (torch.float32,), (False,), (False,))
-    one = stage(nn.Identity(), 1, flat, HandingOn(1, flat))
+    one = stage(nn.Identity(), 1, flat, SendOutput(1, flat))
     one.forward(0, rows(data(1), 0))
     one.backward(0)
     assert one.input_gradients(0) == ()
@@ -170,7 +170,7 @@ def test_auxiliary_losses_count_once_and_flow_back_with_the_share_of_the_loss(
     torch.manual_seed(0)
     module = Balanced()
     traits = Traits((), "has auxiliary losses", (), ("balance", "spare"))
-    one = stage(module, ending=HandingOn(1, ONE, 0.25), traits=traits, recomputed=recomputed)
+    one = stage(module, ending=SendOutput(1, ONE, 0.25), traits=traits, recomputed=recomputed)
     one.scale_loss(8.0)
     _, back = run(one, groups(*sizes), groups(1, 1, 1, 1))
     made = [p.grad.clone() for p in module.parameters() if p.grad is not None]
@@ -200,7 +200,7 @@ def test_auxiliary_losses_flow_back_where_nothing_else_does() -> None:
     """No later stage uses what the stage hands on."""
     flat = Boundary(ONE_TENSOR, ((ROWS, WIDTH),), (torch.float32,), (True,), (False,))
     module = Balanced()
-    one = stage(module, ending=HandingOn(1, flat, 0.25), traits=Traits((), "", (), ("balance", "spare")))
+    one = stage(module, ending=SendOutput(1, flat, 0.25), traits=Traits((), "", (), ("balance", "spare")))
     one.forward(0, rows(data(1), 0))
     one.backward(0)
     assert one.input_gradients(0)[0].abs().sum() > 0

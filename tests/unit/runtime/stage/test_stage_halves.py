@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.stage.versions import Versions, masters
+from chimera_runtime.stage.weight_versions import Versions, masters
 from chimera_runtime.values.boundary import Traits
 from tests.unit.runtime.staged import WIDTH, Steps, assert_close, by_hand, data, groups, linear, rows, run, stage
 
@@ -34,7 +34,7 @@ def test_the_weights_have_their_gradients_after_the_second_half() -> None:
         assert all(parameter.grad is not None for parameter in one.module.parameters())
 
 
-class Late(nn.Linear):
+class LateFork(nn.Linear):
     """A layer in which the gradient of the weight fails, and that of the input does not."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Late(nn.Linear):
 
 def test_an_error_in_the_second_half_names_the_operation() -> None:
     torch.manual_seed(0)
-    one = stage(Late(WIDTH, WIDTH))
+    one = stage(LateFork(WIDTH, WIDTH))
     one.forward(2, rows(data(1), 2))
     one.backward_input(2, rows(data(2), 2))
     with pytest.raises(ModelError, match="the backward of stage 1") as raised:

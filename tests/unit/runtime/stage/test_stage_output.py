@@ -11,7 +11,7 @@ import torch
 
 from chimera_runtime.errors import BadModel
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.stage.stage_output import HandingOn, Judging
+from chimera_runtime.stage.stage_output import LossOutput, SendOutput
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import ONE_TENSOR
@@ -24,13 +24,13 @@ def squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-def judging(loss: Callable[[Any, Any], Any] = squares, counted: bool = False) -> Judging:
-    return Judging(loss, 0.25, Numbering(0, 0, passes=2, cycle=2), counted)
+def judging(loss: Callable[[Any, Any], Any] = squares, counted: bool = False) -> LossOutput:
+    return LossOutput(loss, 0.25, Numbering(0, 0, passes=2, cycle=2), counted)
 
 
 def test_a_result_is_handed_on_and_its_backward_begins_at_a_root_of_its_shape() -> None:
     x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    ending = HandingOn(0, PAIR)
+    ending = SendOutput(0, PAIR)
     results, (root,) = ending.finish((0,), (x * x, x + 1), ())
     assert [r.tolist() for r in results] == [[1, 4], [2, 3]]
     received = (torch.tensor([10.0, 100.0], dtype=torch.float64),)
@@ -45,7 +45,7 @@ def test_a_result_is_handed_on_and_its_backward_begins_at_a_root_of_its_shape() 
 def test_a_root_keeps_nothing_of_its_result() -> None:
     """Once the result has been sent its memory is free, unless the backward needs it."""
     x = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    results, roots = HandingOn(0, PAIR).finish((0,), (x + 1, x + 2), ())
+    results, roots = SendOutput(0, PAIR).finish((0,), (x + 1, x + 2), ())
     held = [weakref.ref(result.untyped_storage()) for result in results]
     assert roots[0].untyped_storage().nbytes() < results[0].untyped_storage().nbytes()
     places = {result.untyped_storage().data_ptr() for result in results}
@@ -57,7 +57,7 @@ def test_a_root_keeps_nothing_of_its_result() -> None:
 
 def test_a_single_tensor_is_a_message_of_one() -> None:
     one = Boundary(ONE_TENSOR, ((2,),), (torch.float64,), (False,), (False,))
-    results, roots = HandingOn(0, one).finish((0,), torch.ones(2, dtype=torch.float64), ())
+    results, roots = SendOutput(0, one).finish((0,), torch.ones(2, dtype=torch.float64), ())
     assert [r.tolist() for r in results] == [[1, 1]]
     assert roots == ()
 
@@ -65,12 +65,12 @@ def test_a_single_tensor_is_a_message_of_one() -> None:
 @pytest.mark.parametrize("returned", [torch.ones(3, dtype=torch.float64), None, [torch.ones(2)], ()])
 def test_an_output_unlike_the_first_is_told_with_stage_and_micro_batch(returned: Any) -> None:
     with pytest.raises(BadModel, match=r"stage 3 returned for micro-batch 5: .*; return the same every time"):
-        HandingOn(3, PAIR).finish((5, 6), returned, ())
+        SendOutput(3, PAIR).finish((5, 6), returned, ())
 
 
 def test_a_stage_that_hands_on_has_no_loss() -> None:
-    assert HandingOn(0, PAIR).take_loss(0) == Tally()
-    assert HandingOn(0, PAIR).after is PAIR
+    assert SendOutput(0, PAIR).take_loss(0) == Tally()
+    assert SendOutput(0, PAIR).after is PAIR
     assert judging().after is None
 
 
@@ -134,12 +134,12 @@ def test_a_count_is_known_at_the_backward_of_its_micro_batch_once() -> None:
 
 
 def test_counts_come_back_with_the_gradients() -> None:
-    ending = HandingOn(0, replace(PAIR, counted=True))
+    ending = SendOutput(0, replace(PAIR, counted=True))
     gradient, count = torch.ones(2), torch.tensor([3.0])
     (received,) = ending.gradients((), (gradient, count))
     assert received.data_ptr() == gradient.data_ptr()
     assert ending.counts(0, (gradient, count)) == (count,)
-    assert HandingOn(0, PAIR).counts(0, (gradient,)) == ()
+    assert SendOutput(0, PAIR).counts(0, (gradient,)) == ()
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -156,7 +156,7 @@ def test_an_update_whose_losses_have_no_graph_trains_nothing_and_is_refused() ->
     target = torch.zeros(2)
 
     def tally(trains: bool, *losses: Any, counted: bool = False) -> Tally:
-        ending = Judging(lambda loss, _target: loss, 0.25, numbering, counted, trains=trains)
+        ending = LossOutput(lambda loss, _target: loss, 0.25, numbering, counted, trains=trains)
         for micro, loss in enumerate(losses):
             ending.finish((micro,), loss, (target,))
         return ending.take_loss(0)
@@ -174,7 +174,7 @@ def test_an_update_whose_losses_have_no_graph_trains_nothing_and_is_refused() ->
 
 
 def test_a_loss_that_is_run_again_for_its_backward_has_a_graph_then() -> None:
-    ending = Judging(squares, 0.25, Numbering(0, 0, passes=1, cycle=1), trains=True)
+    ending = LossOutput(squares, 0.25, Numbering(0, 0, passes=1, cycle=1), trains=True)
     output = torch.ones(2, requires_grad=True)
     with torch.no_grad():
         ending.finish((0,), output * 2, (torch.zeros(2),))

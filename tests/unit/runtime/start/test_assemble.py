@@ -9,8 +9,8 @@ from torch import nn
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import HandingOn, Judging
-from chimera_runtime.stage.versions import Versions, Weights
+from chimera_runtime.stage.stage_output import LossOutput, SendOutput
+from chimera_runtime.stage.weight_versions import Versions, Weights
 from chimera_runtime.start import assemble
 from tests.unit.runtime.models import Layer, facts, model, reference, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
@@ -83,7 +83,7 @@ def assembled(
 def test_every_stage_but_the_last_hands_on(alone: World) -> None:
     with worlds(alone, alone_job(stages=3)) as (world,):
         stages, _ = assembled(world)
-        assert [type(stages[s]._ending) for s in range(3)] == [HandingOn, HandingOn, Judging]
+        assert [type(stages[s]._ending) for s in range(3)] == [SendOutput, SendOutput, LossOutput]
         assert [stages[s]._beginning.before is None for s in range(3)] == [True, False, False]
 
 

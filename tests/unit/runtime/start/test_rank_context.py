@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chimera_runtime.lane import Lane
-from chimera_runtime.lane.turns import StreamLane
+from chimera_runtime.lane.stream_lane import StreamLane
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.ranks.world import World

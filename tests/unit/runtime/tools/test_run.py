@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import chimera_ir
-from chimera_runtime.data.order import Order
+from chimera_runtime.data.item_order import ItemOrder
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
@@ -208,7 +208,7 @@ def test_a_dataset_or_a_size_that_does_not_fit_is_refused_before_anything_is_bui
 def flowing(items: int = 24) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The items of the model, in the order in which train.py shuffles them, in float32 before they are collated."""
     dataset = model().dataset()
-    return [dataset[key] for key in Order(dataset, 0).keys(0, 0, items)]
+    return [dataset[key] for key in ItemOrder(dataset, 0).keys(0, 0, items)]
 
 
 def test_data_workers_a_stream_and_a_collate_of_ones_own_train_the_same(
@@ -227,7 +227,7 @@ def test_data_workers_a_stream_and_a_collate_of_ones_own_train_the_same(
     files = [
         replace(model(), collate=collate),
         replace(model(), dataset=Flow, collate=collate),
-        replace(model(), sampler=lambda data: Order(data, 0).keys(0, 0, 24)),
+        replace(model(), sampler=lambda data: ItemOrder(data, 0).keys(0, 0, 24)),
     ]
     for used in files:
         for options in ((), ("--data-workers=1", "--check")):

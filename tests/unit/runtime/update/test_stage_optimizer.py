@@ -10,7 +10,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import Tie, by_group
-from chimera_runtime.stage.versions import masters
+from chimera_runtime.stage.weight_versions import masters
 from chimera_runtime.update.stage_optimizer import Named, StageStep, StepHooks, Stepper, Steppers
 from tests.unit.runtime.models import model
 

@@ -9,7 +9,7 @@ from torch import nn
 from chimera_runtime.errors import BadModel
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import HandingOn
+from chimera_runtime.stage.stage_output import SendOutput
 from chimera_runtime.values import aliases
 from chimera_runtime.values.aliases import Dropped, Slots, is_shared, lend, unshared, versions
 from chimera_runtime.values.boundary import Boundary
@@ -182,7 +182,7 @@ class Counting(nn.Module):
 
 def counting(kept: bool) -> Stage:
     plain = Boundary(ONE_TENSOR, ONE.shapes, ONE.dtypes, (False,), (False,), kept=(kept,))
-    return stage(Counting(), ending=HandingOn(1, plain))
+    return stage(Counting(), ending=SendOutput(1, plain))
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 2), (3, 1)])

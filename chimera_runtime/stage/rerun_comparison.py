@@ -56,14 +56,14 @@ def in_none(_update: int) -> bool:
     return False
 
 
-class Result(NamedTuple):
+class ForwardDigest(NamedTuple):
     """What a forward gave for a micro-batch, in short: digests, or samples where it was over several at once."""
 
     kinds: list[tuple[tuple[int, ...], torch.dtype]]
     numbers: list[torch.Tensor]
 
 
-class Repeats:
+class RerunComparison:
     """The comparisons of a stage; ``read`` is how their results are read, ``dtypes`` are those of the weights."""
 
     def __init__(self, stage: int, dtypes: Iterable[torch.dtype], read: Reader) -> None:
@@ -72,7 +72,7 @@ class Repeats:
         self._read = read
         self._pending: dict[int, list[tuple[str, Numbers]]] = {}
 
-    def compare(self, update: int, micro: int, of: int, first: Result, second: Result) -> None:
+    def compare(self, update: int, micro: int, of: int, first: ForwardDigest, second: ForwardDigest) -> None:
         """Begins to compare two forwards of a micro-batch, of which the first was over ``of`` micro-batches.
 
         Raises
@@ -124,23 +124,23 @@ class Repeats:
         )
 
 
-def whole(tensors: Iterable[torch.Tensor]) -> Result:
+def whole(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
     """What a forward over one micro-batch gave."""
     compared = _comparable(tensors)
-    return Result([_kind(t) for t in compared], [*map(digest, compared)])
+    return ForwardDigest([_kind(t) for t in compared], [*map(digest, compared)])
 
 
-def parts(tensors: Iterable[torch.Tensor], count: int) -> Iterator[Result]:
+def parts(tensors: Iterable[torch.Tensor], count: int) -> Iterator[ForwardDigest]:
     """The same of a forward over several, for each of them."""
     compared = _comparable(tensors)
     for number in range(count):
         yield sampled([rows(t, number * (len(t) // count), len(t) // count) for t in compared])
 
 
-def sampled(tensors: Iterable[torch.Tensor]) -> Result:
+def sampled(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
     """What a forward over one micro-batch gave, to be compared with a part of one over several."""
     compared = [t for t in _comparable(tensors) if t.is_floating_point() or t.is_complex()]
-    return Result([_kind(t) for t in compared], [*map(_sample, compared)])
+    return ForwardDigest([_kind(t) for t in compared], [*map(_sample, compared)])
 
 
 def _comparable(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -178,5 +178,5 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
     return (numbers ^ (numbers >> 15)) * _FACTOR
 
 
-Compared = Callable[[int], bool]
+IsCompared = Callable[[int], bool]
 """Whether the forwards of an update are compared."""

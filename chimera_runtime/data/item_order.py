@@ -48,7 +48,7 @@ class Share:
 
 
 @dataclass
-class Order:
+class ItemOrder:
     """The items of a map-style dataset, epoch by epoch; ``seed`` and epoch alone decide what is drawn.
 
     Items come as the ``sampler`` gives them, which is asked for all of an epoch at its beginning; without one in an

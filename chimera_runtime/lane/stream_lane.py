@@ -10,14 +10,14 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from chimera_runtime.lane.lane import Lane, Load
-from chimera_runtime.lane.links import Incoming, Outgoing
+from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route, Turns
 from chimera_runtime.values.tensors import Tensors
 
 
 @dataclass
-class RunLength:
+class UpdateRange:
     """The length of a run: so many updates, of ``per_update`` micro-batches each."""
 
     per_update: int
@@ -33,7 +33,7 @@ class RunLength:
         return 0 < version <= self.updates
 
 
-class Presence(Protocol):
+class MicroBatchRange(Protocol):
     """Which micro-batches there are."""
 
     def has(self, micros: Micros) -> bool:
@@ -47,7 +47,7 @@ class StreamWeights:
     dropped: the first micro-batches read version 0 in place of versions below.
     """
 
-    def __init__(self, weights: Any, run: RunLength, stashed: int, dropped: int) -> None:
+    def __init__(self, weights: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
         self._weights = weights
         self._run = run
         self._stashed = stashed
@@ -82,7 +82,7 @@ class StreamWeights:
 class StreamStage(StreamWeights):
     """A stage in a run: calls about other micro-batches or versions than the run's do nothing."""
 
-    def __init__(self, stage: Any, run: RunLength, stashed: int, dropped: int) -> None:
+    def __init__(self, stage: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
         super().__init__(stage, run, stashed, dropped)
         self._stage = stage
         self._version = 0
@@ -128,7 +128,7 @@ class StreamStage(StreamWeights):
 class StreamOutgoing:
     """An outgoing link on which messages outside the run are neither sent nor waited for."""
 
-    def __init__(self, link: Outgoing, run: Presence) -> None:
+    def __init__(self, link: Outgoing, run: MicroBatchRange) -> None:
         self._link = link
         self._run = run
 
@@ -146,7 +146,7 @@ class StreamOutgoing:
 class StreamIncoming:
     """An incoming link on which messages outside the run are neither received nor waited for."""
 
-    def __init__(self, link: Incoming, run: Presence) -> None:
+    def __init__(self, link: Incoming, run: MicroBatchRange) -> None:
         self._link = link
         self._run = run
 
@@ -178,7 +178,7 @@ class StreamLane(Lane):
         outgoing: Mapping[Route, Outgoing],
         load_input: Load,
         load_target: Load,
-        run: RunLength,
+        run: UpdateRange,
         initial: Mapping[tuple[int, ...], tuple[int, int]],
         ties: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
     ) -> None:

@@ -58,7 +58,7 @@ class Backward:
         return self._gradients
 
 
-class Calls:
+class ModuleCalls:
     """How a stage calls its module, and how it runs backwards: plainly, unless a pair is under way."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -74,10 +74,10 @@ class Calls:
             torch.autograd.backward(roots, gradients)
 
 
-class _Stage(Protocol):
+class _PairedStage(Protocol):
     """What a pair needs of a stage."""
 
-    calls: Calls
+    calls: ModuleCalls
     number: int
 
     def forward(self, *arguments: Any) -> None: ...
@@ -85,7 +85,7 @@ class _Stage(Protocol):
     def backward(self, *arguments: Any) -> None: ...
 
 
-def together(stage: _Stage, forward: tuple[Any, ...], other: _Stage, backward: tuple[Any, ...]) -> None:
+def run_pair(stage: _PairedStage, forward: tuple[Any, ...], other: _PairedStage, backward: tuple[Any, ...]) -> None:
     """A forward of a stage and a backward of it or another one, with the arguments of each.
 
     The backward's graph is ready, run again if need be, before the module's method is called.

@@ -8,7 +8,7 @@ from chimera_runtime.blame import ModelError, Operation
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.weight_groups import Group, group_key
 from chimera_runtime.stage.sums import GradientSum
-from chimera_runtime.stage.versions import Unstepped, Weights
+from chimera_runtime.stage.weight_versions import Unstepped, Weights
 from chimera_runtime.values.tensors import Tensors, seed_torch
 
 

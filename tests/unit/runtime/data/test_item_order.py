@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.data.order import Order, Share, in_items, is_stream, length_of_stream, refuse_order, require_enough
+from chimera_runtime.data.item_order import (
+    ItemOrder,
+    Share,
+    in_items,
+    is_stream,
+    length_of_stream,
+    refuse_order,
+    require_enough,
+)
 from chimera_runtime.errors import Misuse
 from tests.unit.runtime.datasets import Drawing, Flowing, Sized
 
@@ -29,14 +37,14 @@ def test_of_fewer_items_the_first_copies_have_theirs(items: int) -> None:
 
 
 def test_the_seed_and_the_epoch_alone_decide_the_order() -> None:
-    orders = [Order(Drawing(), seed) for seed in (1, 1, 2)]
+    orders = [ItemOrder(Drawing(), seed) for seed in (1, 1, 2)]
     torch.manual_seed(5)
     keys = [order.keys(epoch, 0, 26) for order in orders for epoch in range(3)]
     assert all(sorted(of_epoch) == [*range(26)] for of_epoch in keys)
     assert keys[0:3] == keys[3:6]
     assert len({*map(tuple, keys)}) == 6
     assert orders[0].keys(0, 3, 9) == keys[0][3:9], "also after other epochs"
-    assert Order(Drawing(), 1, shuffle=False).keys(4, 3, 9) == [3, 4, 5, 6, 7, 8]
+    assert ItemOrder(Drawing(), 1, shuffle=False).keys(4, 3, 9) == [3, 4, 5, 6, 7, 8]
 
 
 def test_an_error_of_a_sampler_is_its_authors() -> None:
@@ -45,7 +53,7 @@ def test_an_error_of_a_sampler_is_its_authors() -> None:
             raise KeyError("no weights")
 
     with pytest.raises(ModelError, match=r"the sampler: .*KeyError: 'no weights'"):
-        Order(Drawing(), 1, sampler=Failing()).count(0)
+        ItemOrder(Drawing(), 1, sampler=Failing()).count(0)
 
 
 def test_a_dataset_is_map_style_or_iterable() -> None:

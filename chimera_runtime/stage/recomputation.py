@@ -13,8 +13,16 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from chimera_runtime.errors import BadModel
 from chimera_runtime.ranks.readout import Reader
-from chimera_runtime.stage.module_state import Contents, ModuleState
-from chimera_runtime.stage.repeats import CAUSES, Compared, Repeats, Result, parts, sampled, whole
+from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
+from chimera_runtime.stage.rerun_comparison import (
+    CAUSES,
+    ForwardDigest,
+    IsCompared,
+    RerunComparison,
+    parts,
+    sampled,
+    whole,
+)
 from chimera_runtime.values.aliases import versions
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.nested import taken_apart
@@ -26,7 +34,7 @@ _OFTEN = 2
 _NOTHING = nullcontext()
 
 
-class Kept(NamedTuple):
+class SavedInput(NamedTuple):
     """A micro-batch between its forward and its backward: how to run the forward again.
 
     ``contents`` is the state of the module from before its forward. The forward was over ``of`` micro-batches; what it
@@ -38,12 +46,12 @@ class Kept(NamedTuple):
     target: Any
     keywords: Keywords
     versions: list[int]
-    contents: Contents
+    contents: StateSnapshot
     of: int
-    result: Result | None
+    result: ForwardDigest | None
 
 
-class Recomputing:
+class RecomputedForwards:
     """The two runs of forwards of a stage.
 
     Parameters
@@ -62,12 +70,12 @@ class Recomputing:
         The first update of the run.
     """
 
-    def __init__(self, stage: int, module: torch.nn.Module, compared: Compared, read: Reader) -> None:
+    def __init__(self, stage: int, module: torch.nn.Module, compared: IsCompared, read: Reader) -> None:
         self.began = 0
         self._stage = stage
         self._compared = compared
         self._state = ModuleState(module)
-        self._repeats = Repeats(stage, [parameter.dtype for parameter in module.parameters()], read)
+        self._repeats = RerunComparison(stage, [parameter.dtype for parameter in module.parameters()], read)
         self._dropping: saved_tensors_hooks | None = saved_tensors_hooks(_drop, self._refuse)
         self._apart = 0
 
@@ -80,7 +88,9 @@ class Recomputing:
         """Whether the two runs of the forwards of an update are compared."""
         return self._compared(update - self.began)
 
-    def first(self, update: int, of: int, run: Callable[[], P], finish: Callable[[P], T]) -> tuple[T, Contents] | None:
+    def first(
+        self, update: int, of: int, run: Callable[[], P], finish: Callable[[P], T]
+    ) -> tuple[T, StateSnapshot] | None:
         """A first run over ``of`` micro-batches: what ``finish`` makes of its result, and the state that it began with.
 
         None if it was over several and has changed that state: the state is as before, and they are to be run one by
@@ -91,7 +101,7 @@ class Recomputing:
             self._state.find()
         before = self._state.look(thorough)
 
-        def both() -> tuple[T, Contents] | None:
+        def both() -> tuple[T, StateSnapshot] | None:
             result = run()
             contents = self._state.learn(before, thorough)
             return None if of > 1 and contents.written else (finish(result), contents)
@@ -102,7 +112,7 @@ class Recomputing:
             self._apart += 1
         return finished
 
-    def _without_graph(self, before: Contents, run: Callable[[], T]) -> T:
+    def _without_graph(self, before: StateSnapshot, run: Callable[[], T]) -> T:
         """A run that drops what is saved for a backward, unless the forward itself needs that."""
         if self._dropping is not None:
             try:
@@ -116,19 +126,19 @@ class Recomputing:
         return run()
 
     def _refuse(self, _dropped: None) -> torch.Tensor:
-        raise _Dropped(
+        raise _DroppedTensorNeeded(
             f"stage {self._stage} goes back into the graph of a forward that is run again for its backward; detach "
             "what the module keeps from one forward to the next"
         )
 
-    def results(self, update: int, made: Callable[[], Iterable[Any]], of: int) -> Sequence[Result | None]:
+    def results(self, update: int, made: Callable[[], Iterable[Any]], of: int) -> Sequence[ForwardDigest | None]:
         """What a forward over some micro-batches gave, for each of them; None where the runs are not compared."""
         if not self.compares(update):
             return (None,) * of
         compared = _tensors(made)
         return [whole(compared)] if of == 1 else [*parts(compared, of)]
 
-    def again(self, update: int, kept: Kept) -> AbstractContextManager[None]:
+    def again(self, update: int, kept: SavedInput) -> AbstractContextManager[None]:
         """A context of the second run.
 
         Raises
@@ -144,7 +154,7 @@ class Recomputing:
         return self._as_of(update, kept.contents) if kept.contents.containers else _NOTHING
 
     @contextmanager
-    def _as_of(self, update: int, contents: Contents) -> Iterator[None]:
+    def _as_of(self, update: int, contents: StateSnapshot) -> Iterator[None]:
         with self._state.as_of(contents, self.compares(update)) as strays:
             yield
         if strays:
@@ -153,15 +163,15 @@ class Recomputing:
                 f"not at first: {CAUSES}"
             )
 
-    def compare(self, update: int, micro: int, kept: Kept, made: Callable[[], Iterable[Any]]) -> None:
-        """Compares what the second run gave; errors as in `Repeats.compare`."""
+    def compare(self, update: int, micro: int, kept: SavedInput, made: Callable[[], Iterable[Any]]) -> None:
+        """Compares what the second run gave; errors as in `RerunComparison.compare`."""
         if kept.result is not None:
             compared = _tensors(made)
             result = whole(compared) if kept.of == 1 else sampled(compared)
             self._repeats.compare(update, micro, kept.of, kept.result, result)
 
     def check(self, update: int) -> None:
-        """Reads what comparisons of an update are left; errors as in `Repeats.compare`."""
+        """Reads what comparisons of an update are left; errors as in `RerunComparison.compare`."""
         self._repeats.check(update)
 
 
@@ -169,7 +179,7 @@ def _tensors(made: Callable[[], Iterable[Any]]) -> list[torch.Tensor]:
     return [value.detach() for value in made() if isinstance(value, torch.Tensor)]
 
 
-class _Dropped(BadModel):
+class _DroppedTensorNeeded(BadModel):
     """What a graph has saved is needed, and was dropped."""
 
 
@@ -180,7 +190,9 @@ def _drop(_tensor: torch.Tensor) -> None:
 def _needs_what_is_saved(error: BaseException | None) -> bool:
     """Whether a forward differentiates by itself; torch.func says in words that it takes no hooks."""
     while error is not None:
-        if isinstance(error, _Dropped) or (isinstance(error, RuntimeError) and "saved tensor hooks" in str(error)):
+        if isinstance(error, _DroppedTensorNeeded) or (
+            isinstance(error, RuntimeError) and "saved tensor hooks" in str(error)
+        ):
             return True
         error = error.__cause__
     return False

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from chimera_runtime.stage.versions import Versions, masters
+from chimera_runtime.stage.weight_versions import Versions, masters
 
 WIDTH = 6
 UPDATES = 9

@@ -9,7 +9,7 @@ from chimera_runtime.values.aliases import Slots, versions
 from chimera_runtime.values.tensors import Tensors, part
 
 
-class _Link:
+class _MessageLink:
     """Messages from a stage to one next to it on another worker, known by their micro-batches."""
 
     def __init__(self, peer: Any, source: int, target: int, stages: int) -> None:
@@ -23,7 +23,7 @@ class _Link:
         return tag_of(micros, self._source, self._target, self._stages)
 
 
-class Outgoing(_Link):
+class Outgoing(_MessageLink):
     """From a stage of this worker."""
 
     def isend(self, micros: Micros, tensors: Tensors) -> None:
@@ -44,7 +44,7 @@ class Outgoing(_Link):
         transfer.wait()
 
 
-class Incoming(_Link):
+class Incoming(_MessageLink):
     """To a stage of this worker, whose receive buffers ``slots`` are."""
 
     def __init__(self, peer: Any, source: int, target: int, stages: int, slots: Slots) -> None:

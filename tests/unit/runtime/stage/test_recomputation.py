@@ -13,7 +13,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import Judging
+from chimera_runtime.stage.stage_output import LossOutput
 from chimera_runtime.values.boundary import Traits
 from tests.unit.runtime.staged import CAN, MICROS, ROWS, SEED, WIDTH, data, groups, rows, run, stage
 
@@ -250,7 +250,7 @@ def test_each_run_gets_containers_of_its_own() -> None:
     x, more, target = data(1)[0], data(2)[0], data(3)[0]
     results = []
     for again in (set[int](), ALL):
-        judging = Judging(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))
+        judging = LossOutput(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))
         one = stage(Greedy(), 0, None, judging, Traits((), "", ("extra",)), again)
         given: Any = {"x": x}, {"extra": {"more": [more]}}, [target]
         one.load_keywords = lambda *_, given=given: given[1]  # type: ignore[misc]
@@ -290,7 +290,7 @@ def test_items_that_influence_each_other_are_found_where_several_micro_batches_a
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).square().mean()
 
-    ending = {"ending": Judging(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))} if last else {}
+    ending = {"ending": LossOutput(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))} if last else {}
     one = stage(kind(), recomputed=ALL, **ending)  # type: ignore[arg-type]
     one.forward((0, 1), rows(data(1), (0, 1)), data(3)[:2])
     words = "stage 1 gives something else for micro-batch 0 of update 1 alone than together with 1 other"

@@ -11,13 +11,13 @@ from torch.utils.checkpoint import checkpoint
 from chimera_runtime import auxiliary_loss
 from chimera_runtime.blame import ModelError
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.stage.pairs import Backward
+from chimera_runtime.stage.paired_operations import Backward
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.values.boundary import Traits
 from tests.unit.runtime.staged import WIDTH, assert_close, by_hand, data, judging, linear, rows, stage
 
 
-class Joint(nn.Module):
+class JointRun(nn.Module):
     """A module with a method for both; ``how`` is what the method does with the backward."""
 
     def __init__(self, how: str = "before") -> None:
@@ -71,7 +71,7 @@ def interleaved(ahead: Stage, behind: Stage, micros: list[Micros]) -> tuple[list
 @pytest.mark.parametrize("how", ["before", "behind", "by hand", None])
 def test_a_pair_gives_what_autograd_gives(how: str | None, recomputed: set[int]) -> None:
     expected_outputs, expected_back, expected = by_hand(linear())
-    one = stage(linear() if how is None else Joint(how), recomputed=recomputed)
+    one = stage(linear() if how is None else JointRun(how), recomputed=recomputed)
     outputs, back = interleaved(one, one, [0, 1, 2, 3])
     assert_close(outputs, expected_outputs)
     assert_close(back, expected_back)
@@ -79,9 +79,9 @@ def test_a_pair_gives_what_autograd_gives(how: str | None, recomputed: set[int])
 
 
 def test_the_method_of_the_forward_s_module_runs_the_backward_of_another_stage() -> None:
-    ahead, behind = stage(Joint(), number=1), stage(linear(), number=2)
+    ahead, behind = stage(JointRun(), number=1), stage(linear(), number=2)
     interleaved(ahead, behind, [0, 1, 2, 3])
-    assert isinstance(ahead.module, Joint)
+    assert isinstance(ahead.module, JointRun)
     assert ahead.module.met == [behind.module] * 3
     _, _, expected = by_hand(linear())
     assert_close([p.grad for p in behind.module.parameters()], expected)
@@ -91,15 +91,15 @@ def test_the_method_of_the_forward_s_module_runs_the_backward_of_another_stage()
 def test_a_group_and_a_forward_that_keeps_its_input_alone_run_before_the_backward() -> None:
     groups: list[Micros] = [(0, 1), (2, 3)]
     for recomputed in (set(), {0, 1, 2, 3}):
-        one = stage(Joint(), recomputed=recomputed)
+        one = stage(JointRun(), recomputed=recomputed)
         interleaved(one, one, groups if not recomputed else [0, 1, 2, 3])
-        assert isinstance(one.module, Joint)
+        assert isinstance(one.module, JointRun)
         assert one.module.met == []
 
 
 def test_the_last_stage_has_a_loss_with_the_method_too() -> None:
     torch.manual_seed(0)
-    one, other = stage(Joint(), ending=judging()), stage(linear(), ending=judging())
+    one, other = stage(JointRun(), ending=judging()), stage(linear(), ending=judging())
     for of in (one, other):
         of.forward(0, rows(data(1), 0), data(3)[0])
         of.pair((1, rows(data(1), 1), data(3)[1]), of, (0,))
@@ -108,7 +108,7 @@ def test_the_last_stage_has_a_loss_with_the_method_too() -> None:
     assert one.take_loss(0) == other.take_loss(0)
 
 
-class Noisy(Joint):
+class Noisy(JointRun):
     """Draws random numbers in its forward."""
 
     def __init__(self, joint: bool) -> None:
@@ -128,7 +128,7 @@ def test_random_numbers_are_those_of_the_micro_batch_with_the_method_or_without(
         assert all(map(torch.equal, mine, theirs))
 
 
-class Checkpointed(Joint):
+class Checkpointed(JointRun):
     """Runs its forward again in its backward, with what it draws at random and an auxiliary loss."""
 
     def __init__(self, joint: bool) -> None:
@@ -173,7 +173,7 @@ def test_what_a_checkpoint_runs_again_in_a_pair_is_no_part_of_the_other_micro_ba
     ],
 )
 def test_a_method_that_does_wrong_is_named(how: str, words: str, operation: str) -> None:
-    one = stage(Joint(how))
+    one = stage(JointRun(how))
     one.forward(0, rows(data(1), 0))
     with pytest.raises(ModelError) as raised:
         one.pair((1, rows(data(1), 1)), one, (0, rows(data(2), 0)))

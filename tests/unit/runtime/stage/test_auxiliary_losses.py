@@ -9,15 +9,15 @@ from torch.utils.checkpoint import checkpoint
 from chimera_runtime import auxiliary_loss
 from chimera_runtime.errors import BadModel
 from chimera_runtime.ranks.readout import from_host
-from chimera_runtime.stage.auxiliary import AuxiliaryLosses, listening, roots_of
+from chimera_runtime.stage.auxiliary_losses import AuxiliaryLosses, collecting, roots_of
 from chimera_runtime.values.losses import Tally
 
 
 def test_losses_are_heard_in_order_within_the_innermost_forward() -> None:
     one, two = torch.tensor(1.0, requires_grad=True), torch.tensor([2.0])
-    with listening() as outer:
+    with collecting() as outer:
         auxiliary_loss("a", one)
-        with listening() as inner:
+        with collecting() as inner:
             auxiliary_loss("a", two)
         auxiliary_loss("b", two)
     assert outer == [("a", one), ("b", two)]
@@ -27,7 +27,7 @@ def test_losses_are_heard_in_order_within_the_innermost_forward() -> None:
 
 def test_outside_of_a_pipeline_nothing_happens() -> None:
     auxiliary_loss("a", torch.tensor(1.0))
-    with listening() as heard, ThreadPoolExecutor(1) as pool:
+    with collecting() as heard, ThreadPoolExecutor(1) as pool:
         pool.submit(auxiliary_loss, "a", torch.tensor(1.0)).result()
     assert heard == []
 
@@ -40,9 +40,9 @@ def test_what_a_checkpoint_runs_again_in_a_backward_is_not_added_again() -> None
         return x.sin().sin()
 
     x = torch.ones((), requires_grad=True)
-    with listening() as first:
+    with collecting() as first:
         y: torch.Tensor = checkpoint(part, x, use_reentrant=False)
-    with listening() as second:
+    with collecting() as second:
         y.backward()  # type: ignore[no-untyped-call]
         auxiliary_loss("b", x)
     assert ([name for name, _ in first], [name for name, _ in second]) == (["a"], ["b"])
@@ -57,7 +57,7 @@ def test_one_that_would_have_no_gradient_is_an_error() -> None:
 
     x = torch.ones((), requires_grad=True)
     with (
-        listening(),
+        collecting(),
         pytest.raises(BadModel, match=r"the auxiliary loss a would have no gradient.*use_reentrant=False"),
     ):
         checkpoint(part, x, use_reentrant=True)
@@ -65,7 +65,7 @@ def test_one_that_would_have_no_gradient_is_an_error() -> None:
 
 
 def test_after_an_error_nobody_listens() -> None:
-    with pytest.raises(ValueError, match="no"), listening() as heard:
+    with pytest.raises(ValueError, match="no"), collecting() as heard:
         raise ValueError("no")
     auxiliary_loss("a", torch.tensor(1.0))
     assert heard == []

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from chimera_runtime.lane import Lane, ranges
-from chimera_runtime.lane.ranges import Ranges, Unranged
+from chimera_runtime.lane import Lane, profiler_ranges
+from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
@@ -155,7 +155,7 @@ def test_on_a_gpu_each_range_is_one_of_nvtx_as_well(monkeypatch: pytest.MonkeyPa
         yield
         marks.append("end")
 
-    monkeypatch.setattr(ranges.torch.cuda.nvtx, "range", of_nvtx)
+    monkeypatch.setattr(profiler_ranges.torch.cuda.nvtx, "range", of_nvtx)
     outgoing = Ranges(torch.device("cuda", 0)).outgoing(Link(), 0, 1, 1)
     assert named(lambda: outgoing.wait(0)) == ["wait send m0 s0->s1"]
     assert marks == ["begin wait send m0 s0->s1", "end"]

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from chimera_runtime.lane import Lane
-from chimera_runtime.lane.turns import Driver, RunLength, StreamIncoming, StreamLane, StreamOutgoing, StreamStage
+from chimera_runtime.lane.stream_lane import (
+    Driver,
+    StreamIncoming,
+    StreamLane,
+    StreamOutgoing,
+    StreamStage,
+    UpdateRange,
+)
 from chimera_runtime.program.rank_facts import Turns
 
 UPDATES, PER_UPDATE = 3, 2
@@ -27,8 +34,8 @@ class Noting:
         return call
 
 
-def run() -> RunLength:
-    return RunLength(PER_UPDATE, UPDATES)
+def run() -> UpdateRange:
+    return UpdateRange(PER_UPDATE, UPDATES)
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def test_a_run_has_the_micro_batches_of_its_updates_and_makes_their_versions() -
     assert [v for v in range(-3, 9) if run().makes(v)] == [1, 2, 3]
     assert all(run().has(micros) for micros in INSIDE)
     assert not any(run().has(micros) for micros in OUTSIDE)
-    assert not any(RunLength(PER_UPDATE).has(micros) for micros in (*INSIDE, *OUTSIDE))
+    assert not any(UpdateRange(PER_UPDATE).has(micros) for micros in (*INSIDE, *OUTSIDE))
 
 
 @pytest.mark.parametrize("micros", INSIDE)
@@ -135,7 +142,7 @@ def test_a_lane_of_a_stream_gives_its_stages_and_links_the_run() -> None:
         loaded.append((update, micro))
         return "batch"
 
-    length = RunLength(PER_UPDATE)
+    length = UpdateRange(PER_UPDATE)
     lane = StreamLane({0: inner}, {(1, 0, 1): inner}, {(0, 1, 1): inner}, load, load, length, {(0,): (-1, 0)})  # type: ignore[dict-item]
     assert isinstance(lane, Lane)
     lane.run.updates = 1
@@ -173,7 +180,7 @@ class Inside:
 def driven(first: int, behind: int, step: int, ahead: int) -> tuple[Driver, list[tuple[int, int]], Inside]:
     """A driver, the turns that it runs with the updates given by then, and its only stage."""
     inside, turns = Inside(), []
-    lane = StreamLane({0: inside}, {}, {}, lambda *_: None, lambda *_: None, RunLength(PER_UPDATE), {(0,): (0, 0)})
+    lane = StreamLane({0: inside}, {}, {}, lambda *_: None, lambda *_: None, UpdateRange(PER_UPDATE), {(0,): (0, 0)})
 
     def turn(of: Any, number: int) -> None:
         turns.append((of.run.updates, number))

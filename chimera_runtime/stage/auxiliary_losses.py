@@ -55,7 +55,7 @@ def auxiliary_loss(name: str, value: torch.Tensor) -> None:
 
 
 @contextmanager
-def listening() -> Iterator[Auxiliary]:
+def collecting() -> Iterator[Auxiliary]:
     """The auxiliary losses of the forwards inside, in this thread."""
     heard: Auxiliary = []
     token = _HEARD.set(heard)

@@ -7,8 +7,8 @@ import torch
 
 from chimera_runtime.errors import BadModel
 from chimera_runtime.ranks.readout import Numbers
-from chimera_runtime.stage import repeats
-from chimera_runtime.stage.repeats import Repeats, digest, in_some, parts, sampled, whole
+from chimera_runtime.stage import rerun_comparison
+from chimera_runtime.stage.rerun_comparison import RerunComparison, digest, in_some, parts, sampled, whole
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn),
@@ -21,8 +21,8 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def comparing(dtype: torch.dtype = torch.float32) -> Repeats:
-    return Repeats(2, [dtype], lambda tensors: lambda: [tensor.item() for tensor in tensors])
+def comparing(dtype: torch.dtype = torch.float32) -> RerunComparison:
+    return RerunComparison(2, [dtype], lambda tensors: lambda: [tensor.item() for tensor in tensors])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -38,7 +38,7 @@ def test_a_digest_sees_one_bit_and_the_order(dtype: torch.dtype) -> None:
 
 
 def test_a_digest_of_many_numbers_is_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "_BLOCK", 7)
+    monkeypatch.setattr(rerun_comparison, "_BLOCK", 7)
     one = torch.rand(50)
     swapped = torch.cat([one[7:14], one[:7], one[14:]])
     assert digest(one) == digest(one.clone())
@@ -111,7 +111,7 @@ def test_of_a_device_the_comparisons_are_read_at_the_end_of_the_update(monkeypat
 
         return numbers
 
-    of = Repeats(0, [], begin)
+    of = RerunComparison(0, [], begin)
     results = [whole([torch.zeros(2)])._replace(numbers=[torch.tensor([n]).as_subclass(Elsewhere)]) for n in (1, 2)]
     of.compare(3, 0, 1, *results)
     of.check(2)
