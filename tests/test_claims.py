@@ -1,4 +1,4 @@
-"""What the pages say of the program is so: options, codes, paths, words, excerpts of scripts, numbers of lines."""
+"""What the pages say of the program is so: options, codes, paths, words, numbers of lines."""
 
 import re
 import tomllib
@@ -122,46 +122,13 @@ def headings(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)}
 
 
-@cache
-def worker_0(scheme: str, **settings: int) -> list[str]:
-    """The script of a library scheme's first worker, each line without what aligns it."""
-    verified = Compilation(Request(library.source(scheme), settings)).verified
-    return [" ".join(line.split()) for line in scripts_of(verified)["rank_0.py"].splitlines()]
-
-
-EXCERPTS = [
-    (page, excerpt)
-    for page, text in PAGES.items()
-    for excerpt in re.findall(r"<!-- fmt: off -->\n```python\n(.*?)^```$", text, re.M | re.S)
-]
-
-
-@pytest.mark.parametrize(("page", "excerpt"), EXCERPTS, ids=lambda value: value[:24].replace("\n", " "))
-def test_every_excerpt_of_a_script_is_what_is_generated(page: str, excerpt: str) -> None:
-    """A line ``...`` stands for any number of lines."""
-    quoted = "\n".join(" ".join(line.split()) for line in excerpt.splitlines() if line.strip())
-    parts = [part.splitlines() for part in re.split(r"^\.\.\.$\n?", quoted, flags=re.M)]
-    generated = [worker_0("chimera"), worker_0("pipedream"), worker_0("pipedream", D=2)]
-    assert any(follows([line for line in script if line], parts) for script in generated), page
-
-
-def follows(lines: list[str], parts: list[list[str]]) -> bool:
-    """Whether the parts stand in the lines, one after the other, each in one piece."""
-    for part in parts:
-        places = range(len(lines) - len(part) + 1)
-        place = next((at for at in places if lines[at : at + len(part)] == part), None)
-        if place is None:
-            return False
-        lines = lines[place + len(part) :]
-    return True
-
-
 def test_a_script_has_as_many_lines_as_the_page_says() -> None:
     (scheme, N, lines), *rest = re.findall(
         r"worker 0 of `(\w+)` with N = (\d+) has ([\d,]+) lines", page_text("runtime.md")
     )
     assert rest == []
-    assert len(worker_0(scheme, N=int(N))) == int(lines.replace(",", ""))
+    script = scripts_of(Compilation(Request(library.source(scheme), {"N": int(N)})).verified)["rank_0.py"]
+    assert len(script.splitlines()) == int(lines.replace(",", ""))
 
 
 def words(grammar: str) -> set[str]:
@@ -242,7 +209,7 @@ def test_the_readme_is_short_and_its_badges_say_what_the_package_says() -> None:
     readme = PAGES["README.md"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (torch,) = (need for need in project["optional-dependencies"]["train"] if need.startswith("torch"))
-    assert len(readme.split()) <= 1200
+    assert len(re.sub(r"<!--.*?-->", "", readme).split()) <= 1200
     assert re.findall(r"^!\[(.*?)\]\(https://img\.shields\.io/badge/", readme, re.M) == [
         f"Python {project['requires-python'].removeprefix('>=')}+",
         f"torch {torch.removeprefix('torch>=')}+",
