@@ -1,0 +1,98 @@
+"""Messages of the runtime have a home, `chimera_runtime/errors/`: a module for each room, a function for each mistake.
+
+Code that raises an error names the mistake and gives the facts; it has no words of its own.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.test_architecture import ROOT, RUNTIME, python, tree
+
+HOME = RUNTIME / "errors"
+MODEL_ERROR = "ModelError"
+"""The error of the user's code: `blame` makes it of what was called, and elsewhere its words come from `errors`."""
+
+ERRORS = {"BadCheckpoint", "BadModel", "CheckFailed", "Misuse", "PeerLost", "RanksDiffer", "Unwritable", MODEL_ERROR}
+
+REMAINING = {
+    *("checkpoint", "data", "evaluate", "model", "optimizer", "pipeline", "ranks", "stage", "start", "state"),
+    *("tools", "update", "values"),
+}
+"""Rooms whose errors are still written where they are raised. A room that leaves the table does not come back."""
+
+
+def room(path: Path) -> str:
+    return path.relative_to(RUNTIME).parts[0].removesuffix(".py")
+
+
+def name_of(expression: ast.expr) -> str:
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
+def made_in(module: ast.Module, errors: set[str]) -> Iterator[ast.Call]:
+    """The calls that make one of these errors; but for a `ModelError` without words."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and (name := name_of(node.func)) in errors:
+            words = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in ast.walk(node))
+            if name != MODEL_ERROR or words:
+                yield node
+
+
+def errors_of_users() -> set[str]:
+    """The types of errors that a user may meet, subclasses included."""
+    classes = [node for path in python(RUNTIME) for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    errors: set[str] = set()
+    more = ERRORS
+    while more:
+        errors |= more
+        more = {node.name for node in classes if {*map(name_of, node.bases)} & errors} - errors
+    return errors
+
+
+def written_where_raised() -> dict[str, list[str]]:
+    """The errors that are made outside of their home, by room."""
+    errors = errors_of_users()
+    places: dict[str, list[str]] = {}
+    for path in python(RUNTIME):
+        if not path.is_relative_to(HOME):
+            lines = [f"{path.relative_to(ROOT)}:{call.lineno}" for call in made_in(tree(path), errors)]
+            places.setdefault(room(path), []).extend(lines)
+    return {name: lines for name, lines in places.items() if lines}
+
+
+def test_an_error_that_a_user_meets_is_made_where_its_message_is() -> None:
+    wrong = [line for name, lines in written_where_raised().items() if name not in REMAINING for line in lines]
+    assert wrong == [], "write the message as a function of chimera_runtime/errors, and raise what it returns"
+
+
+def test_a_room_whose_messages_have_moved_leaves_the_table() -> None:
+    assert REMAINING - written_where_raised().keys() == set()
+
+
+def test_messages_are_made_of_plain_values() -> None:
+    """A module is named for its room, and imports nothing of the runtime but other messages."""
+    modules = {path.relative_to(HOME).parts[0].removesuffix(".py") for path in python(HOME)} - {"__init__"}
+    assert {name.partition("_")[0] for name in modules} <= {room(path) for path in python(RUNTIME)}
+    for path in python(HOME):
+        for node in ast.walk(tree(path)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            ours = [name for name in names if name.startswith("chimera_runtime")]
+            assert all(name.split(".")[1] == "errors" for name in ours), f"{path.name}: {ours}"
+
+
+def test_an_error_with_words_is_found_wherever_it_is_made() -> None:
+    text = """
+def f(error, doing):
+    said = f"{error} was wrong"
+    if error:
+        raise Misuse(said)
+    raise errors.BadModel("wrong") from ModelError(doing, 1)
+    return ModelError(f"the {doing}", 1)
+"""
+    assert sorted(call.lineno for call in made_in(ast.parse(text), ERRORS)) == [5, 6, 7]
