@@ -1,1 +1,1 @@
-"""What the compiler says to the user: messages as data, their catalogue, and how they are drawn."""
+"""Messages to the user: their catalogue, and how they are drawn."""

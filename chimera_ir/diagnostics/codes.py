@@ -1,4 +1,4 @@
-"""Every message by its code: what it means, and a text that gets it."""
+"""Messages by their codes, with their meanings and example texts."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _FIELD = re.compile(r"\{(\w+)[^{}]*\}")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text with a mistake, by the name of its file, and what the compiler says of it."""
+    """A text with a mistake: the name of its file, the text, and the message that it gets."""
 
     name: str
     text: str
@@ -25,14 +25,14 @@ class Example:
 
 
 def messages() -> dict[str, type[Diagnostic]]:
-    """The classes of all messages by their codes, in the order of the codes."""
+    """The classes of all messages by their codes, in the order of the codes; their forms have no entry."""
     modules = (import_module(f"{catalogue.__name__}.{module.name}") for module in iter_modules(catalogue.__path__))
     classes = {value for module in modules for value in vars(module).values() if _is_message(value)}
     return {message.code: message for message in sorted(classes, key=lambda message: message.code)}
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Diagnostic) and hasattr(value, "code")
+    return isinstance(value, type) and issubclass(value, Diagnostic) and "code" in vars(value)
 
 
 def meaning(described: type) -> str:

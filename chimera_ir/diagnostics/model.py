@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Self, dataclass_transform
 
-from chimera_ir.plural import counted
+from chimera_ir.plural import and_more, counted
 from chimera_ir.source import Span
 
 
 class Severity(Enum):
-    """How grave a diagnostic is; an error stops the compilation at the end of its level."""
+    """Rank of a diagnostic; an error stops the compilation at the end of its level."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -20,17 +20,17 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact beside the main message, with a place in the text if it has one."""
+    """A fact in addition to the main message, with a place in the text if it has one."""
 
     text: str
     span: Span | None = None
 
 
 @dataclass_transform(frozen_default=True)
-class _Message:
-    """Makes each class below it a frozen dataclass, with its first instance or the first class below that.
+class _LazyDataclass:
+    """Makes a subclass a frozen dataclass when it gets its first instance or its first subclass.
 
-    There are two hundred, and a compilation shows few: making all of them takes longer than reading a scheme.
+    There are 250 messages, and a compilation shows few: making all the dataclasses takes longer than reading a scheme.
     """
 
     def __init_subclass__(cls) -> None:
@@ -47,11 +47,15 @@ def _make_dataclass(message: type) -> None:
         dataclass(frozen=True)(message)
 
 
-class Diagnostic(_Message):
+class Diagnostic(_LazyDataclass):
     """One message to the user.
 
+    A message is a class with a ``code``. Its subclasses without a code of their own are its forms: they have the same
+    code, and other words. A class without a ``label`` has only forms.
+
     ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of
-    ``str.format`` with attribute names: ``"no parameter is called {name}"``.
+    ``str.format`` with attribute names: ``"no parameter is called {name}"``. ``related`` is a note at another place of
+    the text: the field with the place, and a template.
     """
 
     severity: ClassVar[Severity] = Severity.ERROR
@@ -59,23 +63,28 @@ class Diagnostic(_Message):
     title: ClassVar[str]
     label: ClassVar[str] = ""
     help: ClassVar[str] = ""
+    related: ClassVar[tuple[str, str] | None] = None
 
     span: Span
 
     def notes(self) -> tuple[Note, ...]:
-        """Facts to show below the source line: values of the failing instance, other lines that take part."""
-        return ()
+        """Returns facts to show below the source line: values of the failing instance, other lines that take part."""
+        return () if self.related is None else (Note(self.fill(self.related[1]), getattr(self, self.related[0])),)
 
     def drawing(self) -> tuple[str, ...]:
-        """Lines of text to show as they are, below everything else."""
+        """Returns lines of text to show as they are, below everything else."""
         return ()
 
     def fill(self, template: str) -> str:
-        """The template filled with the facts of the diagnostic; ``{count:stage}`` counts stages."""
-        return self.said(_Formatter().vformat(template, (), _Facts(self)))
+        """Fills a template with the facts of the diagnostic.
 
-    def said(self, text: str) -> str:
-        """A text about micro-batches and versions, with these counted from the turn that the diagnostic is about."""
+        ``{count:stage}`` is a number of stages, ``{count:and more}`` follows the first of ``count`` mistakes, and
+        ``{closest:else unknown}`` asks whether ``closest`` was meant, or is ``unknown`` if that is None.
+        """
+        return self.relative_to_turn(_Formatter().vformat(template, (), _Facts(self)))
+
+    def relative_to_turn(self, text: str) -> str:
+        """A text with its micro-batches and versions counted from the turn that the diagnostic is about, if any."""
         if not self.span.turn:
             return text
 
@@ -92,17 +101,17 @@ _COUNTED = re.compile(r"\b(m|v|micro-batch |version |update )([0-9]+)\b")
 
 
 def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The diagnostics; of those about a line of a turn only those of the turn in the middle, as they are all alike.
+    """The diagnostics without repetitions: a line that is wrong in several turns is reported for the middle one.
 
-    So they are of the steady state, if not only warm-up or drain is wrong.
+    The middle turn belongs to the steady state, unless only warm-up or drain is wrong.
     """
     listed = tuple(diagnostics)
-    turns: dict[tuple[type, int], set[tuple[int, ...]]] = {}
+    turns: dict[tuple[str, int], set[tuple[int, ...]]] = {}
     for diagnostic in listed:
-        turns.setdefault((type(diagnostic), diagnostic.span.start), set()).add(diagnostic.span.turn)
+        turns.setdefault((diagnostic.code, diagnostic.span.start), set()).add(diagnostic.span.turn)
     middle = {key: sorted(several)[len(several) // 2] for key, several in turns.items()}
     return tuple(
-        diagnostic for diagnostic in listed if diagnostic.span.turn == middle[type(diagnostic), diagnostic.span.start]
+        diagnostic for diagnostic in listed if diagnostic.span.turn == middle[diagnostic.code, diagnostic.span.start]
     )
 
 
@@ -123,17 +132,21 @@ class _Facts(Mapping[str, object]):
 
 
 class _Formatter(string.Formatter):
-    """Formats a number that has a noun after the colon as a count of that noun."""
+    """Fills the fields that `Diagnostic.fill` describes, and all that ``str.format`` fills."""
 
     def format_field(self, value: object, format_spec: str) -> str:
-        """The text of one fact."""
+        """Returns the text of one fact."""
+        if format_spec.startswith("else "):
+            return f"did you mean `{value}`?" if value else format_spec.removeprefix("else ")
+        if isinstance(value, int) and format_spec == "and more":
+            return and_more(value)
         if isinstance(value, int) and re.fullmatch("[a-z][a-z -]+", format_spec):
             return counted(value, format_spec)
         return format(value, format_spec)
 
 
 class Rejected(Exception):
-    """The errors of one level of the compilation, in the order of the text."""
+    """Raised with the errors of one level of the compilation, in the order of the text."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(sorted(diagnostics, key=lambda d: (d.span, d.code)))
@@ -146,7 +159,7 @@ def titles(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The warnings among the diagnostics.
+    """Returns the warnings among the diagnostics.
 
     Raises
     ------

@@ -59,7 +59,7 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
     """
     style = _COLOR if color else _PLAIN
     mark = {Severity.ERROR: style.error, Severity.WARNING: style.warning}[diagnostic.severity]
-    notes = tuple(replace(note, text=diagnostic.said(note.text)) for note in _some(diagnostic.notes()))
+    notes = tuple(replace(note, text=diagnostic.relative_to_turn(note.text)) for note in _some(diagnostic.notes()))
     places = [diagnostic.span, *(note.span for note in notes if note.span is not None)]
     margin = max(len(str(source.position(span.start).line)) for span in places)
     head = f"{mark}{diagnostic.severity.value}[{diagnostic.code}]{style.end}"

@@ -169,7 +169,7 @@ class _Laws:
             return _later(then if condition.values[0] else otherwise, condition)
         if then.rate != otherwise.rate:
             rates = str(then.rate), str(otherwise.rate)
-            raise self._fault(say.BranchesDrift, node, one=rates[0], other=rates[1])
+            raise self._fault(say.BranchesDrift, node, then=rates[0], otherwise=rates[1])
         return self._along(node, lambda holds, yes, no: yes if holds else no, [condition, then, otherwise], then.rate)
 
     def builtin(self, node: ast.Call, arguments: Sequence[Law]) -> Law:
@@ -177,7 +177,9 @@ class _Laws:
         if not any(argument.increment for argument in arguments):
             return self._pointwise(node, partial(self._applied, node), arguments)
         if name not in self.of_growing:
-            raise self._fault(say.GrowingArgument, node, function=name)
+            raise self._fault(
+                say.GrowingExtreme if name in ("min", "max") else say.GrowingArgument, node, function=name
+            )
         fold, period = self.of_growing[name], self._period(node, arguments)
         return reduce(lambda extreme, argument: fold(extreme, argument, period), arguments)
 

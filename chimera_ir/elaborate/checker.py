@@ -12,7 +12,6 @@ from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS, Builtin
 from chimera_ir.elaborate.clauses import check_clauses, check_updates, unsupported
-from chimera_ir.plural import counted
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import FOREIGN_NAMES
@@ -276,7 +275,8 @@ class _Checker:
 
     def _expect(self, node: ast.Expression, actual: Type | None, expected: Type | None, place: str) -> None:
         if actual is not None and expected is not None and actual is not expected:
-            self.mistakes.append(say.WrongType(node.span, place, expected.value, actual.value))
+            message = say.NumberAsCondition if actual is Type.INTEGER else say.WrongType
+            self.mistakes.append(message(node.span, place, expected.value, actual.value))
 
     def _type(self, node: ast.Expression, scope: _Scope, defining: ast.Word | None) -> Type | None:
         match node:
@@ -372,8 +372,8 @@ class _Checker:
                 return None
             case _FunctionName(parameters=parameters, result=result) as function:
                 if count != len(parameters):
-                    words = counted(len(parameters), "argument")
-                    self.mistakes.append(say.WrongArity(node.span, function.signature(name), words, count))
+                    arity = len(parameters)
+                    self.mistakes.append(say.WrongArity(node.span, function.signature(name), arity, arity, count))
                 return result
             case None if name in BUILTINS:
                 self._builtin(node, BUILTINS[name], count)
@@ -386,14 +386,15 @@ class _Checker:
 
     def _builtin(self, node: ast.Call, builtin: Builtin, count: int) -> None:
         if count < builtin.least or (builtin.most is not None and count > builtin.most):
-            words = counted(builtin.least, "argument") + ("" if builtin.most is not None else " or more")
-            self.mistakes.append(say.WrongArity(node.span, builtin.signature, words, count))
+            self.mistakes.append(say.WrongArity(node.span, builtin.signature, builtin.least, builtin.most, count))
 
     def _size(self, expression: ast.Expression) -> _FormulaSize:
         """The size of a formula; one that is too large is reported, and counts as small."""
         size = _size_of(expression, self._sizes)
-        for count, most, unit in ((size.operands, MAX_SIZE, "operations"), (size.levels, MAX_DEPTH, "levels")):
-            if count > most:
-                self.mistakes.append(say.FormulaTooLarge(expression.span, most, unit))
-                return _FormulaSize(1, 1)
+        if size.operands > MAX_SIZE:
+            self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))
+            return _FormulaSize(1, 1)
+        if size.levels > MAX_DEPTH:
+            self.mistakes.append(say.FormulaTooDeep(expression.span, MAX_DEPTH, "levels"))
+            return _FormulaSize(1, 1)
         return size

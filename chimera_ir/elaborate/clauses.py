@@ -8,11 +8,13 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
+_READS = "reads version"
+
 _EXAMPLES = {
     "stages": "stages s in 0..D on s",
     "micros": "micros m in 0..N",
     "operation": "F(m, s) @ 2*m + s",
-    "reads version": "reads version max(0, m - (D-1 - s))",
+    _READS: "reads version max(0, m - (D-1 - s))",
 }
 
 
@@ -44,7 +46,7 @@ def _check_pipe(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     for clause, kind in kinds:
         spans = [line.span for line in pipe.clauses if isinstance(line, kind)]
         if not spans:
-            yield say.MissingClause(pipe.name.span, pipe.name.text, f"{clause} line", _EXAMPLES[clause])
+            yield say.MissingClause(pipe.name.span, pipe.name.text, clause, _EXAMPLES[clause])
         elif clause != "operation":
             yield from _once(spans, f"the pipe `{pipe.name.text}`", clause)
     for line in pipe.clauses:
@@ -92,13 +94,11 @@ def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
             case ast.Sync(mode=ast.SyncMode.LAZY, span=span):
                 yield endless.NeverLazy(span)
             case ast.Operation(subjects=[_, second]):
-                feature = "a pair where micro-batches go on for ever"
-                yield say.NotSupported(second.span, feature, "give each of the two a line and a clock of its own")
+                yield say.NotSupported(second.span)
             case _:
                 pass
     if not any(isinstance(clause, ast.Reads) for clause in pipe.clauses):
-        example = _EXAMPLES["reads version"]
-        yield say.MissingClause(pipe.name.span, pipe.name.text, "`reads version` line", example)
+        yield say.MissingClause(pipe.name.span, pipe.name.text, f"`{_READS}`", _EXAMPLES[_READS])
 
 
 def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
@@ -112,7 +112,6 @@ def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
 def _unsupported_clause(clause: ast.Clause) -> Iterator[Diagnostic]:
     match clause:
         case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
-            feature = "a count of halves where micro-batches go on for ever"
-            yield say.NotSupported(span, feature, "count whole micro-batches")
+            yield say.HalvesNotSupported(span)
         case _:
             pass

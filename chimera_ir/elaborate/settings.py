@@ -7,7 +7,7 @@ from operator import or_
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.endless import BadUpdate
-from chimera_ir.diagnostics.catalogue.values import Instance, NoWorkers, RequirementFails, TooMany
+from chimera_ir.diagnostics.catalogue.values import Instance, NeverMet, NoWorkers, RequirementFails, TooMany
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Scope, compiled, evaluate
@@ -159,7 +159,8 @@ class _GlobalsEvaluator:
         if not _value(item.condition, self.scope, self.failed):
             values = self.scope.values_in(item.condition, ())
             parameters = self._names_of(self._depends(item.condition))
-            self.failed.append(RequirementFails(item.condition.span, item.message, values, parameters))
+            message = RequirementFails if parameters else NeverMet
+            self.failed.append(message(item.condition.span, item.message, values, parameters))
 
     def _depends(self, expression: ast.Expression) -> int:
         """The parameters that an expression depends on, directly or through lets, as a set of bits."""

@@ -14,7 +14,6 @@ from chimera_ir.diagnostics.catalogue.profiles import (
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.errors import TextError, WrongOption
-from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, StageCosts
 from chimera_ir.profile.document import entries
@@ -192,7 +191,7 @@ def _those(*errors: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source
 def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
     if wanted.stages not in depths:
         span = TomlPlaces(source.text).key(("depth", 0))
-        yield NotThatDeep(span, counted(wanted.stages, "stage"), wanted.stages, _listed(depths))
+        yield NotThatDeep(span, wanted.stages, _listed(depths))
         return
     stages, depth = depths[wanted.stages], [*depths].index(wanted.stages)
     lacking: dict[str, list[int]] = {}
@@ -209,9 +208,8 @@ def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source:
 
 def _layers_lack(model: ModelProfile, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
     place = TomlPlaces(source.text).key(("layer", 0))
-    layers = counted(len(model.layers), "layer")
     if wanted.stages > len(model.layers):
-        yield TooFewLayers(place, counted(wanted.stages, "stage"), layers)
+        yield TooFewLayers(place, wanted.stages, len(model.layers))
     if wanted.micro_batch_size not in model.sizes:
         yield SizeOfNoLayer(place, wanted.micro_batch_size, _listed(model.sizes))
 
@@ -220,8 +218,7 @@ def _too_small(cluster: Cluster, wanted: Wanted, source: Source) -> Iterator[Dia
     needed = wanted.copies * wanted.workers
     if needed > cluster.workers:
         span: Span = TomlPlaces(source.text).value(("cluster", "workers"))
-        copies = counted(wanted.copies, "copy")
-        yield ClusterTooSmall(span, copies, counted(wanted.workers, "worker"), needed, cluster.workers)
+        yield ClusterTooSmall(span, wanted.copies, wanted.workers, needed, cluster.workers)
 
 
 def _listed(numbers: Iterable[int]) -> str:

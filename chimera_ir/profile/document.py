@@ -10,11 +10,14 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from chimera_ir.diagnostics.catalogue.profiles import (
+    BeyondLimits,
     EntryMissing,
     FileTooLarge,
+    LineTooLong,
+    NestedTooDeeply,
     NotAQuantity,
     NotToml,
-    OutOfRange,
+    QuantityBeyondLimits,
     QuotesForgotten,
     UnitForgotten,
     UnknownEntry,
@@ -40,7 +43,7 @@ _T = TypeVar("_T")
 
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _LONG_NUMBER = re.compile(r"[0-9][0-9_]{4000,}")
-"""What `tomllib` refuses without a place: Python reads no integer of more than 4,300 digits."""
+"""A number of more than 4,300 digits, which `tomllib` refuses without a place."""
 
 _UNQUOTED = re.compile(
     r"""^[ \t]*([\w-]+)[ \t]*=[ \t]*([+-]?[0-9][0-9.]*(?:e-?[0-9]+)?[ \t]*[A-Za-zµ%][A-Za-z/]*)[ \t]*(?:\#.*)?\r?$""",
@@ -63,16 +66,14 @@ def entries(source: Source) -> dict[str, Any]:
     """
     text = source.text
     if len(text) > MAX_TEXT:
-        raise Rejected([FileTooLarge(Span(0, 1), f"has more than {MAX_TEXT:,} characters")])
+        raise Rejected([FileTooLarge(Span(0, 1), MAX_TEXT)])
     long = re.search(rf"^[^\n]{{{MAX_LINE}}}", text, re.M)
     if long:
-        raise Rejected(
-            [FileTooLarge(Span(long.start(), long.start() + 1), f"has a line of over {MAX_LINE:,} characters")]
-        )
+        raise Rejected([LineTooLong(Span(long.start(), long.start() + 1), MAX_LINE)])
     try:
         return tomllib.loads(text)
     except RecursionError as error:
-        raise Rejected([FileTooLarge(Span(0, 1), "is nested too deeply")]) from error
+        raise Rejected([NestedTooDeeply(Span(0, 1), MAX_TEXT)]) from error
     except ValueError as error:
         raise Rejected(_syntax(source, str(error))) from error
 
@@ -164,13 +165,8 @@ class Table:
         """Add an error for each entry that was never read."""
         for name in self._entries:
             if name not in (*self._known, *self._withdrawn):
-                guess = closest(name, self._known)
                 known = ", ".join(f"`{entry}`" for entry in self._known)
-                self.report(
-                    UnknownEntry(
-                        self.key(name), self.where, name, f"did you mean `{guess}`?" if guess else "unknown", known
-                    )
-                )
+                self.report(UnknownEntry(self.key(name), self.where, name, closest(name, self._known), known))
 
     def text(self, name: str, default: str | None, example: str) -> str:
         """A string."""
@@ -187,7 +183,7 @@ class Table:
         if not isinstance(value, int) or isinstance(value, bool):
             return self._wrong(name, value, "an integer", example, 1)
         if not 1 <= value <= MOST:
-            self.report(OutOfRange(self.place(name), name, f"it is 1 to {MOST:,}", example))
+            self.report(BeyondLimits(self.place(name), name, example, "1", f"{MOST:,}"))
             return 1
         return value
 
@@ -206,7 +202,7 @@ class Table:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return self._wrong(name, value, "a number", example, 1.0)
         if not least <= value <= most:
-            self.report(OutOfRange(self.place(name), name, f"it is {least:,.10g} to {most:,.10g}", example))
+            self.report(BeyondLimits(self.place(name), name, example, f"{least:,.10g}", f"{most:,.10g}"))
             return 1.0
         return float(value)
 
@@ -243,7 +239,7 @@ class Table:
             return stand_in
         amount = number * dimension.units[unit]
         if not least <= amount <= dimension.most:
-            self.report(OutOfRange(self.place(name), name, dimension.limits(least), example))
+            self.report(QuantityBeyondLimits(self.place(name), name, example, *dimension.limits(least)))
             return stand_in[0], dimension
         return amount, dimension
 
@@ -287,10 +283,7 @@ class Table:
         if not unit:
             self.report(UnitForgotten(span, name, value.strip(), noun, units, example))
             return
-        guess = closest(unit, known)
-        self.report(
-            UnknownUnit(span, name, unit, f"did you mean {guess}?" if guess else "unknown", noun, units, example)
-        )
+        self.report(UnknownUnit(span, name, unit, closest(unit, known), noun, units, example))
 
 
 def _kind(value: object) -> str:

@@ -30,10 +30,10 @@ class Dimension:
     most: Fraction
     example: str
 
-    def limits(self, least: Fraction) -> str:
-        """The smallest and the largest value, in words."""
+    def limits(self, least: Fraction) -> tuple[str, str, str, str]:
+        """The smallest and the largest value in the first unit, the noun of the dimension, and that unit."""
         unit, size = next(iter(self.units.items()))
-        return f"a {self.noun} is {_brief(least / size)} to {_brief(self.most / size)} {unit} here"
+        return _brief(least / size), _brief(self.most / size), self.noun, unit
 
 
 def _brief(value: Fraction) -> str:

@@ -11,15 +11,15 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     LinkMissing,
     LinkUnnamed,
     NothingLeft,
-    OutOfRange,
+    ReleasesTooMuch,
     ShortMessages,
     SizeOfSomeLayers,
     StagesAndLayers,
     StagesMissing,
     StepOfWork,
     TimesAndWork,
+    WrongSplit,
 )
-from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
@@ -81,8 +81,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         if known:
             _once(table, "stages", depth, first)
         if known and depths[depth] and len(depths[depth]) != depth:
-            described = _are(len(depths[depth]))
-            table.report(StagesMissing(table.place("stages"), counted(depth, "stage"), described))
+            table.report(StagesMissing(table.place("stages"), depth, len(depths[depth])))
         table.close()
     top.close()
     costs.settle(top.document)
@@ -135,8 +134,7 @@ def _split(table: Table, depth: int) -> tuple[int, ...]:
     words = table.text("split", None, example).split(",")
     split = tuple(int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10)
     if (len(split), split[:1], split) != (len(words), (0,), tuple(sorted({*split}))) or len(split) != depth:
-        says = f"it lists the first layer of each of the {counted(depth, 'stage')}, from 0 upwards"
-        table.report(OutOfRange(table.place("split"), "split", says, example))
+        table.report(WrongSplit(table.place("split"), "split", example, depth))
     return split
 
 
@@ -217,8 +215,8 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _Costs) -
     released, operands = _size(table, "released", 0), _size(table, "operands", 0)
     if released > activations:
         most = show_size(activations)
-        says = f"the first half of a backward lets go of the activations at most, {most}"
-        table.report(OutOfRange(table.place("released"), "released", says, f'released = "{most}"'))
+        example = f'released = "{most}"'
+        table.report(ReleasesTooMuch(table.place("released"), "released", example, most))
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
             table.report(LastStageSends(table.place(name), part, name))
@@ -338,7 +336,3 @@ def _device(top: Table) -> Device | None:
     )
     table.close()
     return device
-
-
-def _are(number: int) -> str:
-    return f"{counted(number, 'stage')} {'is' if number == 1 else 'are'}"

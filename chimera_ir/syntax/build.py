@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 from lark import Token, Tree
 from lark.visitors import Transformer_NonRecursive
 
-from chimera_ir.diagnostics.catalogue.syntax import CannotSay, UnknownMode, UnknownOperation
+from chimera_ir.diagnostics.catalogue.foreign import UNSAYABLE, CannotSay
+from chimera_ir.diagnostics.catalogue.syntax import UnknownLetter, UnknownMode
 from chimera_ir.diagnostics.catalogue.tokens import NumberTooLarge
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
-from chimera_ir.syntax.spelling import UNSAYABLE
 
 MAX_INTEGER = 2**63 - 1
 """The largest number that a scheme may write or compute."""
@@ -131,9 +131,9 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
     def subject(self, c: _Children) -> ast.Subject:
         letters = {letter.value: letter for letter in ast.Letter}
         if c[0] in UNSAYABLE:
-            self.mistakes.append(CannotSay(_of(c[0]), *UNSAYABLE[c[0]]))
+            self.mistakes.append(CannotSay(_of(c[0]), str(c[0])))
         elif c[0] not in letters:
-            self.mistakes.append(UnknownOperation(_of(c[0]), str(c[0])))
+            self.mistakes.append(UnknownLetter(_of(c[0]), str(c[0])))
         return ast.Subject(letters.get(c[0], ast.Letter.FORWARD), c[2], c[4], None, _around(c))
 
     def of(self, c: _Children) -> ast.PipeName:

@@ -1,13 +1,15 @@
 """The mistake in a text, from where the parser stopped and the tokens it would have accepted."""
 
+import re
+
 from lark import Token
 
+from chimera_ir.diagnostics.catalogue import brackets, foreign, tokens
 from chimera_ir.diagnostics.catalogue import syntax as say
-from chimera_ir.diagnostics.catalogue import tokens
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.source import Span
-from chimera_ir.syntax.spelling import FOREIGN, KEYWORDS, NAME_HINTS, SKIPS, UNSAYABLE, expected_words, foreign_word
+from chimera_ir.syntax.spelling import KEYWORDS, expected_words
 from chimera_ir.syntax.stop import (
     CLOSERS,
     OPENERS,
@@ -24,6 +26,17 @@ _INFIX = frozenset({"+", "-", "*", "/", "%", "==", "!=", "<=", "<", ">=", ">", "
 
 _BEFORE_VALUE = frozenset({"@", "=", "when", "as", "by", "on", "if", "then", "else", "not", ".."})
 
+_EXAMPLES = {"scheme": "scheme mine(D = 4, N = 8)", "pipe": "pipe down { .. }"}
+
+_UNNAMED = {"memory": say.UnnamedQuantity, "sync": say.UnnamedStrategy, "[": say.UnnamedIndex}
+
+_STRAY = {
+    **dict.fromkeys("'`", tokens.StrayQuote),
+    **dict.fromkeys("?!", tokens.StrayQuestion),
+    ":": tokens.StrayColon,
+    ".": tokens.StrayDot,
+}
+
 
 def lexical(token: Token) -> Diagnostic | None:
     """The mistake in a token by itself, if there is one."""
@@ -33,13 +46,14 @@ def lexical(token: Token) -> Diagnostic | None:
             return tokens.NotAnInteger(span, text)
         case "GLUED":
             number = text[: len(text) - len(text.lstrip("0123456789"))]
-            return tokens.GluedNumber(span, text, number, text[len(number) :])
+            known = re.fullmatch(r"0[xXoObB]\w+|[0-9][0-9_]*|[0-9]+[eE][0-9]*", text)
+            return (tokens.ForeignNumber if known else tokens.GluedNumber)(span, text, number, text[len(number) :])
         case "FOREIGN":
-            return tokens.ForeignSpelling(span, text, *FOREIGN[text])
+            return foreign.ForeignSpelling(span, text)
         case "OPEN_STRING":
             return tokens.OpenString(span)
         case "STRAY":
-            return tokens.StrayCharacter(span, f"`{short(token)}`", _stray_hint(text))
+            return _stray(text)(span, f"`{short(token)}`")
         case _:
             return None
 
@@ -92,7 +106,7 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
     if opened and token == "pipe" and "RBRACE" in stop.accepted:
         return _unclosed(stop, opened[-1])
     if opened and token in SCHEME_LINES and "RBRACE" in stop.accepted:
-        return say.InsidePipe(stop.span, f"`{token}`", _above_the_pipe(stop), span_of(opened[-1]))
+        return _inside_pipe(stop, token, span_of(opened[-1]))
     if not opened and "PIPE" in stop.accepted and (token in PIPE_LINES or _is_operation(stop)):
         closed = stop.tokens[: stop.position]
         last = next((span_of(before) for before in reversed(closed) if before == "}"), None)
@@ -101,15 +115,15 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
     return None
 
 
-def _above_the_pipe(stop: Stop) -> str:
-    """Advice for a line of the scheme in a pipe: a value that depends on the pipe's variables is a function."""
+def _inside_pipe(stop: Stop, token: Token, opened: Span) -> Diagnostic:
+    """A line of the scheme in a pipe; a value that depends on the pipe's variables can be a function."""
     tokens, at = stop.tokens, stop.position
     line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
     variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "[")]
     used = ", ".join(dict.fromkeys(variable for variable in reversed(variables) if variable in line[1:]))
-    if stop.token != "let" or not used:
-        return "put it above the pipe, or close the pipe with `}` first"
-    return f"write it as a function above the pipe, `fn {line[0]}({used}) = ..`, and `{line[0]}({used})` in the pipe"
+    if token != "let" or not used:
+        return say.InsidePipe(stop.span, f"`{token}`", opened)
+    return say.FormulaInsidePipe(stop.span, f"`{token}`", opened, str(line[0]), used)
 
 
 def _is_operation(stop: Stop) -> bool:
@@ -121,14 +135,14 @@ def _unsayable(stop: Stop) -> Diagnostic | None:
     """A word for something that the language cannot say, at the start of a line or behind a value; no name so far."""
     tokens, start = stop.tokens, stop.line_start()
     if stop.token in ("by", "when") and tokens[start] == "stages":
-        return say.CannotSay(stop.span, *SKIPS)
+        return foreign.CannotSay(stop.span, "skip")
     glued = _glued(stop)
     for at in (start, stop.position if glued is None else glued):
         word = tokens[at] if at < len(tokens) else None
-        if word is None or word.type != "NAME" or word not in UNSAYABLE or word in tokens[:at]:
+        if word is None or word.type != "NAME" or word not in foreign.UNSAYABLE or word in tokens[:at]:
             continue
         if first_on_line(tokens, at) or stop.after_value or at == glued:
-            return say.CannotSay(span_of(word), *UNSAYABLE[word])
+            return foreign.CannotSay(span_of(word), str(word))
     return None
 
 
@@ -136,7 +150,7 @@ def _brackets(stop: Stop) -> Diagnostic | None:
     token, opened = stop.token, stop.open_brackets
     if token is not None and token in CLOSERS:
         if not opened:
-            return say.StrayCloser(stop.span, str(token), CLOSERS[token])
+            return brackets.StrayCloser(stop.span, str(token), CLOSERS[token])
         expected = OPENERS[opened[-1]]
         if token != expected and not stop.wants_value:
             return _mismatch(stop, token, opened)
@@ -152,8 +166,8 @@ def _mismatch(stop: Stop, token: Token, opened: list[Token]) -> Diagnostic:
     if CLOSERS[token] == "{" and len(opened) > 1:
         return _unclosed(stop, opened[-1])
     if CLOSERS[token] == "(" and opened[-1] == "{":
-        return say.StrayCloser(stop.span, str(token), "(")
-    return say.WrongCloser(stop.span, str(opened[-1]), str(token), OPENERS[opened[-1]], span_of(opened[-1]))
+        return brackets.StrayCloser(stop.span, str(token), "(")
+    return brackets.WrongCloser(stop.span, str(opened[-1]), str(token), OPENERS[opened[-1]], span_of(opened[-1]))
 
 
 def _could_close(stop: Stop, opener: Token) -> bool:
@@ -171,10 +185,9 @@ def _cannot_continue(stop: Stop) -> bool:
 
 
 def _unclosed(stop: Stop, opener: Token) -> Diagnostic:
-    where = f"before {stop.shown}" if stop.token is not None and not stop.on_next_line else "at the end of the line"
-    if opener == "{":
-        where = "behind the last line of the pipe"
-    return say.Unclosed(span_of(opener), str(opener), OPENERS[opener], where, stop.shown, stop.span)
+    at_end = brackets.UnclosedLine if stop.token is None or stop.on_next_line else brackets.Unclosed
+    message = brackets.UnclosedPipe if opener == "{" else at_end
+    return message(span_of(opener), str(opener), OPENERS[opener], stop.shown, stop.span)
 
 
 def _clock(stop: Stop) -> Diagnostic | None:
@@ -182,13 +195,13 @@ def _clock(stop: Stop) -> Diagnostic | None:
     head = stop.tokens[start : stop.position]
     if "AT" in stop.accepted and stop.accepted <= {"AT", "JOIN", "OF"}:
         operation = text_between(stop, start, stop.position)
-        label = "did you mean `@`?" if stop.token == "=" else "expected `@` and a formula"
-        return say.MissingClock(stop.gap if stop.on_next_line else stop.span, operation, label)
+        message = say.ClockBehindEquals if stop.token == "=" else say.MissingClock
+        return message(stop.gap if stop.on_next_line else stop.span, operation)
     if stop.token == "@" and head and first_on_line(stop.tokens, start):
         call = max((i for i in range(start, stop.position) if first_on_line(stop.tokens, i)), default=start)
         if call > 0 and stop.tokens[call - 1] in _INFIX | _BEFORE_VALUE:
             before = stop.tokens[call - 1]
-            return say.MissingValue(span_of(before), f"`{before}`", f"`{stop.tokens[call]}` on the next line")
+            return say.ValueOnNextLine(span_of(before), f"`{before}`", f"`{stop.tokens[call]}`")
     return None
 
 
@@ -202,8 +215,8 @@ def _definition(stop: Stop) -> Diagnostic | None:
     name = text_between(stop, start + 1, stop.position)
     if stop.tokens[start] == "scheme":
         return say.MissingDefault(span, str(stop.before))
-    label = "did you mean `=`?" if stop.token == "==" else "expected `=`"
-    return say.MissingEquals(span, name, label, f"{stop.tokens[start]} {name} = formula")
+    message = say.DefinedByComparison if stop.token == "==" else say.MissingEquals
+    return message(span, str(stop.tokens[start]), name)
 
 
 def _variable(stop: Stop) -> Diagnostic | None:
@@ -261,7 +274,7 @@ def _name(stop: Stop) -> Diagnostic | None:
     if stop.token is None or stop.token not in KEYWORDS or "NAME" not in stop.accepted:
         return None
     if stop.accepted <= {"NAME", "RPAR"} or stop.wants_value:
-        return say.KeywordAsName(stop.span, str(stop.token), " or a value" if stop.wants_value else "")
+        return (say.KeywordAsValue if stop.wants_value else say.KeywordAsName)(stop.span, str(stop.token))
     return None
 
 
@@ -269,17 +282,20 @@ def _header(stop: Stop) -> Diagnostic | None:
     """A missing name, or missing brackets after a name, at the start of a line."""
     span = stop.gap if stop.on_next_line else stop.span
     if stop.accepted == {"NAME"} and stop.token is not None:
-        hint = NAME_HINTS.get(stop.before, "names are made of a-z, A-Z, 0-9 and _, and do not start with a digit")
-        return say.MissingName(span, str(stop.before), stop.shown, hint)
+        return _missing_name(str(stop.before), span, stop.shown)
     earlier = stop.tokens[stop.position - 2] if stop.position > 1 else stop.before
     if earlier == "fn" and stop.accepted == {"LPAR"}:
-        hint = f"write `fn {stop.before}(m) = formula`; a value without parameters is `let {stop.before} = formula`"
-        return say.MissingBrackets(span, str(stop.before), stop.shown, hint)
+        return brackets.MissingBrackets(span, str(stop.before), stop.shown)
     named = stop.token is not None and stop.token.type == "NAME" and not stop.on_next_line
     if earlier == "scheme" and "LPAR" in stop.accepted and named:
-        hint = f"write `scheme {stop.before}({stop.token} = 4)`"
-        return say.MissingBrackets(span, str(stop.before), stop.shown, hint)
+        return brackets.SchemeWithoutBrackets(span, str(stop.before), stop.shown, str(stop.token))
     return None
+
+
+def _missing_name(before: str, span: Span, found: str) -> Diagnostic:
+    if before in _EXAMPLES:
+        return say.UnnamedPart(span, before, found, _EXAMPLES[before])
+    return _UNNAMED.get(before, say.MissingName)(span, before, found)
 
 
 def _arguments(stop: Stop) -> Diagnostic | None:
@@ -292,13 +308,11 @@ def _arguments(stop: Stop) -> Diagnostic | None:
     if letter not in ("F", "B", "I", "W") or inside:
         return None
     if stop.accepted == {"LPAR"}:
-        return say.WrongArguments(stop.span, str(letter), stop.shown)
+        return brackets.WrongBrackets(stop.span, str(letter), stop.shown)
     if stop.token == ")" and "COMMA" in stop.accepted and "RPAR" not in stop.accepted:
-        return say.WrongArguments(stop.span, str(letter), "one argument")
+        return brackets.WrongArguments(stop.span, str(letter))
     if stop.token == "," and "RPAR" in stop.accepted:
-        return say.WrongArguments(
-            stop.span, str(letter), "a third argument", f"; a scheme has no slices; see {say.LIMITS}"
-        )
+        return brackets.ThirdArgument(stop.span, str(letter))
     return None
 
 
@@ -313,9 +327,10 @@ def _foreign(stop: Stop) -> Diagnostic | None:
     places = [stop.position, stop.position - 1] if glued is None else [glued, glued - 1]
     for at in places if stop.after_value or glued is not None else ():
         word = str(stop.tokens[at]) if at < len(stop.tokens) and not first_on_line(stop.tokens, at) else ""
-        meaning = foreign_word(word)
-        if meaning is not None:
-            return tokens.ForeignSpelling(span_of(stop.tokens[at]), word, *meaning)
+        if word != word.lower() and word.lower() in KEYWORDS:
+            return foreign.UpperCase(span_of(stop.tokens[at]), word)
+        if word.lower() in foreign.FOREIGN_WORDS:
+            return foreign.ForeignSpelling(span_of(stop.tokens[at]), word)
     return None
 
 
@@ -342,7 +357,7 @@ def _side_by_side(stop: Stop) -> Diagnostic | None:
     if token.type not in ("NAME", "INTEGER") and token != "(":
         return None
     if "COMMA" in stop.accepted and stop.open_brackets:
-        return say.MissingComma(stop.span, stop.shown, str(stop.before), str(token))
+        return brackets.MissingComma(stop.span, stop.shown, str(stop.before), str(token))
     return say.MissingOperator(stop.span, _operand(stop.before), _operand(token))
 
 
@@ -352,7 +367,7 @@ def _operand(token: Token) -> str:
 
 def _second_value(stop: Stop) -> Diagnostic | None:
     """A comma after a formula, in a place where only one formula may stand."""
-    return say.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
+    return brackets.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
 
 
 def _unknown_line(stop: Stop) -> Diagnostic | None:
@@ -368,10 +383,7 @@ def _unknown_line(stop: Stop) -> Diagnostic | None:
     guess = closest(word, lines)
     if guess is None and stop.tokens[stop.line_start()] in ("let", "fn"):
         return None
-    here = "F, B, I, W, stages, micros, reads, recompute and sync" if inside else ", ".join(sorted(SCHEME_LINES))
-    where = "in a pipe" if inside else "outside a pipe"
-    label = f"did you mean `{guess}`?" if guess else "not the beginning of a line"
-    return say.UnknownStatement(span_of(word), str(word), label, f"{where}, lines begin with {here}")
+    return (say.UnknownClause if inside else say.UnknownStatement)(span_of(word), str(word), guess)
 
 
 def _end(stop: Stop) -> Diagnostic | None:
@@ -381,15 +393,7 @@ def _end(stop: Stop) -> Diagnostic | None:
     return say.Unfinished(stop.gap, f"`{short(start)}`", expected_words(stop.accepted))
 
 
-def _stray_hint(text: str) -> str:
+def _stray(text: str) -> type[tokens.StrayCharacter]:
     if text.isspace():
-        return "this is not an ordinary blank, though it looks like one; write it anew"
-    if text[0] in "'`":
-        return 'messages stand between double quotes: "like this"'
-    if text == ":":
-        return "no colon is needed: a pipe's lines stand between `{` and `}`, a range is `a..b`, a choice `if a then b`"
-    if text == ".":
-        return "a range is written with two dots: `0..D`"
-    if text in "?!":
-        return "a choice is written `if condition then value else value`"
-    return 'names are made of a-z, A-Z, 0-9 and _; other words belong in a `# comment` or a "message"'
+        return tokens.StrayBlank
+    return _STRAY.get(text[0] if text[0] in "'`" else text, tokens.StrayCharacter)

@@ -10,7 +10,7 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from chimera_ir.diagnostics.catalogue.tokens import NotText, TextTooLong, TooDeep
+from chimera_ir.diagnostics.catalogue.tokens import NotText, TextTooLong, TooDeep, TooManyTokens
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.resources import grammar
 from chimera_ir.source import Source, Span
@@ -118,7 +118,7 @@ def _finish(tree: Tree[Token], mistakes: list[Diagnostic]) -> ast.Scheme:
 def _tokens(text: str) -> list[Token]:
     tokens = list(islice(_lark().lex(text), MAX_TOKENS + 1))
     if len(tokens) > MAX_TOKENS:
-        raise Rejected([TextTooLong(span_of(tokens[-1]), MAX_TOKENS, "words and signs")])
+        raise Rejected([TooManyTokens(span_of(tokens[-1]), MAX_TOKENS)])
     return tokens
 
 
@@ -127,21 +127,10 @@ _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd
 
 def _require_text(text: str) -> None:
     if len(text) > MAX_TEXT:
-        raise Rejected([TextTooLong(Span(MAX_TEXT, MAX_TEXT + 1), MAX_TEXT, "characters")])
+        raise Rejected([TextTooLong(Span(MAX_TEXT, MAX_TEXT + 1), MAX_TEXT)])
     match = _NOT_TEXT.search(text)
     if match is not None:
-        raise Rejected([NotText(Span(*match.span()), _described(match[0]))])
-
-
-def _described(character: str) -> str:
-    """A character that cannot be shown, in words."""
-    if character == "\0":
-        return "a NUL character"
-    if "\udc80" <= character <= "\udcff":
-        return f"the byte 0x{ord(character) - 0xDC00:02x}, which is not UTF-8"
-    if character == "\ufffd":
-        return "a byte that is not UTF-8"
-    return f"the control character U+{ord(character):04X}"
+        raise Rejected([NotText(Span(*match.span()), match[0])])
 
 
 def _require_shallow_brackets(tokens: list[Token]) -> None:

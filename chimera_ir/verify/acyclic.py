@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import assert_never
 
-from chimera_ir.diagnostics.catalogue.schedule import Cycle, Link
+from chimera_ir.diagnostics.catalogue.schedule import (
+    Cycle,
+    CycleOfClocks,
+    CycleOfLane,
+    CycleOfPair,
+    CycleOfVersions,
+    CycleStep,
+)
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.dag import Dag, Edge, build
 from chimera_ir.flow.net import Reads
@@ -69,31 +76,25 @@ class _Story:
         worst = suspects[0]
         at = self._nodes.index(worst)
         ring = (*self._nodes[at:], *self._nodes[:at])
-        links = tuple(self._link(before, after) for before, after in pairwise((*ring, ring[0])))
+        steps = tuple(self._step(before, after) for before, after in pairwise((*ring, ring[0])))
         operation = self._dag.operations[worst]
-        return Cycle(operation.origin, line(operation), links, self._advice(falling, lanes))
-
-    def _advice(self, falling: list[tuple[int, int]], lanes: list[tuple[int, int]]) -> str:
-        around = [self._dag.operations[node] for node in self._nodes]
+        origin, text = operation.origin, line(operation)
         if falling:
             before, after = (self._dag.operations[node] for node in falling[0])
-            older = ", or let it read an older version" if self._reads(*falling[0]) else ""
-            clock = f"{self._clock(before)}, the clock of `{line(before)}`, which it needs"
-            return f"give `{line(after)}` a clock above {clock}{older}"
-        pair = next((operation for operation in around if isinstance(operation, Pair)), None)
-        if not lanes and pair is not None:
-            forward, backward = map(line, pair.parts)
-            return f"run `{forward}` and `{backward}` one after the other: as a pair they wait for what either needs"
-        if not lanes:
-            return "let it read an older version of the weights, one that does not need its own gradients"
-        first, second = (self._dag.operations[node] for node in lanes[0])
-        return f"on worker {self._dag.worker_of(lanes[0][0])}, run `{line(second)}` before `{line(first)}`"
+            message = CycleOfVersions if self._reads(*falling[0]) else CycleOfClocks
+            return message(origin, text, steps, line(after), self._clock(before), line(before))
+        if lanes:
+            first, second = (self._dag.operations[node] for node in lanes[0])
+            worker = self._dag.worker_of(lanes[0][0])
+            return CycleOfLane(origin, text, steps, worker, line(second), line(first))
+        pair = next((self._dag.operations[node] for node in joined), None)
+        return Cycle(origin, text, steps) if pair is None else CycleOfPair(origin, text, steps, *map(line, pair.parts))
 
-    def _link(self, node: int, following: int) -> Link:
+    def _step(self, node: int, following: int) -> CycleStep:
         operation = self._dag.operations[node]
         clock = self._clock(operation)
         place = f"worker {self._dag.worker_of(node)}" + (f", clock {clock}" if clock is not None else "")
-        return Link(line(operation), place, operation.origin, self._reason(node, following))
+        return CycleStep(line(operation), place, operation.origin, self._reason(node, following))
 
     def _reason(self, before: int, after: int) -> str:
         kind = self._dag.kind(before, after)

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from chimera_ir.diagnostics.catalogue.program import TooManyCopies
+from chimera_ir.diagnostics.catalogue.program import CopyInVain, CopyKeptTooLong, TooManyCopies
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.live import highest, highest_by_key
 from chimera_ir.ir.ids import Version, WeightGroup
 from chimera_ir.ir.levels import Header, Parts, Program
 from chimera_ir.ir.ops import Drop, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import group_name, line
+from chimera_ir.source import Span
 
 Lane = tuple[Instruction, ...]
 
@@ -112,22 +113,27 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
         for group, peak in kept(parts).items():
             number = enough.get(group, 1)
             if peak.copies > number:
-                origin = lane[peak.place].origin
-                advice = _advice(lane, last, group, peak)
-                yield TooManyCopies(origin, worker, group_name(group), peak.copies, number, advice)
+                where = lane[peak.place].origin, worker, group_name(group), peak.copies, number
+                yield _surplus(where, lane, last, group, peak)
 
 
-def _advice(lane: Lane, last: Mapping[tuple[WeightGroup, Version], int], group: WeightGroup, peak: CopyPeak) -> str:
-    """The change that lowers a peak: drop a version that is kept in vain or for too long, or stash a version later."""
+def _surplus(
+    where: tuple[Span, int, str, int, int],
+    lane: Lane,
+    last: Mapping[tuple[WeightGroup, Version], int],
+    group: WeightGroup,
+    peak: CopyPeak,
+) -> TooManyCopies:
+    """The message about a peak: drop a version that is kept in vain or for too long, or stash a version later."""
     for version in peak.stashed:
         stash, drop, end = Stash(group, version), line(Drop(group, version)), last.get((group, version), -1)
         step = _step_after(lane, lane.index(stash), group)
         if end < step:
-            return f"remove `{line(stash)}` and `{drop}`: nothing reads that version after `{line(lane[step])}`"
+            return CopyInVain(*where, drop, line(lane[step]), line(stash))
         if end < peak.place:
-            return f"run `{drop}` right after `{line(lane[end])}`, the last operation that reads it"
+            return CopyKeptTooLong(*where, drop, line(lane[end]))
     step = _step_after(lane, peak.place, group)
-    return f"run `{line(lane[peak.place])}` right before `{line(lane[step])}`"
+    return TooManyCopies(*where, line(lane[peak.place]), line(lane[step]))
 
 
 def _step_after(lane: Lane, start: int, group: WeightGroup) -> int:

@@ -11,21 +11,21 @@ its worker adds nothing to it. Where no operation adds to gradients, there is no
 from collections.abc import Iterator
 from itertools import pairwise
 
+from chimera_ir.diagnostics.catalogue import lanes as say
 from chimera_ir.diagnostics.catalogue.program import (
+    Launches,
     LaunchOrder,
-    MisplacedLine,
-    MissingLine,
     NoSuchUpdate,
     NotHeld,
     NotTied,
-    RedundantLine,
+    UpdateOfForwards,
+    VersionOfOneStep,
 )
-from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Instruction, Step, WaitAllReduce
 from chimera_ir.ir.text.printer import group_name, kinds_line, line
-from chimera_ir.plural import counted
 from chimera_ir.source import Span
 from chimera_ir.verify.index import Synchronisation, sum_key, update_of
 from chimera_ir.verify.wording import summed, workers
@@ -98,40 +98,32 @@ class _WorkerSums:
             return
         first = self._lines.setdefault((type(instruction), instruction.group, update_of(instruction)), place)
         if first != place:
-            what = f"{summed(instruction)} is already {_DONE[type(instruction)]}"
-            yield RedundantLine(instruction.origin, self._worker, line(instruction), what, (self._lane[first].origin,))
+            where = instruction.origin, self._worker, line(instruction)
+            yield say.RepeatedLine(*where, summed(instruction), _DONE[type(instruction)], self._lane[first].origin)
 
     def _no_update(self, instruction: Synchronisation) -> Diagnostic | None:
-        last = self._header.updates
-        if not self._header.trains:
-            reason = f"the header says `{kinds_line(self._header)}`: no operation adds to gradients"
-        elif not self._header.asynchronous:
-            reason = "" if instruction.version is None else "a synchronous program has one update and no versions"
-        else:
-            known = instruction.version is not None and 1 <= instruction.version <= last
-            reason = "" if known else f"{counted(last, 'update')} make the versions 1 to {last}"
-        return NoSuchUpdate(instruction.origin, self._worker, line(instruction), reason) if reason else None
+        header, version = self._header, instruction.version
+        facts = instruction.origin, self._worker, line(instruction), header.updates
+        if not header.trains:
+            return UpdateOfForwards(*facts, kinds_line(header))
+        if not header.asynchronous:
+            return None if version is None else VersionOfOneStep(*facts)
+        return None if version is not None and 1 <= version <= header.updates else NoSuchUpdate(*facts)
 
     def _places(self, group: WeightGroup, update: int) -> list[int | None]:
         """The places of the launch, the wait and the step of an update."""
         return [self._lines.get((kind, group, update)) for kind in _KINDS]
 
     def _missing(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
-        places, name = self._places(group, update), group_name(group)
+        places = self._places(group, update)
         _, last = self._backwards.get((group, update), (None, None))
         origin = next((self._lane[place].origin for place in (last, *places) if place is not None), NOWHERE)
         version = Version(update + 1) if self._header.asynchronous else None
-        part, whose = ("", "that stage") if len(group) == 1 else ("a stage of ", "those stages")
-        reasons = (
-            f"every worker that holds {part}{name} takes part in the sum of its gradients",
-            f"the step needs the sum of the gradients of {name}",
-            f"worker {self._worker} holds weights of {name}, which every update must change",
-        )
-        end = "before the next update's backwards" if self._header.asynchronous else "at the end"
-        spots = (f"after its last backward of {whose}", "between the launch and the step", end)
-        for kind, place, reason, spot in zip(_KINDS, places, reasons, spots, strict=True):
+        last_step = say.MissingStepOfMany if self._header.asynchronous else say.MissingStep
+        for kind, place, message in zip(_KINDS, places, (say.MissingSum, say.MissingWaitSum, last_step), strict=True):
             if place is None:
-                yield MissingLine(origin, self._worker, line(kind(group, version=version)), reason, spot)
+                missing = line(kind(group, version=version))
+                yield message(origin, self._worker, missing, group_name(group), len(group) > 1)
 
     def _misplaced(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
         """The pairs out of order of an update's last backward, launch, wait and step, and the next update's lines.
@@ -143,17 +135,17 @@ class _WorkerSums:
         _, last = self._backwards.get((group, update), (None, None))
         first, _ = self._backwards.get((group, update + 1), (None, None))
         needs = (
-            (launch, last, "the sum would lack the gradients of this backward"),
-            (wait, launch, "waits for what is not launched yet"),
-            (step, wait, "the sum of the gradients may not be there yet"),
-            (first, step, "its gradients would mix with those of the update before"),
-            (None if first is not None else next_launch, step, "it sums in the memory that holds the sum before it"),
-            (next_step, step, "versions are made one after the other"),
+            (launch, last, say.SumBeforeBackward),
+            (wait, launch, say.WaitBeforeLaunch),
+            (step, wait, say.StepBeforeWait),
+            (first, step, say.BackwardBeforeStep),
+            (None if first is not None else next_launch, step, say.SumBeforeStep),
+            (next_step, step, say.StepBeforeStep),
         )
-        for place, needed, reason in needs:
+        for place, needed, message in needs:
             if place is not None and needed is not None and place < needed:
                 before, after = self._lane[place], self._lane[needed]
-                yield MisplacedLine(before.origin, self._worker, line(before), line(after), after.origin, reason)
+                yield message(before.origin, self._worker, line(before), line(after), after.origin)
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
@@ -169,10 +161,11 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
     circle = _circle(after)
     if not circle:
         return
-    links = [(earlier, later, *after[earlier][later]) for earlier, later in pairwise((*circle, circle[0]))]
-    texts = [f"worker {worker} launches {names[earlier]} before {names[later]}" for earlier, later, worker, _ in links]
-    notes = tuple(Note(text, link[3]) for text, link in zip(texts[1:], links[1:], strict=True))
-    yield LaunchOrder(links[0][3], texts[0], notes)
+    first, *others = (
+        Launches(names[earlier], names[later], *after[earlier][later])
+        for earlier, later in pairwise((*circle, circle[0]))
+    )
+    yield LaunchOrder(first.span, first, tuple(others))
 
 
 def _circle(after: dict[int, dict[int, tuple[Worker, Span]]]) -> list[int]:

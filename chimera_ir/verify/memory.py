@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import ceil
 from typing import assert_never
 
-from chimera_ir.diagnostics.catalogue.program import BoundExceeded
+from chimera_ir.diagnostics.catalogue.program import BoundExceeded, VersionsExceed, WeightsExceed
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow import live
 from chimera_ir.ir.levels import Bound, Program, Quantity, Schedule
@@ -30,7 +30,7 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
                 yield from _activations(schedule, bound)
             case Quantity.WEIGHTS:
                 if not schedule.header.asynchronous:
-                    yield from _weights(schedule, bound, held, "place the pipes so that they share fewer workers")
+                    yield from _weights(WeightsExceed, schedule, bound, held)
             case _:
                 assert_never(bound.quantity)
 
@@ -43,7 +43,7 @@ def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
                 continue
             case Quantity.WEIGHTS:
                 if program.header.asynchronous:
-                    yield from _weights(program, bound, copies(program), "let fewer versions be read side by side")
+                    yield from _weights(VersionsExceed, program, bound, copies(program))
             case _:
                 assert_never(bound.quantity)
 
@@ -53,34 +53,15 @@ def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
     amounts = live.whole(schedule.header, peaks)
     worker = max(range(len(peaks)), key=amounts.__getitem__)
     amount, at = amounts[worker], peaks[worker].at
-    if amount <= bound.limit or at is None:
-        return
-    yield BoundExceeded(
-        span=at.origin,
-        worker=worker,
-        peak=ceil(amount),
-        limit=bound.limit,
-        highest=ceil(amount),
-        unit="micro-batches' activations (M_a)",
-        place=f"the peak is reached by `{line(at)}`",
-        remedy="run backwards earlier",
-    )
+    if amount > bound.limit and at is not None:
+        yield BoundExceeded(at.origin, worker, ceil(amount), bound.limit, line(at))
 
 
-def _weights(level: Schedule | Program, bound: Bound, weights: tuple[int, ...], remedy: str) -> Iterator[Diagnostic]:
+def _weights(
+    message: type[BoundExceeded], level: Schedule | Program, bound: Bound, weights: tuple[int, ...]
+) -> Iterator[Diagnostic]:
     worker = max(range(len(weights)), key=weights.__getitem__)
-    if weights[worker] <= bound.limit:
-        return
-    held = level.header.stages_of[worker]
-    versions = ", and older versions of them" if level.header.asynchronous else ""
-    first = next((operation.origin for operation in level.lanes[worker]), NOWHERE)
-    yield BoundExceeded(
-        span=first,
-        worker=worker,
-        peak=weights[worker],
-        limit=bound.limit,
-        highest=weights[worker],
-        unit="stages' weights (M_theta)",
-        place=f"worker {worker} holds the stages {', '.join(str(stage) for stage in held)}{versions}",
-        remedy=remedy,
-    )
+    if weights[worker] > bound.limit:
+        stages = ", ".join(map(str, level.header.stages_of[worker]))
+        first = next((operation.origin for operation in level.lanes[worker]), NOWHERE)
+        yield message(first, worker, weights[worker], bound.limit, stages)

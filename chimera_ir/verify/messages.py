@@ -10,19 +10,14 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple, assert_never
 
-from chimera_ir.diagnostics.catalogue.program import (
-    MisplacedLine,
-    MissingLine,
-    RedundantLine,
-    UnknownMessage,
-    WrongPeer,
-)
+from chimera_ir.diagnostics.catalogue import lanes as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.flow import ABSENT, Flow, crossing
 from chimera_ir.ir.ids import Micro, Slot, Worker
 from chimera_ir.ir.levels import Lines, Program
 from chimera_ir.ir.ops import Compute, Instruction, Message, Pair, Recv, Send, Talk, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import line, message_text
+from chimera_ir.source import Span
 from chimera_ir.verify.index import key, receiver, sender
 from chimera_ir.verify.wording import content
 
@@ -39,9 +34,9 @@ class HandOver(NamedTuple):
 class MessagePlaces:
     """The places of the four lines of each message, in the sender's lane and in the receiver's, by `key`.
 
-    ``expected`` are the messages that the program needs, in the order of the lanes that send. ``foreign`` has the
-    reason, by worker and place, why a line is about no message of its worker. ``suspect`` are the worker and place of
-    all lines with a possible mistake: foreign lines, repeated lines, and lines about the wrong peer.
+    ``expected`` are the messages that the program needs, in the order of the lanes that send. ``foreign`` has, by
+    worker and place, the mistakes of lines that are about no message of their worker. ``suspect`` are the worker and
+    place of all lines with a possible mistake: foreign lines, repeated lines, and lines about the wrong peer.
     """
 
     sent: "array[int]"
@@ -49,7 +44,7 @@ class MessagePlaces:
     posted: "array[int]"
     arrived: "array[int]"
     expected: dict[Message, HandOver]
-    foreign: dict[tuple[Worker, int], str]
+    foreign: dict[tuple[Worker, int], Diagnostic]
     suspect: list[tuple[Worker, int]]
 
     def of(self, instruction: Talk) -> "array[int]":
@@ -101,12 +96,12 @@ def _enter(
             message, start, end = hand_over
             meant_worker, meant_peer = (start, end) if at_start else (end, start)
             meant = meant_worker == worker and (peer is None or peer == meant_peer)
-        # Nearly all lines are right: only the others pay for the search for a reason.
+        # Nearly all lines are right: only the others pay for the search for a mistake.
         if hand_over is None or not meant:
             places.suspect.append((worker, place))
-            reason = _foreign(program, cells, worker, instruction)
-            if reason:
-                places.foreign[worker, place] = reason
+            mistake = _foreign(program, cells, worker, instruction)
+            if mistake is not None:
+                places.foreign[worker, place] = mistake
                 continue
             message = key(program.header, instruction.message)
         if where[message] == ABSENT:
@@ -146,30 +141,31 @@ def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[D
             yield from _hand_over(program, cells, places, start, message)
 
 
-def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> str:
-    """The reason why a line is about no message of its worker; empty if it is about one."""
+def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> Diagnostic | None:
+    """The mistake of a line that is about no message of its worker; None if it is about one."""
     header, message = program.header, instruction.message
+    where = instruction.origin, worker, line(instruction)
     known = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
     if not (known and min(message.source, message.target) >= 0):
-        return "there is no such micro-batch or stage"
+        return say.UnknownMessage(*where)
     if max(message.source, message.target) >= header.stages:
-        return f"there is no stage {max(message.source, message.target)}"
+        return say.NoStageOfMessage(*where, max(message.source, message.target))
     if abs(message.source - message.target) != 1:
-        return f"stages {message.source} and {message.target} are not neighbours"
+        return say.NotNeighbours(*where, message.source, message.target)
     start, end = sender(header, message), receiver(header, message)
     if start == end:
-        return f"both stages of this micro-batch are on worker {start}, where no message is needed"
+        return say.WithinWorker(*where, start)
     maker = program.lanes[start][cells.producer(message)]
     micros = _handed_on_with(maker, message)
     if micros != message.micros:
         right = Message(micros, message.source, message.target)
-        return f"one message holds all that `{line(maker)}` makes: `{message_text(right)}`"
+        return say.PartOfMessage(*where, line(maker), message_text(right))
     sends = isinstance(instruction, Send | WaitSend)
     if sends and start != worker:
-        return f"worker {start} sends it"
+        return say.SentElsewhere(*where, start)
     if not sends and end != worker:
-        return f"worker {end} receives it"
-    return ""
+        return say.ReceivedElsewhere(*where, end)
+    return None
 
 
 def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
@@ -192,20 +188,20 @@ def _line(
     program: Program, worker: Worker, place: int, instruction: Talk, places: MessagePlaces
 ) -> Iterator[Diagnostic]:
     if (worker, place) in places.foreign:
-        yield UnknownMessage(instruction.origin, worker, line(instruction), places.foreign[worker, place])
+        yield places.foreign[worker, place]
         return
     header, message = program.header, instruction.message
+    where = instruction.origin, worker, line(instruction)
     first = places.of(instruction)[key(header, message)]
     if first != place:
-        done = {Send: "already sent", Recv: "already received"}.get(type(instruction), "already waited for")
-        other = program.lanes[worker][first].origin
-        yield RedundantLine(instruction.origin, worker, line(instruction), f"{content(message)} are {done}", (other,))
+        done = {Send: "sent", Recv: "received"}.get(type(instruction), "waited for")
+        yield say.RepeatedMessage(*where, content(message), done, program.lanes[worker][first].origin)
     if isinstance(instruction, Send) and instruction.to != receiver(header, message):
         right = receiver(header, message)
-        yield WrongPeer(instruction.origin, worker, line(instruction), instruction.to, right, message.target)
+        yield say.WrongPeer(*where, instruction.to, right, message.target)
     if isinstance(instruction, Recv) and instruction.source != sender(header, message):
         right = sender(header, message)
-        yield WrongPeer(instruction.origin, worker, line(instruction), instruction.source, right, message.source)
+        yield say.WrongPeer(*where, instruction.source, right, message.source)
 
 
 def _hand_over(
@@ -219,38 +215,34 @@ def _hand_over(
     end = receiver(program.header, message)
     made, used = cells.producer(message), cells.consumer(message)
     if sent != ABSENT and sent < made:
-        yield _misplaced(program, start, sent, made, f"{content(message)} are not there yet")
+        yield say.SendBeforeOperation(*_order(program, start, sent, made), content(message))
     if sent != ABSENT and retired != ABSENT and retired < sent:
-        yield _misplaced(program, start, retired, sent, "waits for what is not sent yet")
+        yield say.WaitBeforeSend(*_order(program, start, retired, sent))
     if posted != ABSENT and arrived != ABSENT and arrived < posted:
-        yield _misplaced(program, end, arrived, posted, "waits for a receive that is not posted yet")
+        yield say.WaitBeforeRecv(*_order(program, end, arrived, posted))
     if arrived != ABSENT and used < arrived:
-        yield _misplaced(program, end, used, arrived, f"{content(message)} may not be there yet")
+        yield say.UseBeforeWait(*_order(program, end, used, arrived), content(message))
 
 
-def _misplaced(program: Program, worker: Worker, early: int, late: int, reason: str) -> Diagnostic:
+def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Span, Worker, str, str, Span]:
+    """The facts of a `LineTooEarly`, given the places of both lines."""
     first, second = program.lanes[worker][early], program.lanes[worker][late]
-    return MisplacedLine(first.origin, worker, line(first), line(second), second.origin, reason)
+    return first.origin, worker, line(first), line(second), second.origin
 
 
 def _missing(program: Program, cells: Flow, places: MessagePlaces, message: Message) -> Iterator[Diagnostic]:
     number = key(program.header, message)
     start, end = sender(program.header, message), receiver(program.header, message)
     operation, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]
-    used = user.origin
-    needs = f"worker {end} needs {content(message)} for `{line(user)}`"
-    gets = f"`{line(user)}` needs {content(message)} (worker {start})"
+    what, reader = content(message), line(user)
     if places.sent[number] == ABSENT:
         lost = line(Send(message, end))
-        yield MissingLine(operation.origin, start, lost, needs, f"after `{line(operation)}`")
+        yield say.MissingSend(operation.origin, start, lost, end, what, reader, line(operation))
     elif places.retired[number] == ABSENT:
         origin = program.lanes[start][places.sent[number]].origin
-        lost = line(WaitSend(message))
-        reason = "nothing waits for this send, so its tensors are never known to be free"
-        yield MissingLine(origin, start, lost, reason, f"below `{line(Send(message, end))}`")
+        yield say.MissingWaitSend(origin, start, line(WaitSend(message)), line(Send(message, end)))
     if places.posted[number] == ABSENT:
-        slot = Slot(0)
-        lost = line(Recv(message, start, slot))
-        yield MissingLine(used, end, lost, gets, f"before `{line(user)}`, into a slot that is free")
+        lost = line(Recv(message, start, Slot(0)))
+        yield say.MissingRecv(user.origin, end, lost, start, what, reader)
     elif places.arrived[number] == ABSENT:
-        yield MissingLine(used, end, line(WaitRecv(message)), gets, f"before `{line(user)}`")
+        yield say.MissingWaitRecv(user.origin, end, line(WaitRecv(message)), start, what, reader)

@@ -3,13 +3,17 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from chimera_ir.diagnostics.catalogue.irtext import UnevenUpdates
+from chimera_ir.diagnostics.catalogue.irheader import UnevenPlan
 from chimera_ir.diagnostics.catalogue.schedule import (
     KindNotThere,
+    MicroNamedTwice,
     MicrosNotNumbered,
+    NoSuchOperation,
+    NoVersionNamed,
+    NumberNotThere,
     PlacedOutside,
     StagesUnplaced,
-    UnknownOperation,
+    VersionOfOneUpdate,
     WrongWorker,
 )
 from chimera_ir.diagnostics.model import Diagnostic
@@ -18,6 +22,9 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.ir.text.printer import kinds_line, line
 from chimera_ir.source import Span
+
+_Unknown = tuple[type[NoSuchOperation]] | tuple[type[NumberNotThere], str, int]
+"""A message about an operation that cannot exist, with the thing that there is not."""
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
@@ -36,8 +43,7 @@ def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iter
 
 def _header(header: Header) -> Iterator[Diagnostic]:
     if not _even(header):
-        reason = "every update has as many micro-batches, and a period is made of whole updates"
-        yield UnevenUpdates(NOWHERE, header.micro_batches, header.updates, header.period, reason)
+        yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period)
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
             yield StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages)
@@ -62,17 +68,17 @@ def _even(header: Header) -> bool:
 
 def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
     # The first operation of each line of the text with each kind of mistake, and the mistakes of the line.
-    unknown: dict[Span, tuple[Worker, Compute, str]] = {}
+    unknown: dict[Span, tuple[Worker, Compute, _Unknown]] = {}
     wrong: dict[Span, tuple[Worker, Compute]] = {}
     counts: Counter[Span] = Counter()
     other: dict[Span, tuple[Worker, Compute]] = {}
     pipe_of, kinds = header.pipe_of, header.kinds
     for worker, operation in operations:
-        reason = _unknown(header, worker, operation)
+        mistake = _unknown(header, worker, operation)
         if operation.kind not in kinds:
             other.setdefault(operation.origin, (worker, operation))
-        elif reason:
-            unknown.setdefault(operation.origin, (worker, operation, reason))
+        elif mistake is not None:
+            unknown.setdefault(operation.origin, (worker, operation, mistake))
         elif any(pipe_of[micro].workers[operation.stage] != worker for micro in operation.micros):
             wrong.setdefault(operation.origin, (worker, operation))
         else:
@@ -81,8 +87,8 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
     for origin, (worker, operation) in other.items():
         yield KindNotThere(origin, line(operation), worker, kinds_line(header), counts[origin])
     last = (header.stages - 1, header.micro_batches - 1, header.workers - 1)
-    for origin, (worker, operation, reason) in unknown.items():
-        yield UnknownOperation(origin, line(operation), worker, reason, *last, counts[origin])
+    for origin, (worker, operation, (message, *facts)) in unknown.items():
+        yield message(origin, line(operation), worker, *last, counts[origin], *facts)
     for origin, (worker, operation) in wrong.items():
         stage = operation.stage
         right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)
@@ -91,26 +97,26 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
         yield WrongWorker(origin, line(operation), *where, counts[origin])
 
 
-def _unknown(header: Header, worker: Worker, operation: Compute) -> str:
-    """The reason why an operation cannot exist; empty if it can."""
+def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:
+    """The message about an operation that cannot exist; None if it can."""
     if not 0 <= operation.stage < header.stages:
-        return f"there is no stage {operation.stage}"
+        return NumberNotThere, "stage", operation.stage
     if not 0 <= worker < header.workers:
-        return f"there is no worker {worker}"
+        return NumberNotThere, "worker", worker
     micros = operation.micros
     if not micros:
-        return "it is about no micro-batch"
+        return (NoSuchOperation,)
     if len(set(micros)) < len(micros):
-        return "it names a micro-batch twice"
+        return (MicroNamedTwice,)
     for micro in micros:
         if not 0 <= micro < header.micro_batches:
-            return f"there is no micro-batch {micro}"
+            return NumberNotThere, "micro-batch", micro
     return _unknown_version(header, operation.version)
 
 
-def _unknown_version(header: Header, version: Version | None) -> str:
+def _unknown_version(header: Header, version: Version | None) -> _Unknown | None:
     if not header.asynchronous:
-        return "" if version is None else "there are no versions in a synchronous schedule"
+        return None if version is None else (VersionOfOneUpdate,)
     if version is None:
-        return "it names no version of the weights"
-    return "" if 0 <= version <= header.updates else f"there is no version {version}"
+        return (NoVersionNamed,)
+    return None if 0 <= version <= header.updates else (NumberNotThere, "version", version)

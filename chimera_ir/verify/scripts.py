@@ -175,7 +175,7 @@ class _Script:
             function=function,
             number=number,
             text=lines[number - 1].split("  # ")[0].strip() if 0 < number <= len(lines) else "",
-            expected="nothing more" if expected is None else f"`{line(expected)}`",
+            expected="" if expected is None else line(expected),
             done=done,
         )
 

@@ -12,13 +12,8 @@ from heapq import merge
 from itertools import islice
 from operator import itemgetter
 
-from chimera_ir.diagnostics.catalogue.program import (
-    AfterStep,
-    MisplacedLine,
-    MissingLine,
-    RedundantLine,
-    VersionsDiffer,
-)
+from chimera_ir.diagnostics.catalogue import lanes as say
+from chimera_ir.diagnostics.catalogue.program import AfterStep, VersionsDiffer
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Parts, Program, Schedule
@@ -53,9 +48,7 @@ def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagn
         if isinstance(instruction, Step):
             stepped.setdefault(instruction.group, (place, instruction))
         elif isinstance(instruction, Stash | Drop):
-            yield RedundantLine(
-                instruction.origin, worker, line(instruction), "a synchronous program has one version", ()
-            )
+            yield say.RedundantLine(instruction.origin, worker, line(instruction))
     if not stepped:
         return
     # Only operations after the first step can be wrong, and hardly any is there.
@@ -138,37 +131,37 @@ class _Walk:
             return
         self._lacking.add(weights)
         if version > self._newest[group]:
-            yield self._misplaced(operation, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
+            yield self._too_early(say.ReadBeforeStep, operation, self._lane[self._steps[weights]], weights)
         elif weights not in self._stashes:
             step = line(self._lane[self._steps[group, Version(version + 1)]])
-            reason = f"`{line(operation)}` reads {_name(weights)} after `{step}`"
-            yield MissingLine(operation.origin, self._worker, line(Stash(*weights)), reason, f"before `{step}`")
+            where = operation.origin, self._worker, line(Stash(*weights))
+            yield say.MissingStash(*where, line(operation), _name(weights), step)
 
     def _stash(self, place: int, stash: Stash) -> Iterator[Diagnostic]:
         weights = stash.group, stash.version
         following = self._steps.get((stash.group, Version(stash.version + 1)))
         if following is None:
-            yield self._redundant(stash, f"no step follows {_name(weights)}")
+            yield say.NeverReplaced(stash.origin, self._worker, line(stash), _name(weights))
             return
         if stash.version > self._newest[stash.group]:
-            yield self._misplaced(stash, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
+            yield self._too_early(say.ReadBeforeStep, stash, self._lane[self._steps[weights]], weights)
         elif self._stashes[weights] != place:
-            yield self._redundant(stash, f"{_name(weights)} is already stashed", self._stashes[weights])
+            yield self._repeated(stash, weights, "stashed", self._stashes[weights])
         elif following < place:
-            yield self._misplaced(self._lane[following], stash, f"{_name(weights)} would be gone")
+            yield self._too_early(say.StepBeforeStash, self._lane[following], stash, weights)
         self._stashed.add(weights)
 
     def _drop(self, place: int, drop: Drop) -> Iterator[Diagnostic]:
         weights = drop.group, drop.version
         stash, last = self._stashes.get(weights, len(self._lane)), self._last.get(weights, -1)
         if self._drops[weights] != place:
-            yield self._redundant(drop, f"{_name(weights)} is already dropped", self._drops[weights])
+            yield self._repeated(drop, weights, "dropped", self._drops[weights])
         elif weights not in self._stashes and weights not in self._lacking:
-            yield self._redundant(drop, f"{_name(weights)} is not stashed")
+            yield say.NeverStashed(drop.origin, self._worker, line(drop), _name(weights))
         elif place < stash < len(self._lane):
-            yield self._misplaced(drop, self._lane[stash], f"{_name(weights)} is not stashed yet")
+            yield self._too_early(say.DropBeforeStash, drop, self._lane[stash], weights)
         elif stash < place < last:
-            yield self._misplaced(drop, self._lane[last], f"{_name(weights)} is still read")
+            yield self._too_early(say.DropBeforeRead, drop, self._lane[last], weights)
             self._lacking.add(weights)
         self._stashed.discard(weights)
 
@@ -177,15 +170,17 @@ class _Walk:
         for weights in sorted(self._stashed - self._drops.keys()):
             stash = self._stashes[weights]
             end = max(self._last.get(weights, -1), self._steps.get((weights[0], Version(weights[1] + 1)), stash))
-            origin, reason = self._lane[stash].origin, f"nothing lets {_name(weights)} go"
-            yield MissingLine(origin, self._worker, line(Drop(*weights)), reason, f"after `{line(self._lane[end])}`")
+            where = self._lane[stash].origin, self._worker, line(Drop(*weights))
+            yield say.MissingDrop(*where, _name(weights), line(self._lane[end]))
 
-    def _misplaced(self, early: Instruction, late: Instruction, reason: str) -> Diagnostic:
-        return MisplacedLine(early.origin, self._worker, line(early), line(late), late.origin, reason)
+    def _too_early(
+        self, message: type[say.LineAboutContent], early: Instruction, late: Instruction, weights: _Weights
+    ) -> Diagnostic:
+        return message(early.origin, self._worker, line(early), line(late), late.origin, _name(weights))
 
-    def _redundant(self, instruction: Stash | Drop, reason: str, other: int | None = None) -> Diagnostic:
-        others = () if other is None else (self._lane[other].origin,)
-        return RedundantLine(instruction.origin, self._worker, line(instruction), reason, others)
+    def _repeated(self, instruction: Stash | Drop, weights: _Weights, done: str, first: int) -> Diagnostic:
+        where = instruction.origin, self._worker, line(instruction)
+        return say.RepeatedLine(*where, _name(weights), done, self._lane[first].origin)
 
 
 def _first_places(parts: Parts, kind: type[Step | Stash | Drop]) -> dict[_Weights, int]:

@@ -31,10 +31,10 @@ def compare(path: Path, found: Sequence[Diagnostic], source: Source, update: boo
 
 
 def classes(catalogues: Sequence[ModuleType]) -> dict[str, type[Diagnostic]]:
-    """The messages of some catalogues, by the names of their classes."""
+    """The messages of some catalogues, and their forms, by the names of their classes."""
     return {
         name: member
         for catalogue in catalogues
         for name, member in vars(catalogue).items()
-        if inspect.isclass(member) and issubclass(member, Diagnostic) and hasattr(member, "code")
+        if inspect.isclass(member) and issubclass(member, Diagnostic) and hasattr(member, "code") and member.label
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.diagnostics.catalogue import completeness, irtext, program, repeats, schedule
+from chimera_ir.diagnostics.catalogue import completeness, irheader, irtext, lanes, program, repeats, schedule
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Plan, Program
@@ -18,14 +18,25 @@ from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
 from tests.errors.goldens import classes, compare, inputs
 
-CATALOGUES = (completeness, irtext, program, repeats, schedule)
+CATALOGUES = (completeness, irheader, irtext, lanes, program, repeats, schedule)
 MIDDLE = Path(__file__).parent / "middle"
 MISTAKES = inputs(MIDDLE, "*.sir", "*.chim")
 NOT_IN_A_FILE = {
     "PlacedOutside",
     "StagesUnplaced",
     "MicrosNotNumbered",
-    "UnknownOperation",
+    "NoSuchOperation",
+    "NumberNotThere",
+    "MicroNamedTwice",
+    "VersionOfOneUpdate",
+    "NoVersionNamed",
+    "UnevenPlan",
+    "UnknownMessage",
+    "NoStageOfMessage",
+    "RedundantLine",
+    "NeverReplaced",
+    "NoSuchUpdate",
+    "VersionOfOneStep",
     "LaneCount",
 }
 """No text spells these, the parsers reject it first; levels that are built by hand can have them: see test_verify."""

@@ -4,12 +4,12 @@ from itertools import permutations, product
 
 import pytest
 
+from chimera_ir.diagnostics.catalogue.foreign import FOREIGN, FOREIGN_WORDS
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.source import Source
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show, show_expression
 from chimera_ir.syntax.parser import MAX_DEPTH, MAX_TOKENS, parse
-from chimera_ir.syntax.spelling import FOREIGN, FOREIGN_WORDS
 
 LANGUAGE = """
 scheme everything(D = 4, N = 2*D,)              # a comment

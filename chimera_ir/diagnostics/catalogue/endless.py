@@ -1,7 +1,7 @@
 """CH254 and on: schemes whose micro-batches go on for ever, and formulas that do not go on as they must."""
 
 from chimera_ir.diagnostics.catalogue.values import InFormula, InInstance
-from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 
 
@@ -22,12 +22,9 @@ class PipeEnds(Diagnostic):
     title = "the pipe `{pipe}` ends, while `update every` is for micro-batches that go on for ever"
     label = "stops here"
     help = "write `0..` in every pipe, or leave `update every` out: one update per iteration then"
+    related = ("update", "the scheme is asynchronous by this line")
     pipe: str
     update: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """The line that makes the scheme asynchronous."""
-        return (Note("the scheme is asynchronous by this line", self.update),)
 
 
 class NeedlessReads(Diagnostic):
@@ -53,7 +50,7 @@ class BadUpdate(InInstance):
 
     code = "CH258"
     title = "weights are updated after every 1 or more micro-batches, and this is {count}"
-    label = "{count}"
+    label = "{count:micro-batch}"
     help = "give the number of micro-batches, over all pipes, whose gradients make one update"
     count: int
 
@@ -109,15 +106,14 @@ class GrowingArgument(InFormula):
     code = "CH263"
     title = "`{function}` takes a value that grows without end"
     label = "not quasi-affine"
-    help = "{remedy}"
+    help = "use sums, multiples, `/c` and `%c` with constants c"
     function: str
 
-    @property
-    def remedy(self) -> str:
-        """Where it is allowed, if anywhere."""
-        if self.function in ("min", "max"):
-            return f"`{self.function}` takes such values in `reads version` only; elsewhere use sums, `/c` and `%c`"
-        return "use sums, multiples, `/c` and `%c` with constants c"
+
+class GrowingExtreme(GrowingArgument):
+    """``min`` or ``max`` of a value that grows without end, elsewhere than in ``reads version``."""
+
+    help = "`{function}` takes such values in `reads version` only; elsewhere use sums, `/c` and `%c`"
 
 
 class BranchesDrift(InFormula):
@@ -125,10 +121,10 @@ class BranchesDrift(InFormula):
 
     code = "CH264"
     title = "the two values of this `if` grow apart without end"
-    label = "by {one} per micro-batch if it holds, by {other} if not"
+    label = "by {then} per micro-batch if it holds, by {otherwise} if not"
     help = "let both grow alike, or choose by what does not depend on the micro-batch"
-    one: str
-    other: str
+    then: str
+    otherwise: str
 
 
 class RepeatsTooLate(InFormula):
@@ -165,7 +161,7 @@ class MicroStrays(InFormula):
 
     @property
     def expected(self) -> str:
-        """What it may be."""
+        """The micro-batches over which the operation may be."""
         return f"`{self.variable}`" if self.step == 1 else f"`{self.variable}..{self.variable}+{self.step}`, or a part"
 
 
@@ -186,6 +182,7 @@ class LanesDrift(InInstance):
     title = "two clocks of the pipe `{pipe}` grow apart without end"
     label = "by {rate} per micro-batch on stage {stage}"
     help = "let all clocks of a pipe grow alike, or operations move away from what they depend on"
+    related = ("other", "by {other_rate} on stage {other_stage}")
     stage: int
     rate: str
     other_stage: int
@@ -196,11 +193,6 @@ class LanesDrift(InInstance):
     def pipe(self) -> str:
         """The pipe's name."""
         return self.instance.pipe
-
-    def notes(self) -> tuple[Note, ...]:
-        """The instance, and the other clock."""
-        there = f"by {self.other_rate} on stage {self.other_stage}"
-        return (*InInstance.notes(self), Note(there, self.other))
 
 
 class NumbersDrift(InInstance):
@@ -288,14 +280,14 @@ class GroupTorn(InInstance):
     """An operation over micro-batches of two updates, or of two versions."""
 
     code = "CH275"
-    title = "one operation takes the micro-batches {first} and {second}, of the {quantity}s {one} and {other}"
+    title = "one operation takes the micro-batches {first} and {second}, of the {quantity}s {of_first} and {of_second}"
     label = "over both of them"
     help = "let the micro-batches of an operation share an update and a version, or take them one by one"
     first: int
     second: int
     quantity: str
-    one: int
-    other: int
+    of_first: int
+    of_second: int
 
 
 class TooManyInTurns(InInstance):

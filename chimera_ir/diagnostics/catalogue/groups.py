@@ -1,7 +1,6 @@
 """CH249 and on: operations over several micro-batches, halves of them, and pipes that do not agree."""
 
 from chimera_ir.diagnostics.catalogue.values import InInstance
-from chimera_ir.diagnostics.model import Note
 from chimera_ir.source import Span
 
 
@@ -10,7 +9,7 @@ class BadStep(InInstance):
 
     code = "CH249"
     title = "a step is 1 or more, and this one is {step}"
-    label = "{step}"
+    label = "a step of {step}"
     help = "write how many micro-batches one value of the variable stands for, as in `by 2`"
     step: int
 
@@ -27,19 +26,16 @@ class EmptyGroup(InInstance):
 
 
 class HalvesDiffer(InInstance):
-    """A pipe that counts whole micro-batches beside one that counts halves."""
+    """A pipe that counts whole micro-batches, and another one that counts halves."""
 
     code = "CH251"
     title = "the pipe `{pipe}` counts whole micro-batches, and the pipe `{other}` counts halves"
     label = "whole ones"
     help = "write `halves` in every pipe or in none: all count the same micro-batches"
+    related = ("other_span", "halves are counted here")
     pipe: str
     other: str
     other_span: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """The other pipe."""
-        return (Note("halves are counted here", self.other_span),)
 
 
 class OddHalves(InInstance):
@@ -59,12 +55,9 @@ class SyncDiffers(InInstance):
     title = "stage {stage} is synchronised `{mode}` here and `{other_mode}` in the pipe `{other}`"
     label = "`{mode}` here"
     help = "the replicas of a stage are summed together: ask for one strategy, or leave one of the lines out"
+    related = ("other_span", "`{other_mode}` there")
     stage: int
     mode: str
     other_mode: str
     other: str
     other_span: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """The instance, and the other clause."""
-        return (*InInstance.notes(self), Note(f"`{self.other_mode}` there", self.other_span))

@@ -1,7 +1,6 @@
-"""CH201 and on: names, types and clauses of a scheme that is well written, whatever its numbers are."""
+"""CH201 and on: names, types and clauses of a scheme without mistakes of syntax, whatever its numbers are."""
 
-from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
-from chimera_ir.plural import counted
+from chimera_ir.diagnostics.model import Diagnostic, Severity
 from chimera_ir.source import Span
 
 
@@ -10,16 +9,11 @@ class UnknownName(Diagnostic):
 
     code = "CH201"
     title = "nothing is called `{name}`"
-    label = "{guess}"
+    label = "{closest:else not defined}"
     help = "known here: {known}"
     name: str
     closest: str | None
     known: str
-
-    @property
-    def guess(self) -> str:
-        """What may be meant."""
-        return f"did you mean `{self.closest}`?" if self.closest else "not defined"
 
 
 class UsedTooEarly(Diagnostic):
@@ -29,12 +23,9 @@ class UsedTooEarly(Diagnostic):
     title = "`{name}` is used before it is defined"
     label = "not known yet"
     help = "move the definition of `{name}` above this line"
+    related = ("defined", "`{name}` is defined here")
     name: str
     defined: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where the definition is."""
-        return (Note(f"`{self.name}` is defined here", self.defined),)
 
 
 class DefinedByItself(Diagnostic):
@@ -63,12 +54,9 @@ class DefinedTwice(Diagnostic):
     title = "`{name}` is defined twice"
     label = "defined again"
     help = "choose another name, such as `{name}2`"
+    related = ("first", "`{name}` is defined first here")
     name: str
     first: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where it was defined first."""
-        return (Note(f"`{self.name}` is defined first here", self.first),)
 
 
 class Shadows(Diagnostic):
@@ -78,12 +66,9 @@ class Shadows(Diagnostic):
     title = "the variable `{name}` hides another `{name}`"
     label = "means something else from here on"
     help = "choose another name for the variable, such as `{name}2`"
+    related = ("hidden", "the other `{name}` is defined here")
     name: str
     hidden: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """What is hidden."""
-        return (Note(f"the other `{self.name}` is defined here", self.hidden),)
 
 
 class RedefinesBuiltin(Diagnostic):
@@ -100,17 +85,18 @@ class WrongArity(Diagnostic):
     """A call with too many or too few arguments."""
 
     code = "CH207"
-    title = "`{signature}` takes {expected}, and here {given}"
-    label = "{given}"
+    title = "`{signature}` takes {least:argument}{or_more}, and here gets {count:argument}"
+    label = "gets {count:argument}"
     help = "call it as `{signature}`"
     signature: str
-    expected: str
+    least: int
+    most: int | None
     count: int
 
     @property
-    def given(self) -> str:
-        """How many there are."""
-        return f"gets {counted(self.count, 'argument')}"
+    def or_more(self) -> str:
+        """The words behind the smallest number of arguments, if it is not the largest."""
+        return " or more" if self.most is None else ""
 
 
 class NotAFunction(Diagnostic):
@@ -138,19 +124,18 @@ class WrongType(Diagnostic):
     """A condition where a number belongs, or a number where a condition belongs."""
 
     code = "CH210"
-    title = "{place} takes {expected}, and this is {found}"
-    label = "this is {found}"
-    help = "{hint}"
+    title = "{place} takes {expected}, and this is {actual}"
+    label = "this is {actual}"
+    help = "turn it into a number with `if condition then 1 else 0`"
     place: str
     expected: str
-    found: str
+    actual: str
 
-    @property
-    def hint(self) -> str:
-        """How to make the one from the other."""
-        if self.found == "a number":
-            return "compare it with something, as in `x > 0`"
-        return "turn it into a number with `if condition then 1 else 0`"
+
+class NumberAsCondition(WrongType):
+    """A number where a condition belongs."""
+
+    help = "compare it with something, as in `x > 0`"
 
 
 class BranchesDiffer(Diagnostic):
@@ -158,10 +143,10 @@ class BranchesDiffer(Diagnostic):
 
     code = "CH211"
     title = "the two values of this `if` are not of one type"
-    label = "{one} if it holds, {other} if not"
+    label = "{then} if it holds, {otherwise} if not"
     help = "give both values one type: two numbers, or two conditions"
-    one: str
-    other: str
+    then: str
+    otherwise: str
 
 
 class SecondClause(Diagnostic):
@@ -171,26 +156,23 @@ class SecondClause(Diagnostic):
     title = "{owner} has two `{clause}` lines"
     label = "the second one"
     help = "keep one of them{advice}"
+    related = ("first", "the first one is here")
     owner: str
     clause: str
     first: Span
 
     @property
     def advice(self) -> str:
-        """What the second one may have been meant for."""
+        """A further help if the second line may belong to another pipe."""
         return "; micro-batches of another kind go into a pipe of their own" if self.clause == "micros" else ""
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where the first one is."""
-        return (Note("the first one is here", self.first),)
 
 
 class MissingClause(Diagnostic):
     """A pipe without one of the lines it needs."""
 
     code = "CH213"
-    title = "the pipe `{pipe}` has no {clause}"
-    label = "no {clause}"
+    title = "the pipe `{pipe}` has no {clause} line"
+    label = "no {clause} line"
     help = "add a line like `{example}`"
     pipe: str
     clause: str
@@ -211,11 +193,16 @@ class NotSupported(Diagnostic):
     """A clause of the language that the compiler does not compile yet."""
 
     code = "CH215"
-    title = "{feature} cannot be compiled yet"
+    title = "a pair where micro-batches go on for ever cannot be compiled yet"
     label = "not supported yet"
-    help = "{instead}"
-    feature: str
-    instead: str
+    help = "give each of the two a line and a clock of its own"
+
+
+class HalvesNotSupported(NotSupported):
+    """A count of halves in a pipe without an end."""
+
+    title = "a count of halves where micro-batches go on for ever cannot be compiled yet"
+    help = "count whole micro-batches"
 
 
 class FormulaTooLarge(Diagnostic):
@@ -224,19 +211,18 @@ class FormulaTooLarge(Diagnostic):
     code = "CH216"
     title = "this formula has more than {limit:,} {unit} once its functions are written out"
     label = "too large"
-    help = "{remedy}"
+    help = (
+        "functions that call others several times multiply: hand on a repeated value as an argument, which is "
+        "computed once, as `h(g(s))` does with `fn h(v) = v + v*v` above the pipe"
+    )
     limit: int
     unit: str
 
-    @property
-    def remedy(self) -> str:
-        """How the formula becomes smaller, or how it gets fewer levels."""
-        if self.unit == "levels":
-            return "each call adds the levels of what it calls: write one formula in place of a chain of functions"
-        return (
-            "functions that call others several times multiply: hand on a repeated value as an argument, which is "
-            "computed once, as `h(g(s))` does with `fn h(v) = v + v*v` above the pipe"
-        )
+
+class FormulaTooDeep(FormulaTooLarge):
+    """A formula with too many levels once its functions are written out."""
+
+    help = "each call adds the levels of what it calls: write one formula in place of a chain of functions"
 
 
 class Unused(Diagnostic):

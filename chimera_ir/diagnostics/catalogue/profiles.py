@@ -1,31 +1,26 @@
-"""CH7xx: what can be wrong with a profile of a model or a cluster file, and with both together."""
-
-from typing import ClassVar
+"""CH7xx: mistakes in a profile of a model or in a cluster file, and mismatches of both with a schedule."""
 
 from chimera_ir.diagnostics.model import Diagnostic, Note
-from chimera_ir.plural import and_more
 from chimera_ir.source import Span
 
 
 class NotToml(Diagnostic):
     """The text breaks the rules of TOML."""
 
-    code: ClassVar[str] = "CH701"
-    title: ClassVar[str] = "this is not TOML: {what}"
-    label: ClassVar[str] = "here"
-    help: ClassVar[str] = "the format is that of toml.io; docs/explanation/performance.md has a whole file of each kind"
-
+    code = "CH701"
+    title = "this is not TOML: {what}"
+    label = "here"
+    help = "the format is that of toml.io; docs/explanation/performance.md has a whole file of each kind"
     what: str
 
 
 class QuotesForgotten(Diagnostic):
     """A quantity with its unit, but without quotes."""
 
-    code: ClassVar[str] = "CH702"
-    title: ClassVar[str] = "a number with a unit stands in quotes"
-    label: ClassVar[str] = "no quotes"
-    help: ClassVar[str] = 'write `{name} = "{text}"`'
-
+    code = "CH702"
+    title = "a number with a unit stands in quotes"
+    label = "no quotes"
+    help = 'write `{name} = "{text}"`'
     name: str
     text: str
 
@@ -33,36 +28,45 @@ class QuotesForgotten(Diagnostic):
 class FileTooLarge(Diagnostic):
     """A text that is too large or too deeply nested."""
 
-    code: ClassVar[str] = "CH703"
-    title: ClassVar[str] = "the file {what}"
-    label: ClassVar[str] = "not read any further"
-    help: ClassVar[str] = "keep the depths and the micro-batch sizes that you want to compare; a file holds one model"
+    code = "CH703"
+    title = "the file has more than {most:,} characters"
+    label = "not read any further"
+    help = "keep the depths and the micro-batch sizes that you want to compare; a file holds one model"
+    most: int
 
-    what: str
+
+class LineTooLong(FileTooLarge):
+    """A text with a line that is too long."""
+
+    title = "the file has a line of over {most:,} characters"
+
+
+class NestedTooDeeply(FileTooLarge):
+    """A text with more nested brackets than Python reads."""
+
+    title = "the file is nested too deeply"
 
 
 class UnknownEntry(Diagnostic):
     """An unknown name."""
 
-    code: ClassVar[str] = "CH704"
-    title: ClassVar[str] = "{where} has no entry `{name}`"
-    label: ClassVar[str] = "{guess}"
-    help: ClassVar[str] = "there are {known}"
-
+    code = "CH704"
+    title = "{where} has no entry `{name}`"
+    label = "{closest:else unknown}"
+    help = "there are {known}"
     where: str
     name: str
-    guess: str
+    closest: str | None
     known: str
 
 
 class EntryMissing(Diagnostic):
     """An entry without a default is missing."""
 
-    code: ClassVar[str] = "CH705"
-    title: ClassVar[str] = "{where} lacks `{name}`"
-    label: ClassVar[str] = "without `{name}`"
-    help: ClassVar[str] = "add `{example}`"
-
+    code = "CH705"
+    title = "{where} lacks `{name}`"
+    label = "without `{name}`"
+    help = "add `{example}`"
     where: str
     name: str
     example: str
@@ -71,13 +75,12 @@ class EntryMissing(Diagnostic):
 class WrongKind(Diagnostic):
     """A value of the wrong kind."""
 
-    code: ClassVar[str] = "CH706"
-    title: ClassVar[str] = "`{name}` is {found}; it should be {wanted}"
-    label: ClassVar[str] = "{found}"
-    help: ClassVar[str] = "write it like `{example}`"
-
+    code = "CH706"
+    title = "`{name}` is {actual}; it should be {wanted}"
+    label = "this is {actual}"
+    help = "write it like `{example}`"
     name: str
-    found: str
+    actual: str
     wanted: str
     example: str
 
@@ -85,11 +88,10 @@ class WrongKind(Diagnostic):
 class UnitForgotten(Diagnostic):
     """A quantity without a unit."""
 
-    code: ClassVar[str] = "CH707"
-    title: ClassVar[str] = "`{name}` has no unit"
-    label: ClassVar[str] = "{number} of what?"
-    help: ClassVar[str] = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
-
+    code = "CH707"
+    title = "`{name}` has no unit"
+    label = "{number} of what?"
+    help = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
     name: str
     number: str
     dimension: str
@@ -100,14 +102,13 @@ class UnitForgotten(Diagnostic):
 class UnknownUnit(Diagnostic):
     """A unit that does not exist, or measures something else."""
 
-    code: ClassVar[str] = "CH708"
-    title: ClassVar[str] = "`{unit}` is no unit of a {dimension}"
-    label: ClassVar[str] = "{guess}"
-    help: ClassVar[str] = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
-
+    code = "CH708"
+    title = "`{unit}` is no unit of a {dimension}"
+    label = "{closest:else unknown}"
+    help = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
     name: str
     unit: str
-    guess: str
+    closest: str | None
     dimension: str
     units: str
     example: str
@@ -116,11 +117,10 @@ class UnknownUnit(Diagnostic):
 class NotAQuantity(Diagnostic):
     """No number, or not a finite one, where a number belongs."""
 
-    code: ClassVar[str] = "CH709"
-    title: ClassVar[str] = "`{name}` does not begin with a number"
-    label: ClassVar[str] = "not a number"
-    help: ClassVar[str] = "write a decimal number of at most 64 characters, as in `{example}`"
-
+    code = "CH709"
+    title = "`{name}` does not begin with a number"
+    label = "not a number"
+    help = "write a decimal number of at most 64 characters, as in `{example}`"
     name: str
     example: str
 
@@ -128,71 +128,91 @@ class NotAQuantity(Diagnostic):
 class OutOfRange(Diagnostic):
     """A number out of range: negative, 0, or absurdly large or small."""
 
-    code: ClassVar[str] = "CH710"
-    title: ClassVar[str] = "`{name}` is out of range"
-    label: ClassVar[str] = "{limit}"
-    help: ClassVar[str] = "keep within that, as in `{example}`"
-
+    code = "CH710"
+    title = "`{name}` is out of range"
+    help = "keep within that, as in `{example}`"
     name: str
-    limit: str
     example: str
+
+
+class BeyondLimits(OutOfRange):
+    """A number without a unit that is out of range."""
+
+    label = "it is {least} to {most}"
+    least: str
+    most: str
+
+
+class QuantityBeyondLimits(BeyondLimits):
+    """A number with a unit that is out of range."""
+
+    label = "a {dimension} is {least} to {most} {unit} here"
+    dimension: str
+    unit: str
+
+
+class ReleasesTooMuch(OutOfRange):
+    """More memory released by the first half of a backward than there are activations."""
+
+    label = "the first half of a backward lets go of the activations at most, {activations}"
+    activations: str
+
+
+class WrongSplit(OutOfRange):
+    """A split whose numbers are not the first layers of its stages."""
+
+    label = "it lists the first layer of each of the {stages:stage}, from 0 upwards"
+    stages: int
 
 
 class StagesMissing(Diagnostic):
     """A depth that describes another number of stages than its ``stages`` says."""
 
-    code: ClassVar[str] = "CH711"
-    title: ClassVar[str] = "the model is cut into {stages}, and {described} described"
-    label: ClassVar[str] = "needs {stages}"
-    help: ClassVar[str] = "give each stage its own `[[depth.stage]]`, in order, or correct `stages`"
+    code = "CH711"
+    title = "the model is cut into {stages:stage}, and {described:stage} {are} described"
+    label = "needs {stages:stage}"
+    help = "give each stage its own `[[depth.stage]]`, in order, or correct `stages`"
+    stages: int
+    described: int
 
-    stages: str
-    described: str
+    @property
+    def are(self) -> str:
+        """The verb."""
+        return "is" if self.described == 1 else "are"
 
 
 class DescribedTwice(Diagnostic):
     """Two descriptions of one thing."""
 
-    code: ClassVar[str] = "CH712"
-    title: ClassVar[str] = "`{name} = {value}` is described twice"
-    label: ClassVar[str] = "the second"
-    help: ClassVar[str] = "remove one of the two"
-
+    code = "CH712"
+    title = "`{name} = {value}` is described twice"
+    label = "the second"
+    help = "remove one of the two"
+    related = ("first", "the first is here")
     name: str
     value: int
     first: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where the first is."""
-        return (Note("the first is here", self.first),)
 
 
 class TimesAndWork(Diagnostic):
     """One cost is a time, another one counts work."""
 
-    code: ClassVar[str] = "CH713"
-    title: ClassVar[str] = "`{name}` counts work, and other costs of the file are times"
-    label: ClassVar[str] = "in FLOP"
-    help: ClassVar[str] = (
-        "give all costs as times, or all of them as work, which the cluster's [device] turns into time"
-    )
-
+    code = "CH713"
+    title = "`{name}` counts work, and other costs of the file are times"
+    label = "in FLOP"
+    help = "give all costs as times, or all of them as work, which the cluster's [device] turns into time"
+    related = ("first", "this is a time")
     name: str
     first: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where a time is."""
-        return (Note("this is a time", self.first),)
 
 
 class LastStageSends(Diagnostic):
     """The last stage or layer has an output to pass on."""
 
-    code: ClassVar[str] = "CH714"
-    title: ClassVar[str] = "{part} is the last, and hands nothing on"
-    label: ClassVar[str] = "to whom?"
-    help: ClassVar[str] = "remove `{name}`; what the last one ends in is the loss"
-
+    code = "CH714"
+    title = "{part} is the last, and hands nothing on"
+    label = "to whom?"
+    help = "remove `{name}`; what the last one ends in is the loss"
     part: str
     name: str
 
@@ -200,11 +220,10 @@ class LastStageSends(Diagnostic):
 class NothingLeft(Diagnostic):
     """All memory is reserved."""
 
-    code: ClassVar[str] = "CH715"
-    title: ClassVar[str] = "all of the {memory} are reserved, which leaves nothing for the model"
-    label: ClassVar[str] = "{reserved}"
-    help: ClassVar[str] = "`reserved` is what a worker needs beside the model: less than `memory`"
-
+    code = "CH715"
+    title = "all of the {memory} are reserved, which leaves nothing for the model"
+    label = "{reserved} reserved"
+    help = "`reserved` is what a worker needs beside the model: less than `memory`"
     memory: str
     reserved: str
 
@@ -212,10 +231,10 @@ class NothingLeft(Diagnostic):
 class NoDevice(Diagnostic):
     """A profile that counts work meets a cluster that does not say how fast it works."""
 
-    code: ClassVar[str] = "CH716"
-    title: ClassVar[str] = "the profile counts work, and the cluster has no [device] to tell how long that takes"
-    label: ClassVar[str] = "without [device]"
-    help: ClassVar[str] = (
+    code = "CH716"
+    title = "the profile counts work, and the cluster has no [device] to tell how long that takes"
+    label = "without [device]"
+    help = (
         'add `[device]` with `peak = "9.3 TFLOP/s"`, `efficiency = 0.6`, `half_at = 2.0`, or use a profile with times'
     )
 
@@ -223,50 +242,38 @@ class NoDevice(Diagnostic):
 class NotThatDeep(Diagnostic):
     """The profile does not cut the model as the schedule does."""
 
-    code: ClassVar[str] = "CH717"
-    title: ClassVar[str] = "the schedule has {stages}, and the profile has no such depth"
-    label: ClassVar[str] = "depths: {depths}"
-    help: ClassVar[str] = (
-        "choose a schedule of one of these depths: {depths} (D=..), or add a [[depth]] with `stages = {number}`"
-    )
+    code = "CH717"
+    title = "the schedule has {stages:stage}, and the profile has no such depth"
+    label = "depths: {depths}"
+    help = "choose a schedule of one of these depths: {depths} (D=..), or add a [[depth]] with `stages = {stages}`"
 
-    stages: str
-    number: int
+    stages: int
     depths: str
 
 
 class NotThatSize(Diagnostic):
     """Stages that were not measured with this micro-batch size."""
 
-    code: ClassVar[str] = "CH718"
-    title: ClassVar[str] = "stage {stage} of {stages} has no costs for micro-batches of size {size}{others}"
-    label: ClassVar[str] = "sizes: {sizes}"
-    help: ClassVar[str] = (
-        "choose another --micro-batch-size, or add a [[depth.stage.at]] with `micro_batch_size = {size}`"
-    )
-
+    code = "CH718"
+    title = "stage {stage} of {stages} has no costs for micro-batches of size {size}{count:and more}"
+    label = "sizes: {sizes}"
+    help = "choose another --micro-batch-size, or add a [[depth.stage.at]] with `micro_batch_size = {size}`"
     stage: int
     stages: int
     size: int
     sizes: str
     count: int
 
-    @property
-    def others(self) -> str:
-        """How many more stages were measured with these sizes."""
-        return and_more(self.count)
-
 
 class ClusterTooSmall(Diagnostic):
     """The schedule, replicated, needs more workers than there are."""
 
-    code: ClassVar[str] = "CH719"
-    title: ClassVar[str] = "the schedule needs {needed:worker}, {copies} of {each}, and the cluster has {workers}"
-    label: ClassVar[str] = "too few"
-    help: ClassVar[str] = "choose fewer --copies, or a schedule on fewer workers"
-
-    copies: str
-    each: str
+    code = "CH719"
+    title = "the schedule needs {needed:worker}, {copies:copy} of {per_copy:worker}, and the cluster has {workers}"
+    label = "too few"
+    help = "choose fewer --copies, or a schedule on fewer workers"
+    copies: int
+    per_copy: int
     needed: int
     workers: int
 
@@ -274,48 +281,40 @@ class ClusterTooSmall(Diagnostic):
 class StepOfWork(Diagnostic):
     """The optimizer's step has a time, and the forwards and backwards have none."""
 
-    code: ClassVar[str] = "CH720"
-    title: ClassVar[str] = "`step` is a time, and the profile counts work"
-    label: ClassVar[str] = "of which device?"
-    help: ClassVar[str] = "remove `step`, which has no work to count, or give all other costs as times too"
+    code = "CH720"
+    title = "`step` is a time, and the profile counts work"
+    label = "of which device?"
+    help = "remove `step`, which has no work to count, or give all other costs as times too"
 
 
 class ShortMessages(Diagnostic):
     """A second set of costs for short messages, as in older cluster files."""
 
-    code: ClassVar[str] = "CH721"
-    title: ClassVar[str] = "{where} has `short`, and short messages no longer have costs of their own"
-    label: ClassVar[str] = "written by an older version"
-    help: ClassVar[str] = (
-        "measure again with `chimera profile links`, or remove `short` and let {where} stand for all messages"
-    )
-
+    code = "CH721"
+    title = "{where} has `short`, and short messages no longer have costs of their own"
+    label = "written by an older version"
+    help = "measure again with `chimera profile links`, or remove `short` and let {where} stand for all messages"
     where: str
 
 
 class StagesAndLayers(Diagnostic):
     """A profile describes both stages and layers."""
 
-    code: ClassVar[str] = "CH722"
-    title: ClassVar[str] = "a profile describes stages or layers, and this one has both"
-    label: ClassVar[str] = "layers"
-    help: ClassVar[str] = "keep every [[layer]], from which stages follow for any split, or every [[depth]]"
-
+    code = "CH722"
+    title = "a profile describes stages or layers, and this one has both"
+    label = "layers"
+    help = "keep every [[layer]], from which stages follow for any split, or every [[depth]]"
+    related = ("stages", "the stages are here")
     stages: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where the stages are."""
-        return (Note("the stages are here", self.stages),)
 
 
 class SizeOfSomeLayers(Diagnostic):
     """One layer was measured with micro-batches of a size, and another was not."""
 
-    code: ClassVar[str] = "CH723"
-    title: ClassVar[str] = "layer {missing} has no costs for micro-batches of size {size}, which layer {there} has"
-    label: ClassVar[str] = "the sizes differ"
-    help: ClassVar[str] = "give all layers the same sizes: a stage takes the costs of all its layers"
-
+    code = "CH723"
+    title = "layer {missing} has no costs for micro-batches of size {size}, which layer {there} has"
+    label = "the sizes differ"
+    help = "give all layers the same sizes: a stage takes the costs of all its layers"
     missing: int
     size: int
     there: int
@@ -324,35 +323,34 @@ class SizeOfSomeLayers(Diagnostic):
 class TooFewLayers(Diagnostic):
     """The schedule has more stages than the profile has layers."""
 
-    code: ClassVar[str] = "CH724"
-    title: ClassVar[str] = "the schedule has {stages}, and the profile has {layers}"
-    label: ClassVar[str] = "{layers}"
-    help: ClassVar[str] = "every stage has one layer at least: choose a schedule of fewer stages (D=..)"
+    code = "CH724"
+    title = "the schedule has {stages:stage}, and the profile has {layers:layer}"
+    label = "{layers:layer} in all"
+    help = "every stage has one layer at least: choose a schedule of fewer stages (D=..)"
 
-    stages: str
-    layers: str
+    stages: int
+    layers: int
 
 
 class SizeOfNoLayer(Diagnostic):
     """The layers were not measured with micro-batches of that size."""
 
-    code: ClassVar[str] = "CH725"
-    title: ClassVar[str] = "the layers have no costs for micro-batches of size {size}"
-    label: ClassVar[str] = "sizes: {sizes}"
-    help: ClassVar[str] = "choose another --micro-batch-size, or measure the layers with that one as well"
-
+    code = "CH725"
+    title = "the layers have no costs for micro-batches of size {size}"
+    label = "sizes: {sizes}"
+    help = "choose another --micro-batch-size, or measure the layers with that one as well"
     size: int
     sizes: str
 
 
-class _Links(Diagnostic):
+class _WithoutLink(Diagnostic):
     """A cluster file lacks the table ``[links.{name}]``."""
 
     name: str
 
     @property
     def where(self) -> str:
-        """Where the messages travel."""
+        """The way of the messages."""
         return {"within": "within a node", "between": "between nodes"}[self.name]
 
     def drawing(self) -> tuple[str, ...]:
@@ -360,14 +358,13 @@ class _Links(Diagnostic):
         return f"[links.{self.name}]", 'latency = "100 us"', 'bandwidth = "1 GB/s"'
 
 
-class LinkMissing(_Links):
+class LinkMissing(_WithoutLink):
     """A cluster file does not say what a message costs."""
 
-    code: ClassVar[str] = "CH726"
-    title: ClassVar[str] = "the file lacks `[links.{name}]`, which says what a message {where} takes"
-    label: ClassVar[str] = "{workers:worker}, {per_node} to a node"
-    help: ClassVar[str] = "add, with figures of your own:"
-
+    code = "CH726"
+    title = "the file lacks `[links.{name}]`, which says what a message {where} takes"
+    label = "{workers:worker}, {per_node} to a node"
+    help = "add, with figures of your own:"
     workers: int
     per_node: int
 
@@ -378,12 +375,11 @@ class LinkMissing(_Links):
         return (Note(f"with `per_node = {self.workers}` all workers are in one node: `[links.within]` is enough"),)
 
 
-class LinkUnnamed(_Links):
+class LinkUnnamed(_WithoutLink):
     """A cluster file gives the cost of a message, but not of which links."""
 
-    code: ClassVar[str] = "CH727"
-    title: ClassVar[str] = "`{entry}` stands in `[links]`, which does not say for which links"
-    label: ClassVar[str] = "within a node, or between nodes?"
-    help: ClassVar[str] = "write `[links.{name}]`, for messages {where}, in place of `[links]`:"
-
+    code = "CH727"
+    title = "`{entry}` stands in `[links]`, which does not say for which links"
+    label = "within a node, or between nodes?"
+    help = "write `[links.{name}]`, for messages {where}, in place of `[links]`:"
     entry: str

@@ -1,18 +1,15 @@
 """CH6xx: what can be wrong with the lanes of an asynchronous level, which repeat."""
 
-from typing import ClassVar
-
 from chimera_ir.diagnostics.model import Diagnostic
 
 
 class NoTurn(Diagnostic):
     """A lane that shows no full turn of the steady state."""
 
-    code: ClassVar[str] = "CH601"
-    title: ClassVar[str] = "worker {worker} shows no turn of the steady state"
-    label: ClassVar[str] = "the lane is too short, or no operation comes again after {period:micro-batch}"
-    help: ClassVar[str] = "show more updates: enough to fill the pipeline, to go round three times, and to drain it"
-
+    code = "CH601"
+    title = "worker {worker} shows no turn of the steady state"
+    label = "the lane is too short, or no operation comes again after {period:micro-batch}"
+    help = "show more updates: enough to fill the pipeline, to go round three times, and to drain it"
     worker: int
     period: int
 
@@ -20,14 +17,13 @@ class NoTurn(Diagnostic):
 class BreaksTurn(Diagnostic):
     """A lane that does not repeat its turn."""
 
-    code: ClassVar[str] = "CH602"
-    title: ClassVar[str] = "the lane of worker {worker} does not repeat every {period:micro-batch}"
-    label: ClassVar[str] = "`{found}` stands where the turn has `{wanted}`"
-    help: ClassVar[str] = (
+    code = "CH602"
+    title = "the lane of worker {worker} does not repeat every {period:micro-batch}"
+    label = "`{found}` stands where the turn has `{wanted}`"
+    help = (
         "a turn in the middle of the lane, moved in time, must give all of it; where a micro-batch is beyond "
         "the first or the last, its lines are left out and the others stay as they are"
     )
-
     worker: int
     period: int
     found: str
@@ -37,10 +33,9 @@ class BreaksTurn(Diagnostic):
 class StateDiffers(Diagnostic):
     """Workers that do not go round together: one comes less far in a turn than it must."""
 
-    code: ClassVar[str] = "CH603"
-    title: ClassVar[str] = "the state does not repeat: worker {worker} does not go round once a turn"
-    label: ClassVar[str] = "here it waits for what comes a turn later every turn"
-    help: ClassVar[str] = "show more updates, or move `{line}` behind what it waits for"
-
+    code = "CH603"
+    title = "the state does not repeat: worker {worker} does not go round once a turn"
+    label = "here it waits for what comes a turn later every turn"
+    help = "show more updates, or move `{line}` behind what it waits for"
     worker: int
     line: str

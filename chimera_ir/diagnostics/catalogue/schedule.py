@@ -1,21 +1,19 @@
 """CH3xx: what can be wrong with the operations of a plan or a schedule, wherever it comes from."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
-from chimera_ir.plural import and_more
 from chimera_ir.source import Span
 
 
 class Conflict(Diagnostic):
     """Two operations of one worker on one clock."""
 
-    code: ClassVar[str] = "CH301"
-    title: ClassVar[str] = "worker {worker} has two operations on clock {clock}{others}"
-    label: ClassVar[str] = "`{second}` on clock {clock}"
-    help: ClassVar[str] = "give one of the two another clock, or place its stage on another worker"
-
+    code = "CH301"
+    title = "worker {worker} has two operations on clock {clock}{count:and more}"
+    label = "`{second}` on clock {clock}"
+    help = "give one of the two another clock, or place its stage on another worker"
+    related = ("first_span", "`{first}` is on clock {clock} of worker {worker} as well")
     worker: int
     clock: int
     first: str
@@ -23,15 +21,6 @@ class Conflict(Diagnostic):
     first_span: Span
     count: int
     around: tuple[str, ...]
-
-    @property
-    def others(self) -> str:
-        """How many more conflicts these two lines have."""
-        return and_more(self.count)
-
-    def notes(self) -> tuple[Note, ...]:
-        """The other operation."""
-        return (Note(f"`{self.first}` is on clock {self.clock} of worker {self.worker} as well", self.first_span),)
 
     def drawing(self) -> tuple[str, ...]:
         """The clocks around the conflict."""
@@ -41,13 +30,10 @@ class Conflict(Diagnostic):
 class WrongWorker(Diagnostic):
     """An operation on a worker that does not hold its stage for its pipe."""
 
-    code: ClassVar[str] = "CH304"
-    title: ClassVar[str] = (
-        "`{operation}` is on worker {worker}, but pipe {pipe} has stage {stage} on worker {right}{others}"
-    )
-    label: ClassVar[str] = "on worker {worker}"
-    help: ClassVar[str] = "move it to worker {right}, or place stage {stage} of pipe {pipe} on worker {worker}"
-
+    code = "CH304"
+    title = "`{operation}` is on worker {worker}, but pipe {pipe} has stage {stage} on worker {right}{count:and more}"
+    label = "on worker {worker}"
+    help = "move it to worker {right}, or place stage {stage} of pipe {pipe} on worker {worker}"
     operation: str
     worker: int
     right: int
@@ -55,20 +41,14 @@ class WrongWorker(Diagnostic):
     stage: int
     count: int
 
-    @property
-    def others(self) -> str:
-        """How many more are on the wrong worker."""
-        return and_more(self.count)
-
 
 class PlacedOutside(Diagnostic):
     """A pipe places a stage on a worker that does not exist."""
 
-    code: ClassVar[str] = "CH305"
-    title: ClassVar[str] = "pipe {pipe} places stage {stage} on worker {worker}, but there are workers 0 to {last}"
-    label: ClassVar[str] = "needs worker {worker}"
-    help: ClassVar[str] = "place it on one of the workers 0 to {last}, or have more workers"
-
+    code = "CH305"
+    title = "pipe {pipe} places stage {stage} on worker {worker}, but there are workers 0 to {last}"
+    label = "needs worker {worker}"
+    help = "place it on one of the workers 0 to {last}, or have more workers"
     pipe: str
     stage: int
     worker: int
@@ -78,11 +58,10 @@ class PlacedOutside(Diagnostic):
 class StagesUnplaced(Diagnostic):
     """A pipe places too few or too many stages."""
 
-    code: ClassVar[str] = "CH306"
-    title: ClassVar[str] = "pipe {pipe} places {placed} of {stages:stage}"
-    label: ClassVar[str] = "every pipe places every stage once"
-    help: ClassVar[str] = "give pipe {pipe} a worker for each of the stages 0 to {last}"
-
+    code = "CH306"
+    title = "pipe {pipe} places {placed} of {stages:stage}"
+    label = "every pipe places every stage once"
+    help = "give pipe {pipe} a worker for each of the stages 0 to {last}"
     pipe: str
     placed: int
     stages: int
@@ -96,68 +75,78 @@ class StagesUnplaced(Diagnostic):
 class MicrosNotNumbered(Diagnostic):
     """The micro-batches of all pipes together are not 0 .. N-1."""
 
-    code: ClassVar[str] = "CH307"
-    title: ClassVar[str] = "micro-batch {micro} belongs to {pipes:pipe}, not to one"
-    label: ClassVar[str] = "in a pipe's range of micro-batches"
-    help: ClassVar[str] = "number the micro-batches of all pipes 0 to {last}, each number once"
-
+    code = "CH307"
+    title = "micro-batch {micro} belongs to {pipes:pipe}, not to one"
+    label = "in a pipe's range of micro-batches"
+    help = "number the micro-batches of all pipes 0 to {last}, each number once"
     micro: int
     pipes: int
     last: int
 
 
-class UnknownOperation(Diagnostic):
+class NoSuchOperation(Diagnostic):
     """An operation on a micro-batch or stage that does not exist."""
 
-    code: ClassVar[str] = "CH308"
-    title: ClassVar[str] = "`{operation}` is on worker {worker}, but {reason}{others}"
-    label: ClassVar[str] = "there is no such operation"
-    help: ClassVar[str] = (
-        "stages are numbered 0 to {last_stage}, micro-batches 0 to {last_micro}, workers 0 to {last_worker}"
-    )
-
+    code = "CH308"
+    title = "`{operation}` is on worker {worker}, but it is about no micro-batch{count:and more}"
+    label = "there is no such operation"
+    help = "stages are numbered 0 to {last_stage}, micro-batches 0 to {last_micro}, workers 0 to {last_worker}"
     operation: str
     worker: int
-    reason: str
     last_stage: int
     last_micro: int
     last_worker: int
     count: int
 
-    @property
-    def others(self) -> str:
-        """How many more there are."""
-        return and_more(self.count)
+
+class NumberNotThere(NoSuchOperation):
+    """An operation with the number of a stage, a worker, a micro-batch or a version that there is not."""
+
+    title = "`{operation}` is on worker {worker}, but there is no {noun} {number}{count:and more}"
+    noun: str
+    number: int
+
+
+class MicroNamedTwice(NoSuchOperation):
+    """An operation over the same micro-batch twice."""
+
+    title = "`{operation}` is on worker {worker}, but it names a micro-batch twice{count:and more}"
+
+
+class VersionOfOneUpdate(NoSuchOperation):
+    """An operation with a version in a synchronous schedule."""
+
+    title = "`{operation}` is on worker {worker}, but there are no versions in a synchronous schedule{count:and more}"
+
+
+class NoVersionNamed(NoSuchOperation):
+    """An operation without a version in an asynchronous schedule."""
+
+    title = "`{operation}` is on worker {worker}, but it names no version of the weights{count:and more}"
 
 
 class KindNotThere(Diagnostic):
     """An operation of a kind that the header leaves out."""
 
-    code: ClassVar[str] = "CH316"
-    title: ClassVar[str] = "`{operation}` is on worker {worker}, but the header says `{kinds}`{others}"
-    label: ClassVar[str] = "of another kind"
-    help: ClassVar[str] = "remove the operation, or the `kinds` line of the header"
-
+    code = "CH316"
+    title = "`{operation}` is on worker {worker}, but the header says `{kinds}`{count:and more}"
+    label = "of another kind"
+    help = "remove the operation, or the `kinds` line of the header"
     operation: str
     worker: int
     kinds: str
     count: int
 
-    @property
-    def others(self) -> str:
-        """How many more there are."""
-        return and_more(self.count)
-
 
 class ClockNotIncreasing(Diagnostic):
     """A clock that does not increase along a data dependency: legal, but the clock is then no proof, and slow."""
 
-    severity: ClassVar[Severity] = Severity.WARNING
-    code: ClassVar[str] = "CH309"
-    title: ClassVar[str] = "the clock does not increase from `{before}` to `{after}`{others}"
-    label: ClassVar[str] = "`{after}` has clock {after_clock} on worker {after_worker}"
-    help: ClassVar[str] = "give `{after}` a clock above {before_clock}, so that nobody waits for it longer than planned"
-
+    severity = Severity.WARNING
+    code = "CH309"
+    title = "the clock does not increase from `{before}` to `{after}`{count:and more}"
+    label = "`{after}` has clock {after_clock} on worker {after_worker}"
+    help = "give `{after}` a clock above {before_clock}, so that nobody waits for it longer than planned"
+    related = ("before_span", "it needs `{before}`, which has clock {before_clock} on worker {before_worker}")
     before: str
     before_clock: int
     before_worker: int
@@ -167,25 +156,14 @@ class ClockNotIncreasing(Diagnostic):
     after_worker: int
     count: int
 
-    @property
-    def others(self) -> str:
-        """How many more instances these two lines have."""
-        return and_more(self.count)
-
-    def notes(self) -> tuple[Note, ...]:
-        """The operation that must come before."""
-        text = f"it needs `{self.before}`, which has clock {self.before_clock} on worker {self.before_worker}"
-        return (Note(text, self.before_span),)
-
 
 class LaneCount(Diagnostic):
     """A level with more or fewer lanes than workers."""
 
-    code: ClassVar[str] = "CH311"
-    title: ClassVar[str] = "the schedule has {lanes:lane} for {workers:worker}"
-    label: ClassVar[str] = "one lane per worker"
-    help: ClassVar[str] = "give every worker one lane; a worker with nothing to do has an empty one"
-
+    code = "CH311"
+    title = "the schedule has {lanes:lane} for {workers:worker}"
+    label = "one lane per worker"
+    help = "give every worker one lane; a worker with nothing to do has an empty one"
     lanes: int
     workers: int
 
@@ -193,35 +171,25 @@ class LaneCount(Diagnostic):
 class GroupsDiffer(Diagnostic):
     """Neighbouring stages that take the micro-batches in different groups."""
 
-    code: ClassVar[str] = "CH312"
-    title: ClassVar[str] = "`{after}` does not fit `{before}`, whose {what} it needs{others}"
-    label: ClassVar[str] = "`{after}` is over other micro-batches"
-    help: ClassVar[str] = "an operation hands on all its {what} at once: write both lines over the same micro-batches"
-
+    code = "CH312"
+    title = "`{after}` does not fit `{before}`, whose {what} it needs{count:and more}"
+    label = "`{after}` is over other micro-batches"
+    help = "an operation hands on all its {what} at once: write both lines over the same micro-batches"
+    related = ("before_span", "`{before}` is here")
     before: str
     before_span: Span
     after: str
     what: str
     count: int
 
-    @property
-    def others(self) -> str:
-        """How many more instances these two lines have."""
-        return and_more(self.count)
-
-    def notes(self) -> tuple[Note, ...]:
-        """The operation that hands over."""
-        return (Note(f"`{self.before}` is here", self.before_span),)
-
 
 class PipesMixed(Diagnostic):
     """An operation over micro-batches of several pipes."""
 
-    code: ClassVar[str] = "CH313"
-    title: ClassVar[str] = "`{operation}` is over micro-batches of two pipes, {first} and {second}"
-    label: ClassVar[str] = "micro-batches that take different ways"
-    help: ClassVar[str] = "write one operation for each pipe"
-
+    code = "CH313"
+    title = "`{operation}` is over micro-batches of two pipes, {first} and {second}"
+    label = "micro-batches that take different ways"
+    help = "write one operation for each pipe"
     operation: str
     first: str
     second: str
@@ -230,18 +198,17 @@ class PipesMixed(Diagnostic):
 class UpdatesMixed(Diagnostic):
     """A backward whose gradients would count for several updates."""
 
-    code: ClassVar[str] = "CH314"
-    title: ClassVar[str] = "`{operation}` is over micro-batches of update {first} and of update {second}"
-    label: ClassVar[str] = "its gradients are one sum, which one step uses"
-    help: ClassVar[str] = "write one backward for each update"
-
+    code = "CH314"
+    title = "`{operation}` is over micro-batches of update {first} and of update {second}"
+    label = "its gradients are one sum, which one step uses"
+    help = "write one backward for each update"
     operation: str
     first: int
     second: int
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CycleStep:
     """One operation of a cycle; ``reason`` says why it comes before the next."""
 
     operation: str
@@ -253,66 +220,91 @@ class Link:
 class Cycle(Diagnostic):
     """Operations that wait for each other in a circle."""
 
-    code: ClassVar[str] = "CH310"
-    title: ClassVar[str] = "{who} in a cycle"
-    label: ClassVar[str] = "`{worst}` can never start"
-    help: ClassVar[str] = "{advice}"
-
+    code = "CH310"
+    title = "{who} in a cycle"
+    label = "`{worst}` can never start"
+    help = "let it read an older version of the weights, one that does not need its own gradients"
     worst: str
-    links: tuple[Link, ...]
-    advice: str
+    steps: tuple[CycleStep, ...]
 
     @property
     def who(self) -> str:
-        """How many operations wait, and for whom."""
-        length = len(self.links)
+        """The operations that wait, and what they wait for."""
+        length = len(self.steps)
         return f"{length:,} operations wait for each other" if length > 1 else f"`{self.worst}` waits for itself"
 
     def notes(self) -> tuple[Note, ...]:
         """The cycle, operation by operation."""
-        following = (*self.links[1:], self.links[0])
+        following = (*self.steps[1:], self.steps[0])
         return tuple(
             Note(
-                f"`{link.operation}` ({link.place}) must end before `{after.operation}` starts: {link.reason}",
-                link.span,
+                f"`{step.operation}` ({step.place}) must end before `{after.operation}` starts: {step.reason}",
+                step.span,
             )
-            for link, after in zip(self.links, following, strict=True)
+            for step, after in zip(self.steps, following, strict=True)
         )
+
+
+class CycleOfClocks(Cycle):
+    """A cycle in which an operation has a lower clock than one that it needs."""
+
+    help = "give `{after}` a clock above {clock}, the clock of `{before}`, which it needs"
+    after: str
+    clock: int | None
+    before: str
+
+
+class CycleOfVersions(CycleOfClocks):
+    """A cycle in which an operation has a lower clock than the gradients that change the weights it reads."""
+
+    help = CycleOfClocks.help + ", or let it read an older version"
+
+
+class CycleOfPair(Cycle):
+    """A cycle through a pair, whose forward and backward wait for the same things."""
+
+    help = "run `{forward}` and `{backward}` one after the other: as a pair they wait for what either needs"
+    forward: str
+    backward: str
+
+
+class CycleOfLane(Cycle):
+    """A cycle through two operations that their worker runs in the wrong order."""
+
+    help = "on worker {worker}, run `{second}` before `{first}`"
+    worker: int
+    second: str
+    first: str
 
 
 class NotLowered(Diagnostic):
     """A correct schedule for which the compiler finds no program."""
 
-    code: ClassVar[str] = "CH315"
-    title: ClassVar[str] = "this schedule is legal, but the compiler finds no program for it"
-    label: ClassVar[str] = "{problem}"
-    help: ClassVar[str] = "let the operations read newer weights, or change their clocks or places"
-
+    code = "CH315"
+    title = "this schedule is legal, but the compiler finds no program for it"
+    label = "in the program that it tries, {problem}"
+    help = "let the operations read newer weights, or change their clocks or places"
     problem: str
     reason: str
 
     def notes(self) -> tuple[Note, ...]:
-        """Why the program that lowering makes is wrong."""
-        return (Note(f"in the program that it tries: {self.reason}"),) if self.reason else ()
+        """Label of the first error of the program that lowering makes."""
+        return (Note(f"there, {self.reason}"),) if self.reason else ()
 
 
 class TiesDiffer(Diagnostic):
     """Stages that share parameters, but read different versions of them."""
 
-    code: ClassVar[str] = "CH317"
-    title: ClassVar[str] = "stages {first} and {other} are tied, but read different versions of the weights"
-    label: ClassVar[str] = "`{other_line}` reads another version than `{first_line}`"
-    help: ClassVar[str] = (
+    code = "CH317"
+    title = "stages {first} and {other} are tied, but read different versions of the weights"
+    label = "`{other_line}` reads another version than `{first_line}`"
+    help = (
         "let both stages read one version of each micro-batch, as with double-buffered weights, or tie no stages: a "
         "parameter that stages share has one version at a time"
     )
-
+    related = ("first_span", "`{first_line}` is here")
     first: int
     other: int
     first_line: str
     other_line: str
     first_span: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """The forward on the other stage."""
-        return (Note(f"`{self.first_line}` is here", self.first_span),)

@@ -1,10 +1,10 @@
-"""CH112 and on: the text is not a scheme. ``chimera_ir.syntax.mistakes`` decides which mistake it is."""
+"""CH112 and on: mistakes of syntax. ``chimera_ir.syntax.mistakes`` decides which one a text has."""
 
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
 
 LIMITS = '"What a scheme cannot say" in docs/reference/language.md'
-"""The section about what the language has no words for."""
+"""Section of the docs on the limits of the language."""
 
 
 class KeywordAsName(Diagnostic):
@@ -12,10 +12,15 @@ class KeywordAsName(Diagnostic):
 
     code = "CH112"
     title = "`{found}` is a word of the language and cannot be a name"
-    label = "expected a name{or_value}"
+    label = "expected a name"
     help = "choose another name, such as `{found}_`"
     found: str
-    or_value: str
+
+
+class KeywordAsValue(KeywordAsName):
+    """A word of the language where a name or a value may stand."""
+
+    label = "expected a name or a value"
 
 
 class MissingClock(Diagnostic):
@@ -23,10 +28,15 @@ class MissingClock(Diagnostic):
 
     code = "CH113"
     title = "the operation `{operation}` has no clock"
-    label = "{label_text}"
+    label = "expected `@` and a formula"
     help = "write `{operation} @ formula`: worker by worker, operations run in the order of this formula"
     operation: str
-    label_text: str
+
+
+class ClockBehindEquals(MissingClock):
+    """An operation with ``=`` in place of ``@``."""
+
+    label = "did you mean `@`?"
 
 
 class SingleEquals(Diagnostic):
@@ -36,64 +46,6 @@ class SingleEquals(Diagnostic):
     title = "`=` gives a name to a value; it does not compare"
     label = "did you mean `==`?"
     help = "compare with `==`"
-
-
-class Unclosed(Diagnostic):
-    """An opening bracket whose partner is missing."""
-
-    code = "CH115"
-    title = "this `{opener}` is never closed"
-    label = "opened here"
-    help = "close it with `{closer}` {where}"
-    opener: str
-    closer: str
-    where: str
-    found: str
-    found_at: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where the text goes on as if it were closed."""
-        return (Note(f"found {self.found} where `{self.closer}` could stand", self.found_at),)
-
-
-class StrayCloser(Diagnostic):
-    """A closing bracket whose partner is missing."""
-
-    code = "CH116"
-    title = "this `{closer}` closes nothing"
-    label = "no `{opener}` is open here"
-    help = "remove it, or add the `{opener}` it belongs to"
-    closer: str
-    opener: str
-
-
-class WrongCloser(Diagnostic):
-    """A closing bracket of another shape than the opening one."""
-
-    code = "CH117"
-    title = "`{opener}` is closed by `{closer}`"
-    label = "expected `{expected}`"
-    help = "write `{expected}` here"
-    opener: str
-    closer: str
-    expected: str
-    opened: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where the opening bracket is."""
-        return (Note(f"this `{self.opener}` is still open", self.opened),)
-
-
-class MissingComma(Diagnostic):
-    """A comma is missing in a list."""
-
-    code = "CH118"
-    title = "a comma is missing before {found}"
-    label = "expected `,`"
-    help = "separate what stands in the brackets: `{before}, {after}`"
-    found: str
-    before: str
-    after: str
 
 
 class MissingIn(Diagnostic):
@@ -106,7 +58,7 @@ class MissingIn(Diagnostic):
     variable: str
 
 
-class UnknownOperation(Diagnostic):
+class UnknownLetter(Diagnostic):
     """An operation letter that does not exist."""
 
     code = "CH120"
@@ -127,7 +79,7 @@ class OutsidePipe(Diagnostic):
     closed: Span | None
 
     def notes(self) -> tuple[Note, ...]:
-        """Where the pipe above was closed, if there is one."""
+        """Place at which the pipe above was closed, if there is one."""
         return () if self.closed is None else (Note("the pipe above ends here", self.closed),)
 
 
@@ -137,14 +89,18 @@ class InsidePipe(Diagnostic):
     code = "CH122"
     title = "{found} cannot stand inside a pipe"
     label = "inside a pipe"
-    help = "{hint}"
+    help = "put it above the pipe, or close the pipe with `}}` first"
+    related = ("opened", "the pipe begins here")
     found: str
-    hint: str
     opened: Span
 
-    def notes(self) -> tuple[Note, ...]:
-        """Where the pipe begins."""
-        return (Note("the pipe begins here", self.opened),)
+
+class FormulaInsidePipe(InsidePipe):
+    """A definition within a pipe whose value depends on variables of the pipe: a function can stand above the pipe."""
+
+    help = "write it as a function above the pipe, `fn {name}({variables}) = ..`, and `{name}({variables})` in the pipe"
+    name: str
+    variables: str
 
 
 class MissingEquals(Diagnostic):
@@ -152,11 +108,16 @@ class MissingEquals(Diagnostic):
 
     code = "CH123"
     title = "`{name}` is given no value: `=` is missing"
-    label = "{label_text}"
-    help = "write `{example}`"
+    label = "expected `=`"
+    help = "write `{word} {name} = formula`"
+    word: str
     name: str
-    label_text: str
-    example: str
+
+
+class DefinedByComparison(MissingEquals):
+    """A definition with ``==`` in place of ``=``."""
+
+    label = "did you mean `=`?"
 
 
 class MissingDefault(Diagnostic):
@@ -178,6 +139,12 @@ class MissingValue(Diagnostic):
     help = "write a number, a name, or a formula after {before}"
     before: str
     found: str
+
+
+class ValueOnNextLine(MissingValue):
+    """An expression is missing at the end of a line; the next line begins with an operation."""
+
+    label = "found {found} on the next line instead of a value"
 
 
 class MissingOperator(Diagnostic):
@@ -244,15 +211,20 @@ class MissingPlace(Diagnostic):
 
 
 class UnknownStatement(Diagnostic):
-    """A line that begins with a word that begins no line."""
+    """A line that begins with a word with which no line can begin."""
 
     code = "CH132"
     title = "no line begins with `{found}`"
-    label = "{guess}"
-    help = "{hint}"
+    label = "{closest:else not the beginning of a line}"
+    help = "outside a pipe, lines begin with fn, let, memory, pipe, require, update, workers"
     found: str
-    guess: str
-    hint: str
+    closest: str | None
+
+
+class UnknownClause(UnknownStatement):
+    """A line of a pipe that begins with a word with which no line of a pipe can begin."""
+
+    help = "in a pipe, lines begin with F, B, I, W, stages, micros, reads, recompute and sync"
 
 
 class UnknownMode(Diagnostic):
@@ -307,28 +279,40 @@ class Unexpected(Diagnostic):
     expected: str
 
 
-class WrongArguments(Diagnostic):
-    """An operation that is not written ``F(m, s)``."""
-
-    code = "CH138"
-    title = "the operation `{letter}` takes a micro-batch and a stage in round brackets"
-    label = "found {found}"
-    help = "write `{letter}(m, s) @ formula`{hint}"
-    letter: str
-    found: str
-    hint: str = ""
-
-
 class MissingName(Diagnostic):
     """A name is missing."""
 
     code = "CH139"
     title = "a name is missing after `{before}`"
     label = "found {found} instead of a name"
-    help = "{hint}"
+    help = "names are made of a-z, A-Z, 0-9 and _, and do not start with a digit"
     before: str
     found: str
-    hint: str
+
+
+class UnnamedPart(MissingName):
+    """A scheme, or a pipe, without a name."""
+
+    help = "as in `{example}`"
+    example: str
+
+
+class UnnamedQuantity(MissingName):
+    """``memory`` without the quantity that it bounds."""
+
+    help = "say what is bounded: `memory activations <= 4` or `memory weights <= 2`"
+
+
+class UnnamedStrategy(MissingName):
+    """``sync`` without a strategy."""
+
+    help = "say how: `sync lazy`, `sync eager` or `sync eager_opt`"
+
+
+class UnnamedIndex(MissingName):
+    """``pipe name[..]`` without a variable."""
+
+    help = "give the pipes an index, as in `[i in 0..2]`"
 
 
 class NeedlessEquals(Diagnostic):
@@ -339,35 +323,3 @@ class NeedlessEquals(Diagnostic):
     label = "not needed"
     help = "remove the `=`"
     before: str
-
-
-class MissingBrackets(Diagnostic):
-    """A scheme or function whose parameters are not in brackets."""
-
-    code = "CH141"
-    title = "the parameters of `{name}` stand in brackets"
-    label = "expected `(` before {found}"
-    help = "{hint}"
-    name: str
-    found: str
-    hint: str
-
-
-class SeveralValues(Diagnostic):
-    """Several formulas where one belongs."""
-
-    code = "CH142"
-    title = "one value stands here, and this comma begins a second one"
-    label = "unexpected"
-    help = "keep one of the two; a clock that orders by a, and then by b, is `a*n + b` with n above every b"
-
-
-class CannotSay(Diagnostic):
-    """A word for what the language cannot say."""
-
-    code = "CH143"
-    title = "a scheme says nothing about {topic}"
-    label = "cannot be said"
-    help = "{instead}; see " + LIMITS
-    topic: str
-    instead: str

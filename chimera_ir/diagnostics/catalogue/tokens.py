@@ -1,6 +1,4 @@
-"""CH101 to CH111: the text holds what no scheme is made of, or does not start as one."""
-
-import re
+"""CH101 to CH110: characters and words that no scheme is made of, and texts that do not start as a scheme."""
 
 from chimera_ir.diagnostics.model import Diagnostic
 
@@ -12,18 +10,34 @@ class NotText(Diagnostic):
     title = "this is not a text: it holds {character}"
     label = "not a character of a text"
     help = "a scheme is plain text in UTF-8; is this the file you meant?"
-    character: str
+    found: str
+
+    @property
+    def character(self) -> str:
+        """The character in words, as it cannot be shown."""
+        if self.found == "\0":
+            return "a NUL character"
+        if "\udc80" <= self.found <= "\udcff":
+            return f"the byte 0x{ord(self.found) - 0xDC00:02x}, which is not UTF-8"
+        if self.found == "\ufffd":
+            return "a byte that is not UTF-8"
+        return f"the control character U+{ord(self.found):04X}"
 
 
 class TextTooLong(Diagnostic):
     """More text than the compiler reads."""
 
     code = "CH102"
-    title = "the text has more than {limit:,} {unit}"
+    title = "the text has more than {limit:,} characters"
     label = "the compiler reads up to here"
     help = "write repetition as a formula of m and s, or as an indexed pipe `pipe name[i in 0..n] {{ .. }}`"
     limit: int
-    unit: str
+
+
+class TooManyTokens(TextTooLong):
+    """More words and signs than the compiler reads."""
+
+    title = "the text has more than {limit:,} words and signs"
 
 
 class TooDeep(Diagnostic):
@@ -70,9 +84,38 @@ class StrayCharacter(Diagnostic):
     code = "CH107"
     title = "{found} has no meaning in a scheme"
     label = "unexpected"
-    help = "{hint}"
+    help = 'names are made of a-z, A-Z, 0-9 and _; other words belong in a `# comment` or a "message"'
     found: str
-    hint: str
+
+
+class StrayBlank(StrayCharacter):
+    """A blank that is not the one of the keyboard, such as one that does not break the line."""
+
+    help = "this is not an ordinary blank, though it looks like one; write it anew"
+
+
+class StrayQuote(StrayCharacter):
+    """A single quote or a backquote."""
+
+    help = 'messages stand between double quotes: "like this"'
+
+
+class StrayColon(StrayCharacter):
+    """A colon."""
+
+    help = "no colon is needed: a pipe's lines stand between `{{` and `}}`, a range is `a..b`, a choice `if a then b`"
+
+
+class StrayDot(StrayCharacter):
+    """A single dot."""
+
+    help = "a range is written with two dots: `0..D`"
+
+
+class StrayQuestion(StrayCharacter):
+    """A question mark, or an exclamation mark by itself."""
+
+    help = "a choice is written `if condition then value else value`"
 
 
 class NotAnInteger(Diagnostic):
@@ -91,17 +134,16 @@ class GluedNumber(Diagnostic):
     code = "CH109"
     title = "`{found}` is neither a number nor a name"
     label = "a number runs into a name"
-    help = "{remedy}"
+    help = "for a product write `{number}*{name}`; a name starts with a letter"
     found: str
     number: str
     name: str
 
-    @property
-    def remedy(self) -> str:
-        """What to write instead: a product, unless it is a number as other languages write it."""
-        if re.fullmatch(r"0[xXoObB]\w+|[0-9][0-9_]*|[0-9]+[eE][0-9]*", self.found):
-            return "a number is written in decimal digits and nothing else"
-        return f"for a product write `{self.number}*{self.name}`; a name starts with a letter"
+
+class ForeignNumber(GluedNumber):
+    """A number as other languages write it: hexadecimal, with underscores, with an exponent."""
+
+    help = "a number is written in decimal digits and nothing else"
 
 
 class OpenString(Diagnostic):
@@ -111,15 +153,3 @@ class OpenString(Diagnostic):
     title = "this message has no closing quote"
     label = "starts here and runs past the end of the line"
     help = 'close it with `"` on the same line'
-
-
-class ForeignSpelling(Diagnostic):
-    """An operator as other languages write it."""
-
-    code = "CH111"
-    title = "`{found}` is not an operator here"
-    label = "{meaning}"
-    help = "{hint}"
-    found: str
-    meaning: str
-    hint: str

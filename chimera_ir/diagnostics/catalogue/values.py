@@ -8,12 +8,12 @@ from chimera_ir.plural import counted
 from chimera_ir.source import Span
 
 Values = tuple[tuple[str, int], ...]
-"""Names and what they stand for, in the order in which they are read."""
+"""Names with their values, in the order in which they are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A function on its way to a failure: where it was called, and with what, or with which formulas."""
+    """A call on the way to a failure: the function, its arguments or their formulas, and the place of the call."""
 
     function: str
     arguments: tuple[int | str, ...]
@@ -50,7 +50,7 @@ class InInstance(Diagnostic):
         if self.instance.pipe:
             which = f"for {listed(self.instance.values)} " if self.instance.values else ""
             notes.append(Note(f"{which}in the pipe `{self.instance.pipe}`"))
-        return tuple(notes)
+        return (*notes, *Diagnostic.notes(self))
 
 
 class InFormula(InInstance):
@@ -115,21 +115,25 @@ class RequirementFails(Diagnostic):
     code = "CH233"
     title = "{message}"
     label = "required by the scheme, and does not hold"
-    help = "{remedy}"
+    help = "choose other parameters: {settings}"
     message: str
     values: Values
     parameters: tuple[str, ...]
 
     @property
-    def remedy(self) -> str:
-        """Which parameters to set."""
-        if not self.parameters:
-            return "no parameter changes this; the scheme itself has to"
-        return f"choose other parameters: {' '.join(f'{name}=..' for name in self.parameters)}"
+    def settings(self) -> str:
+        """The parameters in the condition, as on the command line."""
+        return " ".join(f"{name}=.." for name in self.parameters)
 
     def notes(self) -> tuple[Note, ...]:
         """The values of the names in the condition."""
         return (Note(f"with {listed(self.values)}"),) if self.values else ()
+
+
+class NeverMet(RequirementFails):
+    """A condition that does not hold and contains no parameter."""
+
+    help = "no parameter changes this; the scheme itself has to"
 
 
 class BackwardRange(InInstance):
@@ -187,15 +191,12 @@ class StagesDiffer(InInstance):
     title = "the pipe `{pipe}` has {found:stage} and the pipe `{other}` has {expected}"
     label = "{found:stage}"
     help = "every pipe is a whole copy of one model: give all of them the same stages"
+    related = ("first", "the pipe `{other}` has {expected}")
     pipe: str
     found: int
     other: str
     expected: int
     first: Span
-
-    def notes(self) -> tuple[Note, ...]:
-        """Where the first number comes from."""
-        return (*InInstance.notes(self), Note(f"the pipe `{self.other}` has {self.expected}", self.first))
 
 
 class NoMicros(InInstance):
@@ -213,16 +214,15 @@ class WorkerOutOfRange(InInstance):
     code = "CH240"
     title = "stage {stage} is placed on worker {worker}, and there is none"
     label = "worker {worker}"
-    help = "{remedy}"
+    help = "{existing}; wrap around with `% {workers}`, or say how many there are with `workers`"
     stage: int
     worker: int
     workers: int
 
     @property
-    def remedy(self) -> str:
-        """Which workers there are."""
-        existing = "the only worker is 0" if self.workers == 1 else f"the workers are 0 to {self.workers - 1}"
-        return f"{existing}; wrap around with `% {self.workers}`, or say how many there are with `workers`"
+    def existing(self) -> str:
+        """The workers that there are."""
+        return "the only worker is 0" if self.workers == 1 else f"the workers are 0 to {self.workers - 1}"
 
 
 class IdleWorker(Diagnostic):
@@ -238,7 +238,7 @@ class IdleWorker(Diagnostic):
 
     @property
     def others(self) -> str:
-        """How many more there are."""
+        """Number of the other workers without a stage."""
         others = self.idle - 1
         return f", nor {'has' if others == 1 else 'have'} {counted(others, 'other')}" if others else ""
 
@@ -264,22 +264,20 @@ class NumberTaken(InInstance):
     """Two micro-batches of one global number."""
 
     code = "CH243"
-    title = "two micro-batches have the number {number}: {one}, and {other}"
+    title = "two micro-batches have the number {number}: {first}, and {second}"
     label = "{number} again"
     help = "give each micro-batch a number of its own with `as`; without `as` they are consecutive, pipe by pipe"
+    related = ("first_span", "{first} gets its number here")
     number: int
-    one: str
-    other: str
+    first: str
+    second: str
     missing: int
-    first: Span
+    first_span: Span
 
     def notes(self) -> tuple[Note, ...]:
-        """Where the first one is, and which number is left over."""
-        return (
-            *InInstance.notes(self),
-            Note(f"the number {self.missing} is given to none"),
-            Note(f"{self.one} gets its number here", self.first),
-        )
+        """The instance, the number that no micro-batch has, and the place of the first of the two."""
+        *instance, first = InInstance.notes(self)
+        return (*instance, Note(f"the number {self.missing} is given to none"), first)
 
 
 class NoSuchMicro(InInstance):
@@ -328,7 +326,7 @@ class TooMany(InInstance):
 
     code = "CH247"
     title = "this makes {too_many}, and the limit is {limit:,}"
-    label = "{too_many}"
+    label = "beyond the limit"
     help = "choose smaller parameters: no option raises this limit"
     thing: str
     count: int
@@ -336,7 +334,7 @@ class TooMany(InInstance):
 
     @property
     def too_many(self) -> str:
-        """How many there are."""
+        """The number of things, with their noun."""
         return counted(self.count, self.thing)
 
 

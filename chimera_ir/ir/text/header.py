@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 from lark import Token
 
-from chimera_ir.diagnostics.catalogue.irtext import (
+from chimera_ir.diagnostics.catalogue.irheader import (
+    BoundTwice,
+    EntryTwice,
     HalvesLeftOver,
     HeaderTwice,
     KindLacking,
@@ -14,12 +16,15 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     MicroTwice,
     MissingHeader,
     NoUpdates,
-    NumberOutOfRange,
+    PeriodTooShort,
     PlacementLength,
+    SyncTwice,
+    TurnInPlan,
     UnevenTurn,
     UnevenUpdates,
     WrongUpdates,
 )
+from chimera_ir.diagnostics.catalogue.irtext import NumberOutOfRange
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import KINDS, Kind, alternatives, unmade
@@ -124,13 +129,13 @@ class _HeaderReader:
         for word in token.split()[1:]:
             name, _, value = word.partition("=")
             if name in self._parameters:
-                raise Rejected([HeaderTwice(span(token), f"parameter {name}")])
+                raise Rejected([EntryTwice(span(token), name, "parameter")])
             self._parameters[name] = integers(token, value)[0]
 
     def _take_bound(self, token: Token) -> None:
         quantity = Quantity(token.split()[1])
         if quantity in self._bounds:
-            raise Rejected([HeaderTwice(span(token), f"the bound on {quantity.value}")])
+            raise Rejected([BoundTwice(span(token), quantity.value)])
         self._bounds[quantity] = Bound(quantity, integers(token, token)[-1])
 
     def _take_count(self, token: Token) -> None:
@@ -177,7 +182,7 @@ class _HeaderReader:
         letters = self._kinds.split()[1:]
         for place, letter in enumerate(letters):
             if letter in letters[:place]:
-                raise Rejected([HeaderTwice(span(self._kinds), f"kind {letter}")])
+                raise Rejected([EntryTwice(span(self._kinds), letter, "kind")])
         kinds = tuple(kind for letter, kind in KINDS.items() if letter in letters)
         for reader, value in unmade(kinds):
             raise Rejected([KindLacking(span(self._kinds), str(self._kinds), reader.noun, value.reason)])
@@ -209,29 +214,25 @@ class _HeaderReader:
             return updates, micro_batches
         period = periods[0]
         if updates < 1 or micro_batches % updates:
-            reason = "the updates would not have equally many micro-batches"
-        elif period < 1 or period % (micro_batches // updates):
-            reason = f"an update takes {micro_batches // updates}"
-        else:
-            return updates, period
-        raise Rejected([UnevenUpdates(span(self._updates), micro_batches, updates, period, reason)])
+            raise Rejected([UnevenUpdates(span(self._updates), micro_batches, updates, period)])
+        if period < 1 or period % (micro_batches // updates):
+            raise Rejected([PeriodTooShort(span(self._updates), micro_batches, updates, period)])
+        return updates, period
 
     def _require_updates_of_level(self, token: Token, *, per_turn: bool) -> None:
         """Checks that a plan shows a number of updates, and that another level has the updates of a turn."""
         level = self._title.split()[0]
         if per_turn and level == "plan":
-            advice = "write `updates U period L`: the updates that the plan shows, and when its lanes repeat"
-            raise Rejected([WrongUpdates(span(token), level, "clocks have no turn to count from", advice)])
+            raise Rejected([TurnInPlan(span(token), level)])
         if not per_turn and level != "plan":
-            advice = "write `updates U per turn`, the micro-batches of a turn elsewhere, and one turn of every worker"
-            raise Rejected([WrongUpdates(span(token), level, "its lanes are one turn, over and over", advice)])
+            raise Rejected([WrongUpdates(span(token), level)])
 
     def _read_strategies(self) -> tuple[tuple[Stage, Strategy], ...]:
         chosen: dict[Stage, Strategy] = {}
         for token in self._syncs:
             for stage in self._read_stages(token, integers(token, token)):
                 if stage in chosen:
-                    raise Rejected([HeaderTwice(span(token), f"the synchronisation of stage {stage}")])
+                    raise Rejected([SyncTwice(span(token), f"{stage}")])
                 chosen[stage] = Strategy(token.split()[1])
         return tuple(sorted(chosen.items()))
 
@@ -250,7 +251,7 @@ class _HeaderReader:
             if stage > last:
                 raise Rejected([NumberOutOfRange(span(token), "stage", str(stage), 0, last)])
             if stage in stages[:number]:
-                raise Rejected([HeaderTwice(span(token), f"stage {stage}")])
+                raise Rejected([EntryTwice(span(token), f"{stage}", "stage")])
         return tuple(map(Stage, sorted(stages)))
 
     def _read_pipes(self) -> tuple[Pipe, ...]:
@@ -264,7 +265,7 @@ class _HeaderReader:
                 mistakes.extend(rejected.diagnostics)
                 continue
             if pipe.name in pipes:
-                mistakes.append(HeaderTwice(span(token), f"pipe {pipe.name}"))
+                mistakes.append(EntryTwice(span(token), pipe.name, "pipe"))
             pipes[pipe.name] = pipe
         micro_batches = self._counts["MICRO_BATCHES"]
         if not mistakes and len(earlier) < micro_batches:
@@ -298,7 +299,7 @@ class _HeaderReader:
         stages: set[int] = set()
         for stage in _run(token, ends, self._counts["STAGES"] - 1):
             if stage in stages:
-                raise Rejected([HeaderTwice(span(token), f"stage {stage}")])
+                raise Rejected([EntryTwice(span(token), f"{stage}", "stage")])
             stages.add(stage)
         return tuple(map(Stage, sorted(stages)))
 

@@ -1,9 +1,8 @@
 """Explains lines that the grammar does not know, by their first word."""
 
-from collections.abc import Mapping
 from difflib import get_close_matches
 
-from chimera_ir.diagnostics.catalogue.irtext import MalformedLine, UnknownKind
+from chimera_ir.diagnostics.catalogue.irtext import MalformedLine, MisspeltKind, UnknownKind
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.source import Span
@@ -74,27 +73,19 @@ def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
     turn
         Whether it is in a turn.
     """
-    forms = FORMS_OF_TURN if turn else FORMS
+    forms, clock = FORMS_OF_TURN if turn else FORMS, " @ 3 on w1" if plan else ""
     words = text[:_EXCERPT].split()
     word = words[0] if words else text[:_EXCERPT]
     span = Span(start, start + len(text.rstrip()))
     if word == "wait" and " ".join(words[:2]) in forms:
         word = " ".join(words[:2])
     if word in KINDS and "&" in text:
-        pair = FORMS["F &"]
-        return MalformedLine(span, "pair", f"{pair} @ 3 on w1" if plan else pair)
-    if plan and word in KINDS:
-        return MalformedLine(span, word, f"{forms[word]} @ 3 on w1")
+        return MalformedLine(span, "pair", FORMS["F &"] + clock)
     if word in forms:
-        return MalformedLine(span, word, forms[word])
-    return UnknownKind(Span(start, start + len(word)), _printable(word), _advice(word, forms))
-
-
-def _advice(word: str, forms: Mapping[str, str]) -> str:
+        return MalformedLine(span, word, forms[word] + (clock if word in KINDS else ""))
+    at, shown = Span(start, start + len(word)), _printable(word)
     close = get_close_matches(word, forms, n=1)
-    if close:
-        return f"did you mean `{close[0]}`, as in `{forms[close[0]]}`?"
-    return "operations are F, B, I, W, send, recv, wait, all_reduce, step, stash and drop"
+    return MisspeltKind(at, shown, close[0], forms[close[0]]) if close else UnknownKind(at, shown)
 
 
 def _printable(word: str) -> str:

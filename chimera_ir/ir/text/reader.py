@@ -11,18 +11,24 @@ from lark import Token, Tree
 
 from chimera_ir.diagnostics.catalogue.endless import VersionsTooOld
 from chimera_ir.diagnostics.catalogue.irtext import (
+    CountOutOfRange,
+    LaneInPlan,
     LanesMissing,
     LaneTwice,
     MalformedLine,
-    MisplacedLine,
     MoreMistakes,
+    NeedlessCopy,
+    NeedlessVersion,
+    NoHeading,
     NotOfTurn,
+    NoTurnInPlan,
     NoTurnToCountFrom,
     NumberOutOfRange,
     PairInStream,
     RingsDiffer,
     RingUnsaid,
     VersionUnsaid,
+    VersionUnsaidInTurn,
     WrongLevel,
 )
 from chimera_ir.diagnostics.catalogue.values import Instance
@@ -119,7 +125,7 @@ class _BodyReader:
     def _planned(self, body: list[Token | Tree[Token]]) -> Iterator[Planned]:
         for item in body:
             if isinstance(item, Tree):
-                self._reject(MisplacedLine(span(item.children[0]), "a plan has no lanes", ""))  # type: ignore[arg-type]
+                self._reject(LaneInPlan(span(item.children[0]), lanes=False))  # type: ignore[arg-type]
                 return
             if item.type not in ("PLANNED", "PLANNED_PAIR"):
                 self._wrong_level(item)
@@ -139,7 +145,7 @@ class _BodyReader:
         headings: dict[int, Token] = {}
         for item in body:
             if isinstance(item, Token):
-                self._reject(MisplacedLine(span(item), "an operation before the first heading", _UNDER))
+                self._reject(NoHeading(span(item), lanes=True))
                 break
             heading, *lines = [token for token in item.children if isinstance(token, Token)]
             worker = next(iter(self._numbers(heading)), workers)
@@ -210,7 +216,7 @@ class _BodyReader:
             self._reject(RingUnsaid(span(token), slot, slot + 1))
             return False
         if not 1 <= count <= MAX_MICRO_BATCHES:
-            self._reject(NumberOutOfRange(span(token), "number of slots", str(count), 1, MAX_MICRO_BATCHES))
+            self._reject(CountOutOfRange(span(token), "slots", str(count), 1, MAX_MICRO_BATCHES))
             return False
         other, before = self._rings.setdefault(shelf(message), (count, token))
         if count != other:
@@ -303,9 +309,8 @@ class _BodyReader:
     def _miscounted(self, token: Token, number: str) -> Diagnostic:
         if self._stream:
             return NotOfTurn(span(token), number)
-        turn = "or add `updates U per turn` to the header, for a scheme without a flush"
-        advice = turn if self._level != "plan" else "a plan shows some updates from the first one on"
-        return NoTurnToCountFrom(span(token), number, self._level, advice)
+        message = NoTurnInPlan if self._level == "plan" else NoTurnToCountFrom
+        return message(span(token), number, self._level)
 
     def _wrong_level(self, token: Token) -> None:
         form = f"{FORMS['F']} @ 3 on w1" if self._level == "plan" else (FORMS_OF_TURN if self._stream else FORMS)["F"]
@@ -317,16 +322,9 @@ class _BodyReader:
 
 
 def _unsaid(token: Token, *, asynchronous: bool, stream: bool) -> Diagnostic:
-    word = f"`{token.split()[0]}`"
-    if asynchronous:
-        what, advice = (
-            f"this {word} names no version of the weights",
-            f"add the version, as in `{'F m+1 s0 v-1`, `step s0 v+1' if stream else 'F m3 s0 v1'}`",
-        )
-        return VersionUnsaid(span(token), what, "the header says `updates`: weights have versions", advice)
-    change = "remove the line" if token.type in ("STASH", "DROP") else "leave the version out"
-    advice = f"{change}; or add `updates U per turn` to the header of a program without a flush"
-    return VersionUnsaid(span(token), f"this {word} names a version", "a synchronous program has one", advice)
+    unsaid = VersionUnsaidInTurn if stream else VersionUnsaid
+    needless = NeedlessCopy if token.type in ("STASH", "DROP") else NeedlessVersion
+    return (unsaid if asynchronous else needless)(span(token), token.split()[0])
 
 
 _VERSION = re.compile(r"[ \t]v([+-]?[0-9]+)?(?![^ \t\r])")
@@ -334,7 +332,6 @@ _MICRO = re.compile(r"(?<![^ \t,])m([+-]?[0-9]+)?(?![^ \t\r,])")
 _OF_TURN = re.compile(r"(?<![^ \t,])([mv](?:[+-][0-9]+)?)(?![^ \t\r,])")
 _NOT_OF_TURN = re.compile(r"(?<![^ \t,])([mv][0-9]+)")
 _RING = re.compile(r"[ \t]of[ \t]")
-_UNDER = " under their `worker` headings"
 _SYNCS: dict[str, type[AllReduce | WaitAllReduce | Step]] = {
     "ALL_REDUCE": AllReduce,
     "WAIT_ALL_REDUCE": WaitAllReduce,

@@ -5,7 +5,15 @@ from functools import cache
 
 from lark import Lark, Token, Tree, UnexpectedToken
 
-from chimera_ir.diagnostics.catalogue.irtext import MisplacedLine, MoreMistakes, NoTitle
+from chimera_ir.diagnostics.catalogue.irtext import (
+    HeaderTooLate,
+    HeadingTooLate,
+    MoreMistakes,
+    NoHeading,
+    NoTitle,
+    OutOfOrder,
+    SecondTitle,
+)
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.text.header import span
 from chimera_ir.ir.text.malformed import explain
@@ -81,19 +89,13 @@ def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
     malformed = [token for token in tokens if token.type == "OTHER"]
     if malformed:
         return _malformed(malformed, tokens)
-    lanes = any(token.type == "HEADING" for token in tokens)
     if unexpected.type == "HEADING" and not tokens[0].startswith("plan"):
         unexpected = next(token for token in tokens if token.type not in _MISPLACED)
-    under = " under their `worker` headings" if lanes else ""
-    return [
-        MisplacedLine(span(unexpected), _MISPLACED.get(unexpected.type, "an operation before the first heading"), under)
-    ]
+    lanes = any(token.type == "HEADING" for token in tokens)
+    return [_MISPLACED.get(unexpected.type, NoHeading)(span(unexpected), lanes)]
 
 
-_MISPLACED = {
-    "TITLE": "the level is named once, in the first line",
-    "HEADING": "a heading after operations that have none",
-} | dict.fromkeys(
+_MISPLACED: dict[str, type[OutOfOrder]] = {"TITLE": SecondTitle, "HEADING": HeadingTooLate} | dict.fromkeys(
     ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "KINDS", "UPDATES", "MEMORY", "SYNC", "TIED", "PIPE"),
-    "a header line after the first operation",
+    HeaderTooLate,
 )

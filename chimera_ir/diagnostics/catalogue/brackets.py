@@ -1,0 +1,119 @@
+"""CH115 to CH118, CH138, CH141 and CH142: brackets, and the values between them."""
+
+from chimera_ir.diagnostics.catalogue.syntax import LIMITS
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.source import Span
+
+
+class Unclosed(Diagnostic):
+    """An opening bracket whose partner is missing."""
+
+    code = "CH115"
+    title = "this `{opener}` is never closed"
+    label = "opened here"
+    help = "close it with `{closer}` before {found}"
+    related = ("found_at", "found {found} where `{closer}` could stand")
+    opener: str
+    closer: str
+    found: str
+    found_at: Span
+
+
+class UnclosedLine(Unclosed):
+    """A round or square bracket that is still open at the end of its line."""
+
+    help = "close it with `{closer}` at the end of the line"
+
+
+class UnclosedPipe(Unclosed):
+    """A pipe that is still open where the text continues with another part of the scheme."""
+
+    help = "close it with `{closer}` behind the last line of the pipe"
+
+
+class StrayCloser(Diagnostic):
+    """A closing bracket whose partner is missing."""
+
+    code = "CH116"
+    title = "this `{closer}` closes nothing"
+    label = "no `{opener}` is open here"
+    help = "remove it, or add the `{opener}` it belongs to"
+    closer: str
+    opener: str
+
+
+class WrongCloser(Diagnostic):
+    """A closing bracket of another shape than the opening one."""
+
+    code = "CH117"
+    title = "`{opener}` is closed by `{closer}`"
+    label = "expected `{expected}`"
+    help = "write `{expected}` here"
+    related = ("opened", "this `{opener}` is still open")
+    opener: str
+    closer: str
+    expected: str
+    opened: Span
+
+
+class MissingComma(Diagnostic):
+    """A comma is missing in a list."""
+
+    code = "CH118"
+    title = "a comma is missing before {found}"
+    label = "expected `,`"
+    help = "separate what stands in the brackets: `{before}, {after}`"
+    found: str
+    before: str
+    after: str
+
+
+class WrongArguments(Diagnostic):
+    """An operation that is not written ``F(m, s)``."""
+
+    code = "CH138"
+    title = "the operation `{letter}` takes a micro-batch and a stage in round brackets"
+    label = "found one argument"
+    help = "write `{letter}(m, s) @ formula`"
+    letter: str
+
+
+class ThirdArgument(WrongArguments):
+    """An operation with three arguments."""
+
+    label = "found a third argument"
+    help = "write `{letter}(m, s) @ formula`; a scheme has no slices; see " + LIMITS
+
+
+class WrongBrackets(WrongArguments):
+    """An operation whose arguments are not in round brackets."""
+
+    label = "found {found}"
+    found: str
+
+
+class MissingBrackets(Diagnostic):
+    """A scheme or function whose parameters are not in brackets."""
+
+    code = "CH141"
+    title = "the parameters of `{name}` stand in brackets"
+    label = "expected `(` before {found}"
+    help = "write `fn {name}(m) = formula`; a value without parameters is `let {name} = formula`"
+    name: str
+    found: str
+
+
+class SchemeWithoutBrackets(MissingBrackets):
+    """A scheme whose parameters are not in brackets."""
+
+    help = "write `scheme {name}({parameter} = 4)`"
+    parameter: str
+
+
+class SeveralValues(Diagnostic):
+    """Several formulas where one belongs."""
+
+    code = "CH142"
+    title = "one value stands here, and this comma begins a second one"
+    label = "unexpected"
+    help = "keep one of the two; a clock that orders by a, and then by b, is `a*n + b` with n above every b"

@@ -1,0 +1,193 @@
+"""CH505 and on: mistakes in the header of an IR text."""
+
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.source import Span
+
+
+class MissingHeader(Diagnostic):
+    """The header lacks a line."""
+
+    code = "CH505"
+    title = "the header has no `{word}` line"
+    label = "the header begins here"
+    help = "add a line such as `{form}`"
+    word: str
+    form: str
+
+
+class PlacementLength(Diagnostic):
+    """A pipe places too few or too many stages."""
+
+    code = "CH509"
+    title = "pipe {pipe} places {placed} of {stages:stage}"
+    label = "one worker per stage after `on`"
+    help = "name {stages:worker}, in the order of the stages"
+    pipe: str
+    placed: int
+    stages: int
+
+
+class MicroTwice(Diagnostic):
+    """A micro-batch belongs to two pipes, or twice to one."""
+
+    code = "CH510"
+    title = "micro-batch {micro} is given twice"
+    label = "the second time"
+    help = "every micro-batch 0 to {last} belongs to exactly one pipe"
+    micro: int
+    last: int
+
+
+class MicroMissing(Diagnostic):
+    """A micro-batch belongs to no pipe."""
+
+    code = "CH511"
+    title = "micro-batch {micro} belongs to no pipe{others}"
+    label = "given to a pipe: {placed} of {micro_batches:micro-batch}"
+    help = "add {micro} to the runs after `micros` of one pipe, as in `{micro}..{after}`"
+    micro: int
+    placed: int
+    micro_batches: int
+
+    @property
+    def after(self) -> int:
+        """The end of the run that would add it."""
+        return self.micro + 1
+
+    @property
+    def others(self) -> str:
+        """Number of the other micro-batches that belong to no pipe."""
+        more = self.micro_batches - self.placed - 1
+        return f" (and {more} more)" if more else ""
+
+
+class HeaderTwice(Diagnostic):
+    """A fact that the header states twice."""
+
+    code = "CH514"
+    title = "{what} is given twice"
+    label = "the second time"
+    help = "keep one of the two"
+    what: str
+
+
+class BoundTwice(HeaderTwice):
+    """Two bounds on one quantity."""
+
+    title = "the bound on {what} is given twice"
+
+
+class SyncTwice(HeaderTwice):
+    """Two strategies for the gradients of one stage."""
+
+    title = "the synchronisation of stage {what} is given twice"
+
+
+class EntryTwice(HeaderTwice):
+    """A parameter, a pipe, a kind of operation or a stage that stands twice in the header, or in a line of it."""
+
+    title = "{noun} {what} is given twice"
+    noun: str
+
+
+class HalvesLeftOver(Diagnostic):
+    """Halves that make no whole number of micro-batches."""
+
+    code = "CH516"
+    title = "{count:half micro-batch} cannot be whole ones"
+    label = "an odd number"
+    help = "count two for each micro-batch"
+    count: int
+
+
+class UnevenUpdates(Diagnostic):
+    """Updates that do not share the micro-batches evenly, or lanes that repeat within an update."""
+
+    code = "CH517"
+    title = "{updates:update} that repeat every {period} cannot be made of {micro_batches:micro-batch}"
+    label = "the updates would not have equally many micro-batches"
+    help = "`updates U period L`: U divides the micro-batches, and L is a multiple of what an update takes"
+    micro_batches: int
+    updates: int
+    period: int
+
+
+class PeriodTooShort(UnevenUpdates):
+    """Lanes that repeat within an update."""
+
+    label = "an update takes {taken_by_update}"
+
+    @property
+    def taken_by_update(self) -> int:
+        """Number of micro-batches of an update."""
+        return self.micro_batches // self.updates
+
+
+class UnevenPlan(UnevenUpdates):
+    """A plan, made by a program, whose updates or period do not fit its micro-batches."""
+
+    label = "every update has as many micro-batches, and a period is made of whole updates"
+
+
+class WrongUpdates(Diagnostic):
+    """The `updates` line of a plan in a schedule or a program, or the other way round."""
+
+    code = "CH519"
+    title = "a {level} without a flush has another `updates` line"
+    label = "its lanes are one turn, over and over"
+    help = "write `updates U per turn`, the micro-batches of a turn elsewhere, and one turn of every worker"
+    level: str
+
+
+class TurnInPlan(WrongUpdates):
+    """The `updates` line of a schedule or a program in a plan."""
+
+    label = "clocks have no turn to count from"
+    help = "write `updates U period L`: the updates that the plan shows, and when its lanes repeat"
+
+
+class UnevenTurn(Diagnostic):
+    """The micro-batches of a turn cannot be shared out to its updates."""
+
+    code = "CH520"
+    title = "{updates:update} of a turn cannot be made of {micro_batches:micro-batch}"
+    label = "the updates would not have equally many micro-batches"
+    help = "`updates U per turn`: U divides the micro-batches of the turn"
+    micro_batches: int
+    updates: int
+
+
+class KindLacking(Diagnostic):
+    """A header with a kind of operation and without the kind that makes what it reads."""
+
+    code = "CH525"
+    title = "`{line}`: no operation makes what a {reader} reads"
+    label = "as {reason}"
+    help = "name the kind that makes it as well; a header without this line has all kinds"
+    line: str
+    reader: str
+    reason: str
+
+
+class KindUnfinished(Diagnostic):
+    """A header with kinds that sum the gradients of weights, and with one whose share nothing sums."""
+
+    code = "CH528"
+    title = "`{line}`: no operation sums the weight gradients that {nouns} leave"
+    label = "micro-batches with {nouns} would be missing from the update"
+    help = "name the kind that sums them as well; a header without this line has all kinds"
+    line: str
+    nouns: str
+
+
+class NoUpdates(Diagnostic):
+    """A line of a header about updates, where the kinds of operations make none."""
+
+    code = "CH526"
+    title = "`{word}` is about updates, and there are none"
+    label = "nothing to say here"
+    help = "leave it out; or remove `{line}`, and add the operations that make an update"
+    related = ("kinds", "operations of these kinds add to no gradients")
+    word: str
+    line: str
+    kinds: Span

@@ -1,0 +1,324 @@
+"""CH401 to CH405: lines of a program that are missing, redundant, too early, or about no message of their worker."""
+
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.source import Span
+
+_STRAY = "`{line}` on worker {worker} is about no message of this worker: "
+
+
+class MissingLine(Diagnostic):
+    """A line that a worker lacks."""
+
+    code = "CH401"
+    title = "worker {worker} has no `{line}`"
+    help = "add `{line}` to the lane of worker {worker}"
+    worker: int
+    line: str
+
+
+class MissingSend(MissingLine):
+    """A value that another worker needs and does not get."""
+
+    label = "worker {peer} needs {content} for `{user}`"
+    help = MissingLine.help + ", after `{operation}`"
+    peer: int
+    content: str
+    user: str
+    operation: str
+
+
+class MissingWaitSend(MissingLine):
+    """A send that its worker never waits for."""
+
+    label = "nothing waits for this send, so its tensors are never known to be free"
+    help = MissingLine.help + ", below `{send}`"
+    send: str
+
+
+class MissingWaitRecv(MissingLine):
+    """A receive that its worker never waits for."""
+
+    label = "`{user}` needs {content} (worker {peer})"
+    help = MissingLine.help + ", before `{user}`"
+    peer: int
+    content: str
+    user: str
+
+
+class MissingRecv(MissingWaitRecv):
+    """A value that an operation needs and no line receives."""
+
+    help = MissingWaitRecv.help + ", into a slot that is free"
+
+
+class MissingStep(MissingLine):
+    """An update that leaves weights as they are."""
+
+    label = "worker {worker} holds weights of {group}, which every update must change"
+    help = MissingLine.help + ", at the end"
+    group: str
+    tied: bool
+
+
+class MissingStepOfMany(MissingStep):
+    """An update, before others, that leaves weights as they are."""
+
+    help = MissingLine.help + ", before the next update's backwards"
+
+
+class MissingSum(MissingStep):
+    """A sum in which a worker takes no part."""
+
+    label = "every worker that holds {part}{group} takes part in the sum of its gradients"
+    help = MissingLine.help + ", after its last backward of {whose}"
+
+    @property
+    def part(self) -> str:
+        """The words in front of stages that share parameters."""
+        return "a stage of " if self.tied else ""
+
+    @property
+    def whose(self) -> str:
+        """The stage, or the stages that share parameters."""
+        return "those stages" if self.tied else "that stage"
+
+
+class MissingWaitSum(MissingStep):
+    """A sum that its worker never waits for."""
+
+    label = "the step needs the sum of the gradients of {group}"
+    help = MissingLine.help + ", between the launch and the step"
+
+
+class MissingStash(MissingLine):
+    """A version that is read after the next one has been made, and is not kept."""
+
+    label = "`{operation}` reads {weights} after `{step}`"
+    help = MissingLine.help + ", before `{step}`"
+    operation: str
+    weights: str
+    step: str
+
+
+class MissingDrop(MissingLine):
+    """A version that is kept for ever."""
+
+    label = "nothing lets {weights} go"
+    help = MissingLine.help + ", after `{end}`"
+    weights: str
+    end: str
+
+
+class RedundantLine(Diagnostic):
+    """A line that repeats another, or changes nothing."""
+
+    code = "CH402"
+    title = "`{line}` on worker {worker} is redundant: a synchronous program has one version"
+    label = "redundant"
+    help = "remove the line"
+    worker: int
+    line: str
+
+
+class NeverReplaced(RedundantLine):
+    """A copy of weights that no step changes."""
+
+    title = "`{line}` on worker {worker} is redundant: no step follows {weights}"
+    weights: str
+
+
+class NeverStashed(RedundantLine):
+    """The end of a copy that there is not."""
+
+    title = "`{line}` on worker {worker} is redundant: {weights} is not stashed"
+    weights: str
+
+
+class RepeatedLine(RedundantLine):
+    """A second line that does the same with weights or a sum."""
+
+    title = "`{line}` on worker {worker} is redundant: {content} is already {done}"
+    related = ("first", "this line does the same")
+    content: str
+    done: str
+    first: Span
+
+
+class RepeatedMessage(RepeatedLine):
+    """A second line that does the same with a message."""
+
+    title = "`{line}` on worker {worker} is redundant: {content} are already {done}"
+
+
+class LineTooEarly(Diagnostic):
+    """A line before another that it must follow."""
+
+    code = "CH403"
+    title = "worker {worker} runs `{line}` before `{other}`"
+    help = "on worker {worker}, move `{line}` below `{other}`"
+    related = ("other_span", "`{other}` comes only here")
+    worker: int
+    line: str
+    other: str
+    other_span: Span
+
+
+class LineAboutContent(LineTooEarly):
+    """A line about the content of a message, or about a version of weights."""
+
+    content: str
+
+
+class SendBeforeOperation(LineAboutContent):
+    """A send above the operation that makes its content."""
+
+    label = "{content} are not there yet"
+
+
+class WaitBeforeSend(LineTooEarly):
+    """A wait above its send."""
+
+    label = "waits for what is not sent yet"
+
+
+class WaitBeforeRecv(LineTooEarly):
+    """A wait above its receive."""
+
+    label = "waits for a receive that is not posted yet"
+
+
+class UseBeforeWait(LineAboutContent):
+    """An operation above the wait for a message that it needs."""
+
+    label = "{content} may not be there yet"
+
+
+class SumBeforeBackward(LineTooEarly):
+    """A sum above a backward that adds to its gradients."""
+
+    label = "the sum would lack the gradients of this backward"
+
+
+class WaitBeforeLaunch(LineTooEarly):
+    """A wait above the launch of its sum."""
+
+    label = "waits for what is not launched yet"
+
+
+class StepBeforeWait(LineTooEarly):
+    """A step above the wait for its sum."""
+
+    label = "the sum of the gradients may not be there yet"
+
+
+class BackwardBeforeStep(LineTooEarly):
+    """A backward of the next update above the step of this one."""
+
+    label = "its gradients would mix with those of the update before"
+
+
+class SumBeforeStep(LineTooEarly):
+    """A sum of the next update above the step of this one."""
+
+    label = "it sums in the memory that holds the sum before it"
+
+
+class StepBeforeStep(LineTooEarly):
+    """A step of the next update above the step of this one."""
+
+    label = "versions are made one after the other"
+
+
+class ReadBeforeStep(LineAboutContent):
+    """A line that uses a version above the step that makes it."""
+
+    label = "{content} is not there yet"
+
+
+class StepBeforeStash(LineAboutContent):
+    """A step above the line that keeps the version which it replaces."""
+
+    label = "{content} would be gone"
+
+
+class DropBeforeStash(LineAboutContent):
+    """The end of a copy above its beginning."""
+
+    label = "{content} is not stashed yet"
+
+
+class DropBeforeRead(LineAboutContent):
+    """The end of a copy above an operation that reads it."""
+
+    label = "{content} is still read"
+
+
+class WrongPeer(Diagnostic):
+    """A message to or from a worker that does not take part in it."""
+
+    code = "CH404"
+    title = (
+        "`{line}` on worker {worker} names worker {peer}, but stage {stage} of this micro-batch is on worker {right}"
+    )
+    label = "the peer must be worker {right}"
+    help = "write w{right} instead of w{peer}"
+    worker: int
+    line: str
+    peer: int
+    right: int
+    stage: int
+
+
+class UnknownMessage(Diagnostic):
+    """A line about a message that does not exist, or does not concern this worker."""
+
+    code = "CH405"
+    title = _STRAY + "there is no such micro-batch or stage"
+    label = "no such message here"
+    help = "remove the line, or correct its micro-batch and stages"
+    worker: int
+    line: str
+
+
+class NoStageOfMessage(UnknownMessage):
+    """A message from or to a stage that does not exist."""
+
+    title = _STRAY + "there is no stage {stage}"
+    stage: int
+
+
+class NotNeighbours(UnknownMessage):
+    """A message between two stages that are not neighbours."""
+
+    title = _STRAY + "stages {source} and {target} are not neighbours"
+    source: int
+    target: int
+
+
+class WithinWorker(UnknownMessage):
+    """A message between two stages of one worker."""
+
+    title = _STRAY + "both stages of this micro-batch are on worker {holder}, where no message is needed"
+    holder: int
+
+
+class PartOfMessage(UnknownMessage):
+    """A part of what an operation makes."""
+
+    title = _STRAY + "one message holds all that `{operation}` makes: `{whole}`"
+    operation: str
+    whole: str
+
+
+class SentElsewhere(UnknownMessage):
+    """A send on another worker than the one that sends."""
+
+    title = _STRAY + "worker {peer} sends it"
+    peer: int
+
+
+class ReceivedElsewhere(UnknownMessage):
+    """A receive on another worker than the one that receives."""
+
+    title = _STRAY + "worker {peer} receives it"
+    peer: int
