@@ -275,7 +275,7 @@ class _Checker:
 
     def _expect(self, node: ast.Expression, actual: Type | None, expected: Type | None, place: str) -> None:
         if actual is not None and expected is not None and actual is not expected:
-            message = say.NumberAsCondition if actual is Type.INTEGER else say.WrongType
+            message = {Type.INTEGER: say.NumberAsCondition, Type.TRUTH: say.WrongType}[actual]
             self.mistakes.append(message(node.span, place, expected.value, actual.value))
 
     def _type(self, node: ast.Expression, scope: _Scope, defining: ast.Word | None) -> Type | None:

@@ -292,10 +292,10 @@ def _header(stop: Stop) -> Diagnostic | None:
     return None
 
 
-def _missing_name(before: str, span: Span, found: str) -> Diagnostic:
+def _missing_name(before: str, span: Span, token: str) -> Diagnostic:
     if before in _EXAMPLES:
-        return say.UnnamedPart(span, before, found, _EXAMPLES[before])
-    return _UNNAMED.get(before, say.MissingName)(span, before, found)
+        return say.UnnamedPart(span, before, token, _EXAMPLES[before])
+    return _UNNAMED.get(before, say.MissingName)(span, before, token)
 
 
 def _arguments(stop: Stop) -> Diagnostic | None:

@@ -69,5 +69,5 @@ def _in_use(program: Program, worker: Worker, recv: Recv, before: Recv, last_use
         content=content(before.message),
         last_use=line(last),
         last_use_span=last.origin,
-        taken=before.origin,
+        first_use_span=before.origin,
     )

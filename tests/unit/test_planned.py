@@ -49,7 +49,7 @@ def test_a_bound_on_weights_that_only_the_versions_of_a_stream_exceed_leaves_it_
     own("pipedream_2bw", "memory weights <= 1")
     ended = plan(model, on, *asked)
     assert "No configuration is left." in ended.out
-    assert "worker 0 holds 2 stages' weights (M_theta), more than the declared 1" in ended.out
+    assert "worker 0 holds the weights of 2 stages (M_theta), more than the declared 1" in ended.out
     own("pipedream_2bw", "memory weights <= 2")
     assert [each["N"] for each in found(plan(model, on, *asked, "--json"))["choices"]] == [8]
 

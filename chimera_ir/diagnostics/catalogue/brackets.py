@@ -11,12 +11,12 @@ class Unclosed(Diagnostic):
     code = "CH115"
     title = "this `{opener}` is never closed"
     label = "opened here"
-    help = "close it with `{closer}` before {found}"
-    related = ("found_at", "found {found} where `{closer}` could stand")
+    help = "close it with `{closer}` before {token}"
+    related = ("token_at", "found {token} where `{closer}` could stand")
     opener: str
     closer: str
-    found: str
-    found_at: Span
+    token: str
+    token_at: Span
 
 
 class UnclosedLine(Unclosed):
@@ -60,10 +60,10 @@ class MissingComma(Diagnostic):
     """A comma is missing in a list."""
 
     code = "CH118"
-    title = "a comma is missing before {found}"
+    title = "a comma is missing before {token}"
     label = "expected `,`"
     help = "separate what stands in the brackets: `{before}, {after}`"
-    found: str
+    token: str
     before: str
     after: str
 
@@ -88,8 +88,8 @@ class ThirdArgument(WrongArguments):
 class WrongBrackets(WrongArguments):
     """An operation whose arguments are not in round brackets."""
 
-    label = "found {found}"
-    found: str
+    label = "found {token}"
+    token: str
 
 
 class MissingBrackets(Diagnostic):
@@ -97,10 +97,10 @@ class MissingBrackets(Diagnostic):
 
     code = "CH141"
     title = "the parameters of `{name}` stand in brackets"
-    label = "expected `(` before {found}"
+    label = "expected `(` before {token}"
     help = "write `fn {name}(m) = formula`; a value without parameters is `let {name} = formula`"
     name: str
-    found: str
+    token: str
 
 
 class SchemeWithoutBrackets(MissingBrackets):

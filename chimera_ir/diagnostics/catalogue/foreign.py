@@ -118,24 +118,24 @@ class ForeignSpelling(Diagnostic):
     """An operator as other languages write it."""
 
     code = "CH111"
-    title = "`{found}` is not an operator here"
+    title = "`{token}` is not an operator here"
     label = "{meaning}"
     help = "{advice}"
-    found: str
+    token: str
 
     @property
     def meaning(self) -> str:
         """The operator that is meant, or the reason why there is none."""
-        return _spelling(self.found)[0]
+        return _spelling(self.token)[0]
 
     @property
     def advice(self) -> str:
         """The way to write it in a scheme."""
-        return _spelling(self.found)[1]
+        return _spelling(self.token)[1]
 
 
-def _spelling(found: str) -> tuple[str, str]:
-    return FOREIGN.get(found) or FOREIGN_WORDS[found.lower()]
+def _spelling(token: str) -> tuple[str, str]:
+    return FOREIGN.get(token) or FOREIGN_WORDS[token.lower()]
 
 
 class UpperCase(ForeignSpelling):
@@ -147,7 +147,7 @@ class UpperCase(ForeignSpelling):
     @property
     def word(self) -> str:
         """The operator in lower case."""
-        return self.found.lower()
+        return self.token.lower()
 
 
 class CannotSay(Diagnostic):

@@ -19,12 +19,12 @@ class SlotInUse(Diagnostic):
     content: str
     last_use: str
     last_use_span: Span
-    taken: Span
+    first_use_span: Span
 
     def notes(self) -> tuple[Note, ...]:
         """Places from which and up to which the slot is in use."""
         return (
-            Note("the slot is taken here", self.taken),
+            Note("the slot is taken here", self.first_use_span),
             Note(f"and free after `{self.last_use}`", self.last_use_span),
         )
 
@@ -257,7 +257,7 @@ class BoundExceeded(Diagnostic):
     """A declared memory bound that does not hold."""
 
     code = "CH413"
-    title = "worker {worker} holds {peak} micro-batches' activations (M_a), more than the declared {limit}"
+    title = "worker {worker} holds the activations of {peak:micro-batch} (M_a), more than the declared {limit}"
     label = "the peak is reached by `{place}`"
     help = "raise the bound to {peak}, or run backwards earlier"
     worker: int
@@ -269,7 +269,7 @@ class BoundExceeded(Diagnostic):
 class WeightsExceed(BoundExceeded):
     """A bound on weights below the number of stages that a worker holds."""
 
-    title = "worker {worker} holds {peak} stages' weights (M_theta), more than the declared {limit}"
+    title = "worker {worker} holds the weights of {peak:stage} (M_theta), more than the declared {limit}"
     label = "worker {worker} holds the stages {place}"
     help = "raise the bound to {peak}, or place the pipes so that they share fewer workers"
 

@@ -19,14 +19,14 @@ class BreaksTurn(Diagnostic):
 
     code = "CH602"
     title = "the lane of worker {worker} does not repeat every {period:micro-batch}"
-    label = "`{found}` stands where the turn has `{wanted}`"
+    label = "`{line}` stands where the turn has `{wanted}`"
     help = (
         "a turn in the middle of the lane, moved in time, must give all of it; where a micro-batch is beyond "
         "the first or the last, its lines are left out and the others stay as they are"
     )
     worker: int
     period: int
-    found: str
+    line: str
     wanted: str
 
 

@@ -11,10 +11,10 @@ class KeywordAsName(Diagnostic):
     """A word of the language where a name is given or used."""
 
     code = "CH112"
-    title = "`{found}` is a word of the language and cannot be a name"
+    title = "`{token}` is a word of the language and cannot be a name"
     label = "expected a name"
-    help = "choose another name, such as `{found}_`"
-    found: str
+    help = "choose another name, such as `{token}_`"
+    token: str
 
 
 class KeywordAsValue(KeywordAsName):
@@ -62,20 +62,20 @@ class UnknownLetter(Diagnostic):
     """An operation letter that does not exist."""
 
     code = "CH120"
-    title = "no operation is called `{found}`"
+    title = "no operation is called `{token}`"
     label = "expected F, B, I or W"
     help = "F is a forward pass, B a full backward pass, I and W its input-gradient and weight-gradient halves"
-    found: str
+    token: str
 
 
 class OutsidePipe(Diagnostic):
     """A line of a pipe outside of every pipe."""
 
     code = "CH121"
-    title = "{found} belongs in a pipe"
+    title = "{token} belongs in a pipe"
     label = "no pipe is open here"
     help = "put it between the braces of `pipe name {{ .. }}`"
-    found: str
+    token: str
     closed: Span | None
 
     def notes(self) -> tuple[Note, ...]:
@@ -87,11 +87,11 @@ class InsidePipe(Diagnostic):
     """A line of the scheme within a pipe."""
 
     code = "CH122"
-    title = "{found} cannot stand inside a pipe"
+    title = "{token} cannot stand inside a pipe"
     label = "inside a pipe"
     help = "put it above the pipe, or close the pipe with `}}` first"
     related = ("opened", "the pipe begins here")
-    found: str
+    token: str
     opened: Span
 
 
@@ -135,16 +135,16 @@ class MissingValue(Diagnostic):
 
     code = "CH125"
     title = "a value is missing after {before}"
-    label = "found {found} instead of a value"
+    label = "found {token} instead of a value"
     help = "write a number, a name, or a formula after {before}"
     before: str
-    found: str
+    token: str
 
 
 class ValueOnNextLine(MissingValue):
     """An expression is missing at the end of a line; the next line begins with an operation."""
 
-    label = "found {found} on the next line instead of a value"
+    label = "found {token} on the next line instead of a value"
 
 
 class MissingOperator(Diagnostic):
@@ -163,10 +163,10 @@ class IncompleteChoice(Diagnostic):
 
     code = "CH127"
     title = "this `if` has no `{missing}`"
-    label = "expected `{missing}` before {found}"
+    label = "expected `{missing}` before {token}"
     help = "every `if` is a value: `if condition then value else value`"
     missing: str
-    found: str
+    token: str
 
 
 class BareChoice(Diagnostic):
@@ -192,11 +192,11 @@ class MissingRange(Diagnostic):
 
     code = "CH130"
     title = "`{variable}` needs a range, and this is a single value"
-    label = "expected `..` before {found}"
+    label = "expected `..` before {token}"
     help = "write `0..{value}`, which counts from 0 and stops before `{value}`"
     variable: str
     value: str
-    found: str
+    token: str
 
 
 class MissingPlace(Diagnostic):
@@ -204,20 +204,20 @@ class MissingPlace(Diagnostic):
 
     code = "CH131"
     title = "these stages have no place: `on` is missing"
-    label = "expected `on` before {found}"
+    label = "expected `on` before {token}"
     help = "say which worker runs stage `{variable}`, as in `on {variable}`"
     variable: str
-    found: str
+    token: str
 
 
 class UnknownStatement(Diagnostic):
     """A line that begins with a word with which no line can begin."""
 
     code = "CH132"
-    title = "no line begins with `{found}`"
+    title = "no line begins with `{token}`"
     label = "{closest:else not the beginning of a line}"
     help = "outside a pipe, lines begin with fn, let, memory, pipe, require, update, workers"
-    found: str
+    token: str
     closest: str | None
 
 
@@ -231,11 +231,11 @@ class UnknownMode(Diagnostic):
     """A word that a clause does not know."""
 
     code = "CH133"
-    title = "`{clause}` knows no `{found}`"
+    title = "`{clause}` knows no `{token}`"
     label = "expected {choices}"
     help = "write {choices} here"
     clause: str
-    found: str
+    token: str
     choices: str
 
 
@@ -272,10 +272,10 @@ class Unexpected(Diagnostic):
     """A word or sign where another one belongs; none of the mistakes with a code of their own."""
 
     code = "CH137"
-    title = "{found} cannot stand here"
+    title = "{token} cannot stand here"
     label = "unexpected"
     help = "here could stand {expected}"
-    found: str
+    token: str
     expected: str
 
 
@@ -284,10 +284,10 @@ class MissingName(Diagnostic):
 
     code = "CH139"
     title = "a name is missing after `{before}`"
-    label = "found {found} instead of a name"
+    label = "found {token} instead of a name"
     help = "names are made of a-z, A-Z, 0-9 and _, and do not start with a digit"
     before: str
-    found: str
+    token: str
 
 
 class UnnamedPart(MissingName):

@@ -10,18 +10,18 @@ class NotText(Diagnostic):
     title = "this is not a text: it holds {character}"
     label = "not a character of a text"
     help = "a scheme is plain text in UTF-8; is this the file you meant?"
-    found: str
+    token: str
 
     @property
     def character(self) -> str:
         """The character in words, as it cannot be shown."""
-        if self.found == "\0":
+        if self.token == "\0":
             return "a NUL character"
-        if "\udc80" <= self.found <= "\udcff":
-            return f"the byte 0x{ord(self.found) - 0xDC00:02x}, which is not UTF-8"
-        if self.found == "\ufffd":
+        if "\udc80" <= self.token <= "\udcff":
+            return f"the byte 0x{ord(self.token) - 0xDC00:02x}, which is not UTF-8"
+        if self.token == "\ufffd":
             return "a byte that is not UTF-8"
-        return f"the control character U+{ord(self.found):04X}"
+        return f"the control character U+{ord(self.token):04X}"
 
 
 class TextTooLong(Diagnostic):
@@ -72,20 +72,20 @@ class NoHeader(Diagnostic):
     """The first word is not ``scheme``."""
 
     code = "CH106"
-    title = "a scheme starts with `scheme name(parameters)`, not with {found}"
+    title = "a scheme starts with `scheme name(parameters)`, not with {token}"
     label = "expected `scheme`"
     help = "put a header like `scheme mine(D = 4, N = 8)` above everything but comments"
-    found: str
+    token: str
 
 
 class StrayCharacter(Diagnostic):
     """A character that has no meaning here."""
 
     code = "CH107"
-    title = "{found} has no meaning in a scheme"
+    title = "{token} has no meaning in a scheme"
     label = "unexpected"
     help = 'names are made of a-z, A-Z, 0-9 and _; other words belong in a `# comment` or a "message"'
-    found: str
+    token: str
 
 
 class StrayBlank(StrayCharacter):
@@ -122,20 +122,20 @@ class NotAnInteger(Diagnostic):
     """A decimal fraction."""
 
     code = "CH108"
-    title = "numbers are integers; `{found}` is not"
+    title = "numbers are integers; `{token}` is not"
     label = "not an integer"
     help = "clocks are an order, not a time: scale all of them to integers (durations are set with `--cost`)"
-    found: str
+    token: str
 
 
 class GluedNumber(Diagnostic):
     """A number with letters right behind it."""
 
     code = "CH109"
-    title = "`{found}` is neither a number nor a name"
+    title = "`{token}` is neither a number nor a name"
     label = "a number runs into a name"
     help = "for a product write `{number}*{name}`; a name starts with a letter"
-    found: str
+    token: str
     number: str
     name: str
 

@@ -188,12 +188,12 @@ class StagesDiffer(InInstance):
     """Pipes that cut the model differently."""
 
     code = "CH238"
-    title = "the pipe `{pipe}` has {found:stage} and the pipe `{other}` has {expected}"
-    label = "{found:stage}"
+    title = "the pipe `{pipe}` has {stages:stage} and the pipe `{other}` has {expected}"
+    label = "{stages:stage}"
     help = "every pipe is a whole copy of one model: give all of them the same stages"
     related = ("first", "the pipe `{other}` has {expected}")
     pipe: str
-    found: int
+    stages: int
     other: str
     expected: int
     first: Span

@@ -74,13 +74,13 @@ def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
         Whether it is in a turn.
     """
     forms, clock = FORMS_OF_TURN if turn else FORMS, " @ 3 on w1" if plan else ""
-    words = text[:_EXCERPT].split()
+    pair, words = FORMS["F &"], text[:_EXCERPT].split()
     word = words[0] if words else text[:_EXCERPT]
     span = Span(start, start + len(text.rstrip()))
     if word == "wait" and " ".join(words[:2]) in forms:
         word = " ".join(words[:2])
     if word in KINDS and "&" in text:
-        return MalformedLine(span, "pair", FORMS["F &"] + clock)
+        return MalformedLine(span, "pair", pair + clock)
     if word in forms:
         return MalformedLine(span, word, forms[word] + (clock if word in KINDS else ""))
     at, shown = Span(start, start + len(word)), _printable(word)
