@@ -183,12 +183,12 @@ class Compilation:
     @_level
     def timeline(self) -> "Timeline":
         """When each operation begins and ends, communication free, and what happens beside the operations."""
-        from chimera_ir.cost.launches import eventful
+        from chimera_ir.cost.launches import with_events
         from chimera_ir.cost.simulate import simulate
 
         verified = self.verified
         self.tell("simulating")
-        return eventful(simulate(verified.schedule, self._durations, verified.checked.net), verified.program)
+        return with_events(simulate(verified.schedule, self._durations, verified.checked.net), verified.program)
 
     @_level
     def report(self) -> "Report":

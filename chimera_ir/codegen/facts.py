@@ -119,9 +119,10 @@ def _versions_read(program: Program) -> dict[tuple[int, int], int]:
 
 def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn]) -> Facts:
     program = verified.program
-    header, parts, held = program.header, program.parts[worker], verified.held[worker]
-    rooms, copies = _rooms(parts), dict(held.copies)
-    sending = {sums.stage: (sums.activations, sums.gradients) for sums in held.sending}
+    header, parts, holdings = program.header, program.parts[worker], verified.holdings[worker]
+    # Stage by stage: receive buffers, copies of weights, messages on their way, and, of a stream, initial weights.
+    rooms, copies = _rooms(parts), dict(holdings.copies)
+    sending = {most.stage: (most.activations, most.gradients) for most in holdings.sending}
     turns, initials = _turns(header, by_worker[worker]) if by_worker else (None, {})
     used = links(parts)
     return {
@@ -136,10 +137,12 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
             }
             for stage in header.stages_of[worker]
         },
-        "ties": [{"stages": tie, "copies": count, "initial": initials.get(tie, (0, 0))} for tie, count in held.tied],
+        "ties": [
+            {"stages": tie, "copies": count, "initial": initials.get(tie, (0, 0))} for tie, count in holdings.tied
+        ],
         "incoming": list(used.incoming),
         "outgoing": list(used.outgoing),
-        "kept": held.fullest,
+        "kept": holdings.fullest,
         "turns": turns,
         "inputs": _loaded(header, worker, 0),
         "targets": _loaded(header, worker, -1),

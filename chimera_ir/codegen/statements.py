@@ -49,7 +49,7 @@ class LinkVariables:
 
 
 def weights(group: WeightGroup) -> str:
-    """The variable of a weight group: that of its stage, or ``tie_s0_s3`` of what stages share."""
+    """The variable of a weight group: ``stage1``, or ``tie_s0_s3`` of a tie."""
     return f"stage{group[0]}" if len(group) == 1 else f"tie_{'_'.join(f's{stage}' for stage in group)}"
 
 
@@ -161,7 +161,7 @@ class Scribe:
         before = Stage(stage - 1)
         if self.header.worker(micros[0], before) == self.worker:
             return self._outputs(micros, before)
-        return self._taken(Message(tuple(micros), before, stage))
+        return self._received(Message(tuple(micros), before, stage))
 
     def _backward(self, backward: Compute) -> str:
         return f"{self._stage(backward)}.backward({self._backward_arguments(backward)})"
@@ -185,9 +185,9 @@ class Scribe:
         after = Stage(stage + 1)
         if self.header.worker(micros[0], after) == self.worker:
             return self._input_gradients(micros, after)
-        return self._taken(Message(tuple(micros), after, stage))
+        return self._received(Message(tuple(micros), after, stage))
 
-    def _taken(self, message: Message) -> str:
+    def _received(self, message: Message) -> str:
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
 

@@ -133,9 +133,9 @@ def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, up
     micros: Counter[Kind | Pairing] = Counter()
     for operation in operations:
         micros[operation.kind] += operation.size
-    there = {operation.kind for operation in net.operations}
+    present = {operation.kind for operation in net.operations}
     counts = {
-        letter: Fraction(micros[kind], header.parts * updates) for letter, kind in COSTED.items() if kind in there
+        letter: Fraction(micros[kind], header.parts * updates) for letter, kind in COSTED.items() if kind in present
     }
     return CriticalPath(operations, length, counts)
 

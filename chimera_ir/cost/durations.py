@@ -38,10 +38,10 @@ class Durations(Protocol):
     def recut(self, stages: int, into: int) -> "Durations":
         """The durations of the same model, cut into ``into`` stages instead of ``stages``."""
 
-    def joined(self) -> "Durations":
+    def for_whole_backwards(self) -> "Durations":
         """The durations for a baseline without split backwards, where the schedule has them."""
 
-    def halved(self) -> "Durations":
+    def for_split_backwards(self) -> "Durations":
         """The durations for a baseline with split backwards, where the schedule has none."""
 
     def report_costs(
@@ -63,14 +63,14 @@ class Durations(Protocol):
         """The unit of the durations."""
 
 
-Alike = Hashable
+DurationKey = Hashable
 """A key that is equal for operations that take equally long, whatever the costs."""
 
 
-def alike(operation: Operation, header: Header) -> Alike:
+def duration_key(operation: Operation, header: Header) -> DurationKey:
     """The key of an operation: its kind, number of micro-batches and stage, and whether it recomputes."""
     if isinstance(operation, Pair):
-        return alike(operation.forward, header), alike(operation.backward, header)
+        return duration_key(operation.forward, header), duration_key(operation.backward, header)
     if header.recomputing and header.recomputes(operation.micros[0], operation.stage):
         return operation.kind, len(operation.micros), operation.stage, True
     return operation.kind, len(operation.micros), operation.stage
@@ -90,8 +90,8 @@ class Costs:
     ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient.
     ``pair`` is a forward together with a backward; None if they take as long as one after the other. The defaults are
     the paper's: a backward takes twice as long as a forward (section 2), three times where it runs the forward again
-    (section 3.4). Recomputation adds ``again`` to the cost of a B, an I or a pair, but not to the costs of ``given``,
-    the kinds that the user has set.
+    (section 3.4). Recomputation adds ``again`` to the cost of a B, an I or a pair, except for the kinds whose costs the
+    user has set, ``user_set``.
     """
 
     F: Fraction = Fraction(1)
@@ -100,7 +100,7 @@ class Costs:
     W: Fraction = Fraction(1)
     again: Fraction = Fraction(1)
     pair: Fraction | None = None
-    given: tuple[str, ...] = ()
+    user_set: tuple[str, ...] = ()
 
     @staticmethod
     def parse(kind: str, text: str) -> Fraction:
@@ -130,7 +130,7 @@ class Costs:
 
     def using(self, kind: str, text: str) -> "Costs":
         """The costs with that of one kind as the user wrote it; raises errors like `parse`."""
-        changed: dict[str, Any] = {kind: self.parse(kind, text), "given": (*self.given, kind)}
+        changed: dict[str, Any] = {kind: self.parse(kind, text), "user_set": (*self.user_set, kind)}
         return replace(self, **changed)
 
     def durations(self, _: Header) -> "Costs":
@@ -163,18 +163,18 @@ class Costs:
         pair = None if self.pair is None else self.pair * stages / into
         return replace(self, F=F, B=B, I=I, W=W, again=self.again * stages / into, pair=pair)
 
-    def joined(self) -> "Costs":
+    def for_whole_backwards(self) -> "Costs":
         """Costs where, if the user has set only halves of a backward, a backward takes their sum."""
-        if "B" in self.given or not {"I", "W"} & {*self.given}:
+        if "B" in self.user_set or not {"I", "W"} & {*self.user_set}:
             return self
-        given = (*self.given, "B") if "I" in self.given else self.given
-        return replace(self, B=self.I + self.W, given=given)
+        user_set = (*self.user_set, "B") if "I" in self.user_set else self.user_set
+        return replace(self, B=self.I + self.W, user_set=user_set)
 
-    def halved(self) -> "Costs":
+    def for_split_backwards(self) -> "Costs":
         """Costs where, if the user has set only whole backwards, each half takes half as long."""
-        if "B" not in self.given or {"I", "W"} & {*self.given}:
+        if "B" not in self.user_set or {"I", "W"} & {*self.user_set}:
             return self
-        return replace(self, I=self.B / 2, W=self.B / 2, given=(*self.given, "I", "W"))
+        return replace(self, I=self.B / 2, W=self.B / 2, user_set=(*self.user_set, "I", "W"))
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""
@@ -187,7 +187,7 @@ class Costs:
         costs = dict(self.items())
         return tuple(
             f"--cost {letter}={exact(costs[letter])} changes nothing: no operation of this schedule is of kind {letter}"
-            for letter in self.given
+            for letter in self.user_set
             if letter not in letters
         )
 
@@ -203,7 +203,7 @@ class Costs:
 
     def recomputing(self) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost on a stage that recomputes; a B that the user has set fixes pairs, too."""
-        fixed = {*self.given, *([PAIR.letter] if "B" in self.given else [])}
+        fixed = {*self.user_set, *([PAIR.letter] if "B" in self.user_set else [])}
         return tuple((kind, cost + (self.again if kind in _REPEATING - fixed else 0)) for kind, cost in self.items())
 
     def duration(self, operation: Operation, header: Header) -> Fraction:

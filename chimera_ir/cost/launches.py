@@ -44,7 +44,7 @@ def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
     )
 
 
-def eventful(timeline: Timeline, program: Program) -> Timeline:
+def with_events(timeline: Timeline, program: Program) -> Timeline:
     """The timeline with the events that a picture marks: launches, or the steps of an asynchronous program."""
     asynchronous = program.header.asynchronous
     return replace(timeline, events=steps(program, timeline) if asynchronous else launches(program, timeline))
@@ -74,7 +74,7 @@ def _after(parts: Parts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step
 def _launched(
     worker: Worker, group: WeightGroup, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
 ) -> Launched:
-    """The launch after the first ``done`` operations of a lane, waited for after the first ``waited``."""
+    """The launch after the first ``done`` operations of a lane, of a sum that is awaited after the first ``waited``."""
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
     busy = sum(end - start for _, start, end in timed[done:waited])

@@ -64,7 +64,7 @@ def rounded(content: _Content) -> _Content:
 
 
 def time_unit(value: float) -> tuple[int, str]:
-    """The number in a second, and the name, of the largest unit of which a time in seconds has at least one."""
+    """The largest unit that fits into a time in seconds: its number in a second, and its name."""
     return next((unit for unit in _TIMES if value * unit[0] >= 1), _TIMES[-1])
 
 

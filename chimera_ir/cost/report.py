@@ -185,10 +185,10 @@ def report(
     plain = not any(header.asynchronous or header.recomputing for header in headers)
     same = plain and size == 1 and baseline.lanes == schedule.lanes
     splits, base_splits = _splits(schedule), _splits(baseline)
-    comparable = costs.joined() if splits else costs.halved() if base_splits else costs
+    comparable = costs.for_whole_backwards() if splits else costs.for_split_backwards() if base_splits else costs
     comparable = comparable.recut(schedule.header.stages, baseline.header.stages)
     base_timeline = timeline if same else simulate(baseline, comparable)
-    base = _figures(baseline, base_timeline, baseline_weights or held(baseline.header), size, base_splits)
+    base = _figures(baseline, base_timeline, baseline_weights or stages_held(baseline.header), size, base_splits)
     figures = _figures(schedule, timeline, weights, Fraction(1), splits)
     stale = staleness(schedule)
     remarks = (
@@ -214,7 +214,7 @@ def between_halves(schedule: Schedule) -> tuple[Fraction, ...]:
     return live.whole(schedule.header, live.between_halves(schedule))
 
 
-def held(header: Header) -> tuple[int, ...]:
+def stages_held(header: Header) -> tuple[int, ...]:
     """The number of stages that each worker holds; a stage that two pipes place on it counts once."""
     return tuple(len(stages) for stages in header.stages_of)
 
@@ -252,7 +252,7 @@ def warning(stale: Staleness, of: int) -> Iterator[str]:
 
 
 def _splits(schedule: Schedule) -> bool:
-    """Whether the schedule has operations that are one half of a backward, the first one."""
+    """Whether the schedule has split backwards: operations that are the first half of one."""
     kinds = {operation.kind for lane in schedule.lanes for operation in lane}
     parts = chain.from_iterable(kind.kinds if isinstance(kind, Pairing) else [kind] for kind in kinds)
     return any(part.keeps and not part.opens for part in parts)

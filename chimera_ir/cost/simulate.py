@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from chimera_ir.cost.critical import CriticalPath, Structure, critical_path, structure_of, update_length
-from chimera_ir.cost.durations import Alike, Durations, alike
+from chimera_ir.cost.durations import DurationKey, Durations, duration_key
 from chimera_ir.cost.overlap import steady_period
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Version, WeightGroup, Worker
@@ -185,10 +185,10 @@ def _work(header: Header, lane: Iterable[Timed]) -> Fraction:
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:
     """The tick, a length of time of which every duration is a multiple, and a function for durations in ticks."""
     tick = costs.tick(header)
-    lengths: dict[Alike, int] = {}
+    lengths: dict[DurationKey, int] = {}
 
     def duration(operation: Operation) -> int:
-        key = alike(operation, header)
+        key = duration_key(operation, header)
         length = lengths.get(key)
         if length is None:
             length = lengths[key] = int(costs.duration(operation, header) / tick)

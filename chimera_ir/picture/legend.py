@@ -45,8 +45,8 @@ def legend(looks: Looks, kinds: Sequence[Kind], names: Iterable[str], left: int,
 
 def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
     """The kinds of operations that a legend has swatches for, in the order of the table."""
-    there = {operation.kind for operation in singles(operations)}
-    return [kind for kind in KINDS.values() if kind in there]
+    present = {operation.kind for operation in singles(operations)}
+    return [kind for kind in KINDS.values() if kind in present]
 
 
 def pairs_of(operations: Iterable[Operation]) -> list[str]:

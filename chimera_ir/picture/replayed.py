@@ -16,7 +16,7 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Tick, WorkerRow
-from chimera_ir.picture.svg import FAIR, FONT, LEFT, LEGIBLE, MOST_BOXES, WIDEST, WIDTH, Scale, pixels, room, written
+from chimera_ir.picture.svg import FAIR, FONT, LEFT, LEGIBLE, MOST_BOXES, WIDEST, WIDTH, Scale, filled, pixels, room
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, named, plain, step
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
@@ -74,7 +74,7 @@ class ReplayPicture:
 
 def draw_replay(replay: Replay) -> str:
     """The replay as a self-contained SVG document; names from the scheme and the cluster are escaped."""
-    return written("replay.svg.j2", drawing=drawing(replay))
+    return filled("replay.svg.j2", drawing=drawing(replay))
 
 
 def drawing(replay: Replay) -> ReplayPicture:
@@ -87,7 +87,9 @@ def drawing(replay: Replay) -> ReplayPicture:
     idle_paths = _idle(replay, scale)
     messages = "".join(_arrow(message, scale) for message in replay.messages if message.end > message.start)
     looks = Looks(replay.header)
-    operations = [bar.what for lane in replay.lanes for bar in lane if isinstance(bar.what, Compute | Pair)]
+    operations = [
+        bar.instruction for lane in replay.lanes for bar in lane if isinstance(bar.instruction, Compute | Pair)
+    ]
     kinds = kinds_of(operations)
     width = int(max(float(right), LEFT + max(10 * len(heading), 7 * len(summary), least(looks, kinds)))) + 60
     # Signs that the picture uses get an entry each, behind the entries of strands.
@@ -160,8 +162,8 @@ class _Bar(NamedTuple):
 
 def _bars(replay: Replay) -> Iterator[_Bar]:
     for event in _computes(replay):
-        assert isinstance(event.what, Compute | Pair)
-        yield from (_Bar(event, operation, row) for row, operation in rows_of(event.what))
+        assert isinstance(event.instruction, Compute | Pair)
+        yield from (_Bar(event, operation, row) for row, operation in rows_of(event.instruction))
 
 
 def _steps(replay: Replay) -> Iterator[Event]:
@@ -254,8 +256,8 @@ def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family
 
 
 def _step(event: Event, replay: Replay, scale: Scale) -> Box:
-    assert isinstance(event.what, Step)
-    title = f"step of {group_name(event.what.group)}, {_period(replay, event)}"
+    assert isinstance(event.instruction, Step)
+    title = f"step of {group_name(event.instruction.group)}, {_period(replay, event)}"
     return scale.box(event.start, event.end, scale.y(event.workers[0]), scale.row, title)
 
 
@@ -284,9 +286,9 @@ def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
 
 
 def _strip(event: Event, worker: Worker, replay: Replay, scale: Scale) -> Box:
-    assert isinstance(event.what, AllReduce)
+    assert isinstance(event.instruction, AllReduce)
     launched = f"launched by all at {_time(replay, event.posted)}, {_period(replay, event)}"
-    title = f"sum of the gradients of {group_name(event.what.group)}, {launched}"
+    title = f"sum of the gradients of {group_name(event.instruction.group)}, {launched}"
     return scale.box(event.start, event.end, scale.y(worker) + scale.row + 1, scale.strip - 1, title)
 
 
@@ -304,7 +306,7 @@ def _arrow(event: Event, scale: Scale) -> str:
 
 def _marked(event: Event, scale: Scale) -> str:
     """The mark of an event on the critical path: an outline, or a line along a message."""
-    match event.what:
+    match event.instruction:
         case Send() if event.role is not Role.POST:
             return _arrow(event, scale)
         case AllReduce() if event.role is not Role.POST:
@@ -314,4 +316,4 @@ def _marked(event: Event, scale: Scale) -> str:
         case Stash() | Drop():
             raise ValueError("keeping and dropping weights takes no time: they are no events")
         case _:
-            assert_never(event.what)
+            assert_never(event.instruction)

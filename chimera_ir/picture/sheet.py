@@ -74,7 +74,7 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     )
     width = max(x + picture.width for row in pictures for picture, x in zip(row, lefts, strict=False))
     sheet = SheetPicture(title, width, tops[-1] - _GAP, INK, PAPER, placed)
-    return svg.written("sheet.svg.j2", sheet=sheet)
+    return svg.filled("sheet.svg.j2", sheet=sheet)
 
 
 def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
@@ -99,5 +99,5 @@ def _offsets(lengths: Iterable[int]) -> list[int]:
 
 
 def _placed(caption: str, picture: Picture, x: int, y: int) -> PlacedPanel:
-    drawing = Drawing(svg.written("timeline.svg.j2", picture=picture))
+    drawing = Drawing(svg.filled("timeline.svg.j2", picture=picture))
     return PlacedPanel(x, y, picture.left, _HEAD - 10, _HEAD, caption, drawing)

@@ -22,7 +22,19 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Bracket, EventMark, Family, Label, Picture, Tick, WorkerRow
-from chimera_ir.picture.words import INK, PAPER, bracket, distance, happening, heading, ink, label, mark, plain, summary
+from chimera_ir.picture.words import (
+    INK,
+    PAPER,
+    bracket,
+    distance,
+    event_name,
+    heading,
+    ink,
+    label,
+    mark,
+    plain,
+    summary,
+)
 from chimera_ir.resources import templates
 from chimera_ir.visible import visible_lines
 
@@ -112,10 +124,10 @@ class _PlacedOperation(NamedTuple):
 
 def draw(timeline: Timeline) -> str:
     """The timeline as a self-contained SVG document, its events marked; names from the scheme are escaped."""
-    return written("timeline.svg.j2", picture=picture(timeline))
+    return filled("timeline.svg.j2", picture=picture(timeline))
 
 
-def written(template: str, **values: object) -> str:
+def filled(template: str, **values: object) -> str:
     """A template filled with values; texts are escaped, also the characters that XML does not allow."""
     return _environment(templates()).get_template(template).render(values)
 
@@ -157,7 +169,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     words = LEFT + max(10 * len(title), 7 * len(note), least(looks, kinds))
     width = max(int(max(ends, default=right)), words) + margin
     steady = tuple(_brackets(window, scale, width, bottom))
-    signs = (*pairs_of(operations), "bubble", happening(timeline))
+    signs = (*pairs_of(operations), "bubble", event_name(timeline))
     *entries, bubble, marked = legend(looks, kinds, signs, LEFT, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,
@@ -228,6 +240,7 @@ def room(text: str, font: int) -> Fraction:
 
 def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
     """Yields the operations by colour group and row; boxes of one length have labels if the longest of these fits."""
+    # A family has the operations that look the same, so that the picture names their colours once.
     one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
     members: dict[tuple[ColourGroup, Row], list[_PlacedOperation]] = {}
     for worker, lane in enumerate(timeline.lanes):

@@ -27,7 +27,7 @@ from chimera_ir.picture.words import (
     Strand,
     bracket,
     distance,
-    happening,
+    event_name,
     heading,
     ink,
     mark,
@@ -149,7 +149,7 @@ def _legible(timeline: Timeline, width: int) -> _ColumnScale:
     """The smallest scale at which every operation shows its label and sign, or a slightly larger one."""
     operations, span = list(chain(*_lanes(timeline))), max(timeline.span, 1)
     shortest = min((shown.timed.end - shown.timed.start for shown in operations), default=span)
-    needed = max((_needed(shown, shortest) for shown in operations), default=1)
+    needed = max((_columns_needed(shown, shortest) for shown in operations), default=1)
     wide = min(max(width * shortest // span, needed), needed + _ROOM)
     return _ColumnScale(Fraction(wide, shortest), width)
 
@@ -194,7 +194,7 @@ def _lines(timeline: Timeline, scale: _ColumnScale) -> int:
     return -(-scale.at(timeline.span) // scale.width) * (len(timeline.lanes) + 1)
 
 
-def _needed(shown: _Labelled, shortest: int) -> int:
+def _columns_needed(shown: _Labelled, shortest: int) -> int:
     """The columns that the shortest operation has when this one has room for its label, a stroke and its sign."""
     return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
@@ -295,7 +295,7 @@ def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
         yield Text(f"{_PAIR * 2} pair")
     yield Text.assemble((_BUBBLE * 3, "dim"), " bubble")
     if timeline.events:
-        yield Text(f"{_EVENT} {happening(timeline)}")
+        yield Text(f"{_EVENT} {event_name(timeline)}")
     if window:
         yield Text(f"└{_FORWARD}┘ {bracket(window)}")
 

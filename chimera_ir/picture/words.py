@@ -140,7 +140,7 @@ def bracket(window: Window) -> str:
     return f"{updates} in the steady state"
 
 
-def happening(timeline: Timeline) -> str:
+def event_name(timeline: Timeline) -> str:
     """The meaning of the event marks of a timeline, for a legend."""
     return "new weights" if timeline.header.asynchronous else "gradient sum launched"
 

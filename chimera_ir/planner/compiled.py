@@ -10,7 +10,7 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from chimera_ir.cost.critical import Structure, structure_of
-from chimera_ir.cost.durations import Alike, alike
+from chimera_ir.cost.durations import DurationKey, duration_key
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked
 
 Pattern = tuple[int, ...]
-"""Relative durations, one for each `Alike`; launches of gradient sums depend on nothing else.
+"""Relative durations, one for each `DurationKey`; launches of gradient sums depend on nothing else.
 
 It is empty where no worker has several gradient sums to launch.
 """
@@ -307,25 +307,27 @@ class Changed:
         return tuple(ticks // common for ticks in whole)
 
     @cached_property
-    def _representatives(self) -> dict[Alike, Operation]:
+    def _representatives(self) -> dict[DurationKey, Operation]:
         """One operation of each that take equally long."""
         return dict(zip(self._all_alike, chain.from_iterable(self.compiled.lanes), strict=True))
 
     @cached_property
-    def _all_alike(self) -> list[Alike]:
+    def _all_alike(self) -> list[DurationKey]:
         """Of each operation, lane by lane, what those have in common that take equally long."""
         header = self.header
-        return [alike(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
+        return [duration_key(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
 class Lowering:
     """A schedule lowered for certain relative durations: these decide when gradient sums are launched.
 
-    ``known`` has the duration of all operations that are alike, ``keys`` what each is like, lane by lane. Without them
-    every operation takes 1.
+    ``known`` has the duration for each key, ``keys`` the key of each operation, lane by lane. Without them, every
+    operation takes 1.
     """
 
-    def __init__(self, schedule: Schedule, structure: Structure, keys: list[Alike], known: dict[Alike, int]) -> None:
+    def __init__(
+        self, schedule: Schedule, structure: Structure, keys: list[DurationKey], known: dict[DurationKey, int]
+    ) -> None:
         self._schedule, self._structure, self._keys, self._known = schedule, structure, keys, known
 
     @cached_property
@@ -356,4 +358,4 @@ class Lowering:
         if not self._known:
             return lambda _: 1
         header, known = self._schedule.header, self._known
-        return lambda operation: known[alike(operation, header)]
+        return lambda operation: known[duration_key(operation, header)]

@@ -107,7 +107,7 @@ def seconds_of(
     Parameters
     ----------
     launched
-        For each worker, the sums that it launches: after how many of its operations, and of which group. Ignored
+        The sums that each worker launches: the number of its operations before the launch, and the group. Ignored
         without a flush.
     """
     return _EquationTerms(schedule, structure, launched, setting).seconds

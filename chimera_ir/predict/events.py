@@ -67,7 +67,7 @@ class Node(NamedTuple):
     """
 
     role: Role
-    what: Instruction
+    instruction: Instruction
     workers: tuple[Worker, ...]
     seconds: float
 
@@ -184,14 +184,14 @@ class _Gathered:
                     assert_never(instruction)
         self.lanes.append(lane)
 
-    def _overhead(self, worker: Worker, what: Instruction, now: list[int]) -> list[int]:
-        seconds = self._charges.overhead(worker, what)
-        return [self._add(Role.POST, what, (worker,), seconds, now)] if seconds else []
+    def _overhead(self, worker: Worker, instruction: Instruction, now: list[int]) -> list[int]:
+        seconds = self._charges.overhead(worker, instruction)
+        return [self._add(Role.POST, instruction, (worker,), seconds, now)] if seconds else []
 
     def _add(
-        self, role: Role, what: Instruction, workers: tuple[Worker, ...], seconds: float, before: list[int]
+        self, role: Role, instruction: Instruction, workers: tuple[Worker, ...], seconds: float, before: list[int]
     ) -> int:
-        self.nodes.append(Node(role, what, workers, seconds))
+        self.nodes.append(Node(role, instruction, workers, seconds))
         self.before.append(before)
         return len(self.nodes) - 1
 

@@ -32,11 +32,11 @@ class Stretch(NamedTuple):
 
 def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
     """Idle times of each worker in order: between its operations, and after the last of them."""
-    sent = {event.what.message: event.posted for event in replay.messages if isinstance(event.what, Send)}
+    sent = {event.instruction.message: event.posted for event in replay.messages if isinstance(event.instruction, Send)}
     launched = {
-        (event.what.group, event.what.version): event.posted
+        (event.instruction.group, event.instruction.version): event.posted
         for event in replay.sums
-        if isinstance(event.what, AllReduce)
+        if isinstance(event.instruction, AllReduce)
     }
     return tuple(tuple(_idle(lane, sent, launched, replay.span)) for lane in replay.lanes)
 
@@ -66,13 +66,13 @@ def _idle(lane: tuple[Event, ...], sent: _Sent, launched: _Launched, span: float
 
 def _awaited(wait: Event, sent: _Sent, launched: _Launched) -> tuple[Cause, float]:
     """Cause of a wait, and the time at which its message or sum began to be under way."""
-    match wait.what:
+    match wait.instruction:
         case WaitRecv(message) | WaitSend(message):
             return Cause.MESSAGE, sent[message]
         case WaitAllReduce(group, version=version):
             return Cause.SUM, launched[group, version]
         case _:
-            raise ValueError(f"{wait.what} is no wait")
+            raise ValueError(f"{wait.instruction} is no wait")
 
 
 def _stretches(*parts: tuple[Cause, float, float]) -> Iterator[Stretch]:

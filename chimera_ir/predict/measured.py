@@ -84,11 +84,11 @@ class Measured:
                 micro_batches = Fraction(sum(operation.size for operation in operations), header.parts)
                 yield letter, sum((self.duration(operation, header) for operation in operations), _ZERO) / micro_batches
 
-    def joined(self) -> "Measured":
+    def for_whole_backwards(self) -> "Measured":
         """Durations without a change: a profile has the times of whole backwards."""
         return self
 
-    def halved(self) -> "Measured":
+    def for_split_backwards(self) -> "Measured":
         """Durations without a change: if a profile lacks the times of halves, each counts as half a backward."""
         return self
 

@@ -100,13 +100,13 @@ class _Worker:
         """Bytes at a moment, plus the most that a first half of a backward adds before it frees anything."""
         total = most = 0
         for stage, activations, inputs, begun in moment:
-            sizes = self._kept(stage)
+            sizes = self._stage_sizes(stage)
             total += self._bytes(activations, sizes.activations) + self._bytes(inputs, sizes.input)
             total += self._bytes(begun, sizes.halfway)
             most = max(most, sizes.halving * (begun > 0))
         return total + most
 
-    def _kept(self, stage: Stage) -> _Sizes:
+    def _stage_sizes(self, stage: Stage) -> _Sizes:
         if stage not in self._sizes:
             timing, received = self._setting.timing(stage), self._received_input(stage)
             operands = max(0, timing.operands - self._received_gradient(stage))

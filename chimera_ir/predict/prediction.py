@@ -73,7 +73,8 @@ class Prediction:
                 "Comm_p2p": terms.p2p,
                 "Comm_allreduce": list(terms.all_reduce),
                 "free_regions": [
-                    [{**_of(region.group), "region": region.seconds} for region in regions] for regions in terms.regions
+                    [{**_group_entries(region.group), "region": region.seconds} for region in regions]
+                    for regions in terms.regions
                 ],
                 "Comm_unoverlapped": list(terms.unoverlapped),
                 "T": terms.seconds,
@@ -91,7 +92,7 @@ class Prediction:
         )
 
 
-def _of(group: WeightGroup) -> dict[str, object]:
+def _group_entries(group: WeightGroup) -> dict[str, object]:
     """The entries of a group in a JSON object: its first stage and, for a tie, all of its stages."""
     return {"stage": group[0], **({"tied": list(group)} if len(group) > 1 else {})}
 

@@ -18,7 +18,7 @@ from chimera_ir.plural import counted
 from chimera_ir.predict.charges import Charges, FreeMessages
 from chimera_ir.predict.events import Events, Role, events_of
 from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.shares import contended
+from chimera_ir.predict.shares import with_shared_ports
 from chimera_ir.predict.spread import longer_by
 from chimera_ir.predict.steady import period, turn_of
 from chimera_ir.undisturbed import undisturbed
@@ -32,7 +32,7 @@ class Event(NamedTuple):
     """
 
     role: Role
-    what: Instruction
+    instruction: Instruction
     workers: tuple[Worker, ...]
     posted: float
     start: float
@@ -118,7 +118,7 @@ def expected(program: Program, setting: Setting) -> float:
         events, charges = _events(program, setting), Charges(program.header, setting)
         turn = turn_of(program.header, events, _times(events).order)
         nodes = [events.nodes[number] for number in turn.events]
-        noise = [charges.noise(node.what) if node.seconds else 0.0 for node in nodes]
+        noise = [charges.noise(node.instruction) if node.seconds else 0.0 for node in nodes]
         joint = [node.role is Role.SUM for node in nodes]
         return period(turn) + (longer_by(turn, noise, joint, setting.copies) if any(noise) else 0.0)
 
@@ -128,7 +128,7 @@ def _events(program: Program, setting: Setting) -> Events:
         raise ValueError(
             f"costs are given of {counted(len(setting.stages), 'stage')}, and the program has {program.header.stages}"
         )
-    return contended(events_of(program, Charges(program.header, setting)))
+    return with_shared_ports(events_of(program, Charges(program.header, setting)))
 
 
 def _replay(header: Header, events: Events, unit: Unit, conditions: str) -> Replay:
@@ -178,12 +178,12 @@ def _times(events: Events) -> _EventTimes:
 
 def _event(events: Events, times: _EventTimes, number: int) -> Event:
     """An event with its times; a wait begins when the event before it on its lane ends."""
-    role, what, workers, _ = events.nodes[number]
+    role, instruction, workers, _ = events.nodes[number]
     start, end = times.starts[number], times.ends[number]
     posted = max((times.ends[other] for other in events.posted.get(number, ())), default=0.0)
     if role is Role.WAIT:
         start = times.ends[events.before[number][0]]
-    return Event(role, what, workers, posted if role in _POSTED else start, start, end)
+    return Event(role, instruction, workers, posted if role in _POSTED else start, start, end)
 
 
 _POSTED = (Role.WIRE, Role.SUM)
@@ -216,7 +216,7 @@ def _joined(path: Iterable[Event]) -> Iterator[Event]:
     """The path with the wire and the flight of a message as one event, if both are on it."""
     last: Event | None = None
     for event in path:
-        if last and last.role is Role.WIRE and event.role is Role.FLIGHT and last.what == event.what:
+        if last and last.role is Role.WIRE and event.role is Role.FLIGHT and last.instruction == event.instruction:
             last = _whole(last, event)
             continue
         if last:

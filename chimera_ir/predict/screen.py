@@ -14,7 +14,7 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted, plural
 from chimera_ir.predict.prediction import Prediction
 from chimera_ir.predict.prediction_table import size
-from chimera_ir.predict.summary import Bytes, Copies, Limit, Speed, Summary, TimePart, exposed, rooms
+from chimera_ir.predict.summary import Bytes, Copies, Limit, Speed, Summary, TimePart, exposed, hiding_time
 from chimera_ir.profile.warnings import WARNING, shown
 
 NAMED = 4
@@ -134,6 +134,7 @@ def _advice(memory: Bytes, report: Report, prediction: Prediction | None) -> str
 
 
 def _limit(limit: Limit, figures: Figures, prediction: Prediction | None) -> str:
+    # The largest part in a sentence, the other parts by name, and the critical path, which explains computing.
     largest = limit.largest
     share, worker = percent(limit.shares[largest]), f"P{limit.worker}"
     who = "every worker" if limit.evenly and prediction is None else f"{worker}, the busiest worker,"
@@ -193,14 +194,14 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
         shown = [f"{group_name(group)} by {seconds(costs[group])}" for group in late[:NAMED]]
         words = f"{len(costs) - len(late)} hidden entirely by computing"
         return f"{counted(len(costs), 'gradient sum')}, {words}{_exposed(shown, late)}" if costs else ""
-    room = rooms(report)
-    late = [group for group in room if not room[group]]
-    hidden = [room[group] for group in room if room[group]]
+    free_of = hiding_time(report)
+    late = [group for group in free_of if not free_of[group]]
+    hidden = [free_of[group] for group in free_of if free_of[group]]
     show = report.figures.costs.unit.show
     span = f" of {_span(hidden, show)}" if hidden else ""
     words = f"{len(hidden) or 'none'} with idle time{span} to hide in"
     names = [group_name(group) for group in late[:NAMED]]
-    return f"{counted(len(room), 'gradient sum')}, {words}{_exposed(names, late)}" if room else ""
+    return f"{counted(len(free_of), 'gradient sum')}, {words}{_exposed(names, late)}" if free_of else ""
 
 
 def _span(values: Sequence[Fraction], show: Callable[[Fraction], str]) -> str:

@@ -51,8 +51,8 @@ class Setting:
             return self.timing(stage), _WHOLE
         share = Fraction(micros, parts)
         items = self.micro_batch_size * share
-        known = self.stages[stage].at.get(int(items)) if items.denominator == 1 else None
-        return (self.timing(stage), share) if known is None else (known, _WHOLE)
+        timing = self.stages[stage].at.get(int(items)) if items.denominator == 1 else None
+        return (self.timing(stage), share) if timing is None else (timing, _WHOLE)
 
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
         """Time of an operation outside a pair, as terms of a sum: F_t or B_t in seconds, and the factor on it.
@@ -68,9 +68,9 @@ class Setting:
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
         """Time of a pair as seconds and the factor on it; None if the profile has no times of pairs."""
-        known = [self.timing(part.stage).pair for part in pair.parts]
-        seconds = [time for time in known if time is not None]
-        return (max(seconds), Fraction(pair.size, header.parts)) if len(seconds) == len(known) else None
+        times = [self.timing(part.stage).pair for part in pair.parts]
+        seconds = [time for time in times if time is not None]
+        return (max(seconds), Fraction(pair.size, header.parts)) if len(seconds) == len(times) else None
 
     def all_reduce(self, header: Header, group: WeightGroup) -> float:
         """Comm_allreduce of a group's gradients; for a tie an upper bound, with all gradients of its smallest stage."""

@@ -12,7 +12,7 @@ from math import inf
 from chimera_ir.predict.events import Events, Port
 
 
-def contended(events: Events) -> Events:
+def with_shared_ports(events: Events) -> Events:
     """The events, with longer wires where several share a port.
 
     Wires are simulated as fluids: between any two moments at which an event begins or ends, every message under way has

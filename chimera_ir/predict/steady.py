@@ -91,21 +91,21 @@ def period(turn: TimedTurn) -> float:
 
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
     """Key of an event, which is the same in every turn, and the number of its turn."""
-    match node.what:
+    match node.instruction:
         case Compute(kind, micros, stage):
             return _of_micros(header, node, kind, micros, stage)
         case Pair(forward, backward):
             place, turn = _of_micros(header, node, forward.kind, forward.micros, forward.stage)
             return (*place, backward.stage, backward.kind), turn
         case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
-            return _of_micros(header, node, type(node.what), message.micros, message.source, message.target)
+            return _of_micros(header, node, type(node.instruction), message.micros, message.source, message.target)
         case AllReduce(group, version=version) | WaitAllReduce(group, version=version) | Step(group, version=version):
             turn, update = divmod((version or 0) - 1, updates_a_turn(header))
-            return (node.role, type(node.what), update, group, *node.workers), turn
+            return (node.role, type(node.instruction), update, group, *node.workers), turn
         case Stash() | Drop():
             raise ValueError("keeping and dropping weights takes no time: they are no events")
         case _:
-            assert_never(node.what)
+            assert_never(node.instruction)
 
 
 def _of_micros(

@@ -244,7 +244,7 @@ def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
         times[_part(stretch.cause)] += stretch.end - stretch.start
     posts = [event for event in replay.lanes[worker] if event.role is Role.POST]
     for post in posts:
-        times[TimePart.SUMS if isinstance(post.what, AllReduce) else TimePart.MESSAGES] += post.end - post.start
+        times[TimePart.SUMS if isinstance(post.instruction, AllReduce) else TimePart.MESSAGES] += post.end - post.start
     times[TimePart.STEPS] = sum(event.end - event.start for event in replay.lanes[worker] if event.role is Role.STEP)
     return {part: Fraction(seconds) for part, seconds in times.items()}
 
@@ -266,22 +266,26 @@ def exposed(replay: Replay) -> dict[WeightGroup, float]:
 
     Without a flush: the mean wait of a worker for the group's sums, of the worker that waits longest.
     """
-    groups = sorted({event.what.group for event in replay.sums if isinstance(event.what, AllReduce)})
+    groups = sorted({event.instruction.group for event in replay.sums if isinstance(event.instruction, AllReduce)})
     if replay.header.asynchronous:
         waits = {group: [0.0] * len(replay.lanes) for group in groups}
         for worker, lane in enumerate(replay.lanes):
             for event in lane:
-                if event.role is Role.WAIT and isinstance(event.what, WaitAllReduce) and event.what.group in waits:
-                    waits[event.what.group][worker] += event.end - event.start
+                if (
+                    event.role is Role.WAIT
+                    and isinstance(event.instruction, WaitAllReduce)
+                    and event.instruction.group in waits
+                ):
+                    waits[event.instruction.group][worker] += event.end - event.start
         return {group: max(seconds) / replay.header.updates for group, seconds in waits.items()}
     computed = max((event.end for lane in replay.lanes for event in lane if event.role is Role.COMPUTE), default=0.0)
     ends: Sequence[tuple[WeightGroup, float]] = [
-        (event.what.group, event.end) for event in replay.sums if isinstance(event.what, AllReduce)
+        (event.instruction.group, event.end) for event in replay.sums if isinstance(event.instruction, AllReduce)
     ]
     return {group: max(0.0, max(end for of, end in ends if of == group) - computed) for group in groups}
 
 
-def rooms(report: Report) -> dict[WeightGroup, Fraction]:
+def hiding_time(report: Report) -> dict[WeightGroup, Fraction]:
     """Idle time that can hide each sum over several workers: that of the member with the least."""
     members: defaultdict[WeightGroup, list[Fraction]] = defaultdict(list)
     for launched in report.launches:

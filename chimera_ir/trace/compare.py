@@ -16,7 +16,7 @@ from chimera_ir.trace.forecast import PredictedLanes, like_typical, play, played
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.profile_source import ProfileSource, predict_from_profile
 from chimera_ir.trace.spans import BUSY, Activity, Lane, LaneSpan, Load, UpdateWindow
-from chimera_ir.trace.trace_files import About, BadTrace, Trace
+from chimera_ir.trace.trace_files import BadTrace, RunInfo, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class TraceComparison:
     updates
         Number of updates that were recorded completely.
     chosen
-        Updates of which the measured figures are means.
+        Updates over which the measured figures are averaged.
     typical
         The chosen update of median length, which ``measured`` shows.
     origin
@@ -77,7 +77,7 @@ class TraceComparison:
         How the run ended early; None if it did not.
     """
 
-    about: About
+    about: RunInfo
     source: ProfileSource | None
     header: Header
     updates: int
@@ -198,6 +198,7 @@ def costs(
             return 0
 
         return slept
+    # A median over equal operations of all ranks: one slow run of an operation is no cost.
     lengths_of: dict[_Likeness, list[int]] = defaultdict(list)
     for update in chosen:
         for lane, window in zip(lanes, update, strict=True):

@@ -8,7 +8,7 @@ from itertools import chain
 from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.picture.legend import chunks_shown, kinds_of, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Shade, rows_of
-from chimera_ir.picture.svg import LEGIBLE, written
+from chimera_ir.picture.svg import LEGIBLE, filled
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, step, strands
 from chimera_ir.trace.compare import Side, TraceComparison
 from chimera_ir.trace.spans import Activity, LaneSpan, UpdateWindow, activity, cause, shown_micro, words
@@ -102,7 +102,7 @@ class Sheet:
 
 def draw(comparison: TraceComparison) -> str:
     """The picture as a self-contained SVG document."""
-    return written("compare.svg.j2", sheet=sheet(comparison))
+    return filled("compare.svg.j2", sheet=sheet(comparison))
 
 
 def sheet(comparison: TraceComparison) -> Sheet:
@@ -113,6 +113,7 @@ def sheet(comparison: TraceComparison) -> Sheet:
     pixel = WIDTH / span
     pitch = 2 * row + 14
     bottom = _TOP + workers * pitch - 11
+    # The predicted side has every kind of operation, so it decides what the legend explains.
     looks = Looks(header)
     spans = chain.from_iterable(comparison.predicted.lanes)
     operations = [span.operation for span in spans if isinstance(span.operation, Compute | Pair)]
@@ -244,6 +245,7 @@ def _legend(looks: Looks, operations: Sequence[Operation], y: int) -> Iterator[C
         for chunk in chunks_shown(looks)
         for kind in kinds_of(operations)
     ]
+    # One entry after the other, in a new row where the width is used up.
     others = [(fill, name) for fill, name in FILLS.values() if name]
     x = _LEFT
     for fill, text in (

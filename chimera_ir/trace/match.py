@@ -8,7 +8,7 @@ from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import extent, unroll
 from chimera_ir.trace.spans import Lane, LaneSpan, Load, recorded, words
-from chimera_ir.trace.trace_files import BadTrace, Rank, Recorded, Trace
+from chimera_ir.trace.trace_files import BadTrace, Rank, RecordedOperation, Trace
 
 
 def lanes(trace: Trace) -> tuple[Lane, ...]:
@@ -37,7 +37,7 @@ def instructions(program: Program | ProgramStream, worker: int, updates: int) ->
 
 def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
     """Yields the operations of a rank; ``ahead`` is always the first recorded one that is not matched yet."""
-    loads: list[Recorded] = []
+    loads: list[RecordedOperation] = []
     operations = iter(rank.operations)
     ahead = next(operations, None)
     for update, instruction in instructions(trace.program, rank.worker, trace.about.updates):
@@ -72,7 +72,7 @@ def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
         raise BadTrace(f"rank {rank.rank}: recorded '{ahead.text}' after the last operation of the program")
 
 
-def _loads(operation: Recorded) -> bool:
+def _loads(operation: RecordedOperation) -> bool:
     return _LOAD.fullmatch(operation.text) is not None
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.picture.sheet import Drawing
-from chimera_ir.picture.svg import written
+from chimera_ir.picture.svg import filled
 from chimera_ir.plural import counted
 from chimera_ir.trace.compare import Residual, TraceComparison
 from chimera_ir.trace.drawing import milliseconds, summary
@@ -157,7 +157,7 @@ def ground(comparison: TraceComparison) -> str:
 
 def page(comparison: TraceComparison, drawing: str) -> str:
     """The page: an HTML file with the picture, which is an SVG document, and the tables; it needs no other file."""
-    return written(
+    return filled(
         "trace.html.j2",
         title=comparison.about.scheme,
         summary=summary(comparison),

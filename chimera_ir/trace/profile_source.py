@@ -115,7 +115,7 @@ def _spans(
     ahead = next(events, None)
     for (update, operation), instruction in zip(serving, lane, strict=True):
         end = now
-        if ahead is not None and ahead.what == instruction:
+        if ahead is not None and ahead.instruction == instruction:
             end, ahead = round(ahead.end * 1e9), next(events, None)
         yield LaneSpan(operation, update, now, end)
         now = end

@@ -35,7 +35,7 @@ class BadTrace(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RunInfo:
     """Facts about the run, the same in every rank's file; ``rehearse`` are the sleeps in seconds by kind, if it slept.
 
     ``sharded_optimizer`` says that the replicas of a stage shared the optimizer's state; old traces lack it.
@@ -52,7 +52,7 @@ class About:
     sharded_optimizer: bool = False
 
 
-class Offset(NamedTuple):
+class ClockOffset(NamedTuple):
     """Offset of rank 0's clock from a rank's clock, at a time of the rank's clock; in nanoseconds."""
 
     at: int
@@ -60,7 +60,7 @@ class Offset(NamedTuple):
     uncertainty: int
 
 
-class Recorded(NamedTuple):
+class RecordedOperation(NamedTuple):
     """A recorded operation: nanoseconds since the first operation of any rank, on the clock of rank 0."""
 
     update: int
@@ -76,8 +76,8 @@ class Rank:
     rank: int
     worker: int
     copy: int
-    clock: tuple[Offset, ...]
-    operations: tuple[Recorded, ...]
+    clock: tuple[ClockOffset, ...]
+    operations: tuple[RecordedOperation, ...]
     ended: str | None
 
 
@@ -85,7 +85,7 @@ class Rank:
 class Trace:
     """A trace: the run, its program, and all ranks in order."""
 
-    about: About
+    about: RunInfo
     program: Program | ProgramStream
     ranks: tuple[Rank, ...]
 
@@ -126,7 +126,7 @@ def read(directory: Path) -> Trace:
     return Trace(about, program, _on_one_clock(ranks))
 
 
-def _require_place(path: Path, rank: Rank, about: About, workers: int) -> None:
+def _require_place(path: Path, rank: Rank, about: RunInfo, workers: int) -> None:
     """Checks that a file has the name of its rank, and that the layout puts the rank where the file says."""
     place = divmod(rank.rank, workers) if about.layout == "pipeline" else divmod(rank.rank, about.copies)[::-1]
     if path.name != f"rank_{rank.rank}.jsonl" or place != (rank.copy, rank.worker) or rank.copy >= about.copies:
@@ -187,7 +187,7 @@ def _program(path: Path, text: str) -> Program | ProgramStream:
         raise BadTrace(f"{path}: is not a program that chimera compile wrote ({error})") from error
 
 
-def _rank(path: Path) -> tuple[About, Rank]:
+def _rank(path: Path) -> tuple[RunInfo, Rank]:
     lines = _lines(path)
     first: Mapping[str, Any] = next(lines, {})
     last: Mapping[str, Any] = {}
@@ -198,7 +198,7 @@ def _rank(path: Path) -> tuple[About, Rank]:
             f"{path}: is of version {_brief(first.get('version'))} of the format; this command reads {VERSION}"
         )
     # Below the first line: blocks of operations, and a last line that says how the run ended.
-    operations: list[Recorded] = []
+    operations: list[RecordedOperation] = []
     try:
         for line in lines:
             if last:
@@ -238,9 +238,9 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
         yield content
 
 
-def _about(line: Mapping[str, Any]) -> About:
+def _about(line: Mapping[str, Any]) -> RunInfo:
     rehearse = line["rehearse"]
-    return About(
+    return RunInfo(
         scheme=_word(line["scheme"]),
         program=_word(line["program"]),
         copies=_whole(line["copies"], 1),
@@ -257,7 +257,7 @@ def _by_kind(seconds: Mapping[str, Any]) -> dict[str, float]:
     return {_word(kind, [*COSTED]): _seconds(value) for kind, value in seconds.items()}
 
 
-def _require_times(path: Path, about: About, program: Program) -> None:
+def _require_times(path: Path, about: RunInfo, program: Program) -> None:
     """Checks that a rehearsal has the time of every kind of operation that the program has."""
     kinds = {operation.kind.letter for lane in program.parts for operation in lane.computes.lines}
     lacking = [] if about.rehearse is None else [kind for kind in COSTED if kind in kinds - about.rehearse.keys()]
@@ -265,22 +265,22 @@ def _require_times(path: Path, about: About, program: Program) -> None:
         raise BadTrace(f"{path}: lacks {lacking[0]!r}, which a trace has; trace the run again")
 
 
-def _operation(value: Any) -> Recorded:
+def _operation(value: Any) -> RecordedOperation:
     match value:
         case [update, str(text), start, end] if _whole(start, -LONGEST) <= _whole(end, -LONGEST):
-            return Recorded(_whole(update), text, start, end)
+            return RecordedOperation(_whole(update), text, start, end)
         case _:
             raise ValueError(f"{_brief(value)} is not an operation")
 
 
-def _offset(value: Any) -> Offset:
+def _offset(value: Any) -> ClockOffset:
     line = _table(value)
-    return Offset(_whole(line["at"], -LONGEST), _whole(line["offset"], -LONGEST), _whole(line["uncertainty"]))
+    return ClockOffset(_whole(line["at"], -LONGEST), _whole(line["offset"], -LONGEST), _whole(line["uncertainty"]))
 
 
-def _clock(offsets: list[Offset]) -> tuple[Offset, ...]:
+def _clock(offsets: list[ClockOffset]) -> tuple[ClockOffset, ...]:
     """Measurements of a rank's offset; between the first and the last one, no clock may go backwards."""
-    first, last = (offsets[0], offsets[-1]) if offsets else (Offset(0, 0, 0),) * 2
+    first, last = (offsets[0], offsets[-1]) if offsets else (ClockOffset(0, 0, 0),) * 2
     if last.at < first.at or last.at + last.offset < first.at + first.offset:
         raise ValueError("a clock goes backwards")
     return tuple(offsets)
@@ -310,9 +310,9 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _word(value: Any, known: Sequence[str] = ()) -> str:
-    if not isinstance(value, str) or (known and value not in known):
-        raise ValueError(f"{_brief(value)} is not {' or '.join(known) or 'a text'}")
+def _word(value: Any, allowed: Sequence[str] = ()) -> str:
+    if not isinstance(value, str) or (allowed and value not in allowed):
+        raise ValueError(f"{_brief(value)} is not {' or '.join(allowed) or 'a text'}")
     return value
 
 
@@ -341,7 +341,7 @@ def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:
     )
 
 
-def aligned(clock: tuple[Offset, ...], time: int) -> int:
+def aligned(clock: tuple[ClockOffset, ...], time: int) -> int:
     """The time on rank 0's clock for a time on a rank's clock.
 
     The offset is assumed to change evenly between its two measurements. An offset smaller than its uncertainty counts

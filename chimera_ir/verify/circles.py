@@ -38,7 +38,7 @@ def _knotted(waits: dict[Node, list[Node]]) -> set[Node]:
 def _circle_through(start: Node, waits: dict[Node, list[Node]], shorter_than: int) -> list[Node]:
     """A shortest circle from a node to itself; empty if none is short enough."""
     paths = deque([[start]])
-    seen = {start}
+    visited = {start}
     while paths:
         path = paths.popleft()
         if len(path) >= shorter_than:
@@ -46,7 +46,7 @@ def _circle_through(start: Node, waits: dict[Node, list[Node]], shorter_than: in
         for peer in waits[path[-1]]:
             if peer == start:
                 return path
-            if peer not in seen:
-                seen.add(peer)
+            if peer not in visited:
+                visited.add(peer)
                 paths.append([*path, peer])
     return []

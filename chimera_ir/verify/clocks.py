@@ -20,10 +20,10 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
     The warning shows the first of these dependencies and their number. A missing operation gives no warning.
     """
     operations = plan.operations
-    made = flow(plan.header, (planned.operation for planned in operations))
+    data_flow = flow(plan.header, (planned.operation for planned in operations))
     falling: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
     for after in operations:
-        for number in made.needs(after.operation):
+        for number in data_flow.needs(after.operation):
             before = operations[number]
             if number != ABSENT and before.clock >= after.clock:
                 falling.setdefault((before.operation.origin, after.operation.origin), []).append((before, after))

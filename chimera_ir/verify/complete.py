@@ -59,18 +59,18 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
     """Whether every micro-batch has on every stage one of the sets of kinds in ``whole``, each kind once."""
     # A cell's set of kinds is a number with a bit for each kind: large schedules have millions of cells.
     bits = {kind: 1 << number for number, kind in enumerate(header.kinds)}
-    there: dict[int, int] = {}
+    present: dict[int, int] = {}
     stages = header.stages
     for _, operation in operations:
         stage, bit = operation.stage, bits[operation.kind]
         for micro in operation.micros:
             cell = micro * stages + stage
-            before = there.get(cell, 0)
+            before = present.get(cell, 0)
             if before & bit:
                 return False
-            there[cell] = before | bit
+            present[cell] = before | bit
     right = {sum(bits[kind] for kind in kinds) for kinds in whole}
-    return len(there) == stages * header.micro_batches and {*there.values()} <= right
+    return len(present) == stages * header.micro_batches and {*present.values()} <= right
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
@@ -96,11 +96,11 @@ def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tup
 
 
 def _again(header: Header, second: _Placed, first: _Placed) -> Duplicate | DoneTwice:
-    (worker, operation), (first_worker, known) = second, first
-    if operation.kind is known.kind:
-        where = line(operation), worker, first_worker, known.origin, _directions(header)
+    (worker, operation), (first_worker, earlier) = second, first
+    if operation.kind is earlier.kind:
+        where = line(operation), worker, first_worker, earlier.origin, _directions(header)
         return Duplicate(operation.origin, *where, 1)
-    return DoneTwice(operation.origin, line(operation), line(known), worker, first_worker, known.origin, 1)
+    return DoneTwice(operation.origin, line(operation), line(earlier), worker, first_worker, earlier.origin, 1)
 
 
 def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
@@ -110,12 +110,12 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
             absent[lacking].append((micro, stage))
         for lacking, places in absent.items():
             micro, stage = places[0]
-            there = [operation for _, operation in cells.get(micro * header.stages + stage, ())]
-            version = there[0].version if there else None
+            present = [operation for _, operation in cells.get(micro * header.stages + stage, ())]
+            version = present[0].version if present else None
             added = "` and `".join(line(Compute(kind, (micro,), stage, version=version)) for kind in lacking)
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
             facts = pipe.name, pipe.workers[stage], micro, stage, tuple(kind.noun for kind in lacking), added
-            yield (Missing if there else Skipped)(where, *facts, _directions(header), len(places))
+            yield (Missing if present else Skipped)(where, *facts, _directions(header), len(places))
 
 
 def _absent(
@@ -125,9 +125,9 @@ def _absent(
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
         if not several or _clash(several, whole) is None:
-            there = [operation.kind for _, operation in several]
-            kinds = next(kinds for kinds in whole if {*there} <= {*kinds})
-            lacking = tuple(kind for kind in kinds if kind not in there)
+            present = [operation.kind for _, operation in several]
+            kinds = next(kinds for kinds in whole if {*present} <= {*kinds})
+            lacking = tuple(kind for kind in kinds if kind not in present)
             if lacking:
                 yield lacking, micro, Stage(number)
 
@@ -146,8 +146,8 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
         return not same, not linked, not here, operation.kind.opens, other > micro, abs(other - micro)
 
     mine = {*pipe.micros}
-    known = [operation for several in cells.values() for _, operation in several if operation.micros[0] in mine]
-    return min(known, key=distance).origin if known else NOWHERE
+    candidates = [operation for several in cells.values() for _, operation in several if operation.micros[0] in mine]
+    return min(candidates, key=distance).origin if candidates else NOWHERE
 
 
 def _linked(kind: Kind, other: Kind) -> bool:

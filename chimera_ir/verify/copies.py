@@ -42,11 +42,11 @@ def copies(program: Program) -> tuple[int, ...]:
         return tuple(map(len, program.header.stages_of))
     return tuple(
         sum(peaks.get((stage,), _ONE).copies for stage in stages)
-        for peaks, stages in zip(map(kept, program.parts), program.header.stages_of, strict=True)
+        for peaks, stages in zip(map(copy_peaks, program.parts), program.header.stages_of, strict=True)
     )
 
 
-def kept(parts: Parts) -> dict[WeightGroup, CopyPeak]:
+def copy_peaks(parts: Parts) -> dict[WeightGroup, CopyPeak]:
     """The peak of every group that has a stash in a lane."""
     lines = [(place, line) for place, line in parts.updates if isinstance(line, Stash | Drop)]
     peaks = highest_by_key((line.group, 1 if isinstance(line, Stash) else -1) for _, line in lines)
@@ -64,7 +64,7 @@ def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version
 
 
 def needed(header: Header, parts: Parts) -> dict[WeightGroup, int]:
-    """The copies that the readers of every group need: the most after any of its steps."""
+    """The most copies of each group that are needed at once: after a step, its version and older ones still read."""
     last = last_reads(header, parts)
     steps: dict[WeightGroup, list[tuple[int, Version]]] = {}
     for place, instruction in parts.updates:
@@ -110,7 +110,7 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
     """
     for worker, (lane, parts) in enumerate(zip(program.lanes, program.parts, strict=True)):
         enough, last = needed(program.header, parts), last_reads(program.header, parts)
-        for group, peak in kept(parts).items():
+        for group, peak in copy_peaks(parts).items():
             number = enough.get(group, 1)
             if peak.copies > number:
                 where = lane[peak.place].origin, worker, group_name(group), peak.copies, number

@@ -1,4 +1,4 @@
-"""The diagnostics of rules and the set of applied rules, from which follows what is proven."""
+"""Findings of rules: their diagnostics, and which rules were applied in full, so that they hold without an error."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

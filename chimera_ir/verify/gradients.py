@@ -50,14 +50,14 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
 
 def not_held(header: Header, worker: Worker, instruction: Instruction, group: WeightGroup) -> Diagnostic | None:
     """The diagnostic of a line whose group does not exist or is not held by its worker; None if the line is right."""
-    known = group in header.group_numbers
-    if not known and len(group) > 1:
+    exists = group in header.group_numbers
+    if not exists and len(group) > 1:
         stages = ", ".join(map(str, group[:-1]))
         header_line = f"tied {' '.join(f's{stage}' for stage in group)}"
         return NotTied(instruction.origin, worker, line(instruction), f"{stages} and {group[-1]}", header_line)
-    if known and worker in header.members(group):
+    if exists and worker in header.members(group):
         return None
-    holders = workers(header.members(group)) if known else "no worker"
+    holders = workers(header.members(group)) if exists else "no worker"
     return NotHeld(instruction.origin, worker, line(instruction), group_name(group), holders)
 
 
@@ -156,8 +156,8 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
         launches = [launch for launch in parts.updates.lines if isinstance(launch, AllReduce)]
         names |= {sum_key(program.header, launch): summed(launch) for launch in launches}
         for earlier, later in pairwise(launches):
-            known = after.setdefault(sum_key(program.header, earlier), {})
-            known.setdefault(sum_key(program.header, later), (Worker(number), later.origin))
+            successors = after.setdefault(sum_key(program.header, earlier), {})
+            successors.setdefault(sum_key(program.header, later), (Worker(number), later.origin))
     circle = _circle(after)
     if not circle:
         return

@@ -34,27 +34,27 @@ def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iter
 
 
 def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic]:
-    seen: set[Span] = set()
+    reported: set[Span] = set()
     for operation in operations:
         pipes = list(dict.fromkeys(header.pipe_of[micro].name for micro in operation.micros))
-        if len(pipes) > 1 and operation.origin not in seen:
-            seen.add(operation.origin)
+        if len(pipes) > 1 and operation.origin not in reported:
+            reported.add(operation.origin)
             yield PipesMixed(operation.origin, line(operation), *pipes[:2])
         updates = list(dict.fromkeys(micro // header.per_update for micro in operation.micros))
-        if len(updates) > 1 and operation.kind.sums and operation.origin not in seen:
-            seen.add(operation.origin)
+        if len(updates) > 1 and operation.kind.sums and operation.origin not in reported:
+            reported.add(operation.origin)
             yield UpdatesMixed(operation.origin, line(operation), *updates[:2])
 
 
 def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:
-    made = flow(header, operations)
+    data_flow = flow(header, operations)
     differing: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
     for operation in operations:
         for value in operation.kind.reads:
             stage = operation.stage - value.towards
             if not value.towards or not 0 <= stage < header.stages:
                 continue
-            before = operations[made.makers[value][operation.micros[0] * header.stages + stage]]
+            before = operations[data_flow.makers[value][operation.micros[0] * header.stages + stage]]
             if before.micros != operation.micros:
                 differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))
     for (origin, end), pairs in differing.items():

@@ -16,7 +16,7 @@ from chimera_ir.ir.ids import Slot, Stage, WeightGroup
 from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Parts, Program
 from chimera_ir.ir.ops import Compute, Recv, singles
-from chimera_ir.verify.copies import kept
+from chimera_ir.verify.copies import copy_peaks
 
 
 class Kept(NamedTuple):
@@ -89,7 +89,7 @@ def holdings(program: Program) -> Iterator[Holdings]:
     """The holdings of each worker of a program without errors."""
     header = program.header
     for stages, groups, parts in zip(header.stages_of, header.groups_of, program.parts, strict=True):
-        peaks = kept(parts)
+        peaks = copy_peaks(parts)
         copies = [(group, peaks[group].copies if group in peaks else 1) for group in groups]
         yield Holdings(
             fullest=fullest(header, stages, singles(parts.computes.lines)),
@@ -118,7 +118,7 @@ def sending(stages: Iterable[Stage], changes: Iterable[tuple[Way, int]]) -> tupl
 def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
     """Yields the moments before something is freed, and during every backward that recomputes; equal ones once."""
     activations, inputs, begun = (dict.fromkeys(stages, 0) for _ in range(3))
-    seen: set[tuple[int | Stage | None, ...]] = set()
+    yielded: set[tuple[int | Stage | None, ...]] = set()
     grown, growth = False, header.growth
     for operation in lane:
         again = header.recomputes(operation.micros[0], operation.stage)
@@ -131,8 +131,8 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
         # A backward that recomputes has, while it runs, the activations of one more micro-batch.
         extra = operation.stage if again and KEPT in operation.kind.reads else None
         moment = (extra, *activations.values(), *inputs.values(), *begun.values())
-        if (grown or extra is not None) and moment not in seen:
-            seen.add(moment)
+        if (grown or extra is not None) and moment not in yielded:
+            yielded.add(moment)
             alive = activations if extra is None else {**activations, extra: activations[extra] + 1}
             yield (*alive.values(), *inputs.values(), *begun.values())
         counted[operation.stage] += forward * len(operation.micros)

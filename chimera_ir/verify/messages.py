@@ -145,8 +145,8 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     """The mistake of a line that is about no message of its worker; None if it is about one."""
     header, message = program.header, instruction.message
     where = instruction.origin, worker, line(instruction)
-    known = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
-    if not (known and min(message.source, message.target) >= 0):
+    numbered = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
+    if not (numbered and min(message.source, message.target) >= 0):
         return say.UnknownMessage(*where)
     if max(message.source, message.target) >= header.stages:
         return say.NoStageOfMessage(*where, max(message.source, message.target))

@@ -98,7 +98,7 @@ class StreamRun(WholeRun):
         self._micro_batches = micro_batches
 
     def has(self, micros: Micros) -> bool:
-        """Whether micro-batches are in the run; of those of one operation, all are or none is."""
+        """Whether micro-batches are in the run; those of one operation are all in it or all outside."""
         return 0 <= (micros[0] if isinstance(micros, tuple) else micros) < self._micro_batches
 
     def makes(self, version: int) -> bool:

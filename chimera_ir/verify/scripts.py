@@ -203,8 +203,8 @@ def _foreign(module: CodeType) -> Iterator[str]:
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
     yield from ({*module.co_names, *(function.co_name for function in functions)} - _OF_MODULES - {_ANNOTATIONS})
     for function in functions:
-        known = _OF_MODULES if function.co_name == _ANNOTATIONS else _OF_FUNCTIONS
-        yield from ({*function.co_names} - known)
+        allowed = _OF_MODULES if function.co_name == _ANNOTATIONS else _OF_FUNCTIONS
+        yield from ({*function.co_names} - allowed)
         yield from (constant.co_name for constant in function.co_consts if isinstance(constant, CodeType))
 
 
@@ -220,7 +220,7 @@ def _line_of(name: str, trace: TracebackType | None) -> int:
 
 def _held(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
     stages = of_rank["stages"]
-    initial = {_stages([stage]): (*known["initial"],) for stage, known in stages.items()}
+    initial = {_stages([stage]): (*of_stage["initial"],) for stage, of_stage in stages.items()}
     ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
     rooms = {
         (source, target, worker): stages[str(target)]["inputs" if source < target else "gradients"]
@@ -230,10 +230,10 @@ def _held(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
 
 
 def _held_in_evaluations(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
-    known = of_rank["evaluation"]
-    rooms = {(*route,): known["slots"][str(route[1])] for route in known["incoming"]}
+    of_evaluation = of_rank["evaluation"]
+    rooms = {(*route,): of_evaluation["slots"][str(route[1])] for route in of_evaluation["incoming"]}
     initial = {_stages([stage]): (0, 0) for stage in of_rank["stages"]}
-    return Held(facts["stages"], initial, rooms, [(*route,) for route in known["outgoing"]])
+    return Held(facts["stages"], initial, rooms, [(*route,) for route in of_evaluation["outgoing"]])
 
 
 def _stages(numbers: Iterable[Any]) -> WeightGroup:

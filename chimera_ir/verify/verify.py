@@ -98,11 +98,11 @@ class Verified:
 
     @property
     def schedule(self) -> Schedule:
-        """The compute operations of what is proven, in the order of the lanes."""
+        """The compute operations of `program`, in the order of the lanes."""
         return self.checked.schedule
 
     @cached_property
-    def held(self) -> tuple[Holdings, ...]:
+    def holdings(self) -> tuple[Holdings, ...]:
         """Per worker its holdings by stage, and the activations alive at once."""
         return tuple(holdings(self.program))
 
@@ -271,7 +271,7 @@ def _proven(program: Program, checked: Checked | None) -> tuple[Checked, Finding
 
 
 def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str, str]) -> ProvenScripts:
-    """Applies the rule "scripts" to what is generated for a verified program and its evaluation.
+    """Applies the rule "scripts" to the files that are generated for a verified program and its evaluation.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ import pytest
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import eventful, launches
+from chimera_ir.cost.launches import launches, with_events
 from chimera_ir.cost.report import Report, activations, report
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.window import Window, steady_window
@@ -111,7 +111,7 @@ def test_every_worker_launches_one_sum_and_makes_one_step_per_update() -> None:
         (2, 2, 0),
         (3, 3, 0),
     ]
-    steps = eventful(timeline, program).events
+    steps = with_events(timeline, program).events
     assert len(steps) == 4 * own.header.updates
 
 

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.report import Report, held, report
+from chimera_ir.cost.report import Report, report, stages_held
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.order import order
@@ -39,7 +39,7 @@ def schedule(name: str, **settings: int) -> Schedule:
 
 def cost(name: str, costs: Costs = PAPER, **settings: int) -> Report:
     own = schedule(name, **settings)
-    return report(own, costs, schedule(BASELINE, D=settings["D"], N=settings["N"]), held(own.header))
+    return report(own, costs, schedule(BASELINE, D=settings["D"], N=settings["N"]), stages_held(own.header))
 
 
 @pytest.mark.parametrize("name", ["gpipe", "dapple"])

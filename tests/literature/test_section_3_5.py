@@ -10,7 +10,7 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.report import held, report
+from chimera_ir.cost.report import report, stages_held
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.lower import lower
@@ -87,7 +87,7 @@ def test_with_the_cost_of_recomputation_doubling_loses_to_the_baseline(
 
 def test_for_many_micro_batches_doubling_loses_to_a_baseline_that_recomputes_too() -> None:
     recomputing = one_direction(8, 48)
-    own = report(recomputing, Costs(), schedule(BASELINE, D=8, N=48), held(recomputing.header)).figures
+    own = report(recomputing, Costs(), schedule(BASELINE, D=8, N=48), stages_held(recomputing.header)).figures
     assert own.makespan == 220 < cost("chimera_doubling", D=8, N=48).figures.makespan
     assert own.stashed_inputs == tuple(8 - s for s in range(8))
     assert own.activations == (0,) * 8

@@ -90,7 +90,10 @@ def with_ports_of_their_own(setting: Setting) -> Setting:
 
 def operations(found: Replay, role: Role = Role.COMPUTE) -> set[tuple[object, ...]]:
     return {
-        (*each.workers, each.what, each.start, each.end) for lane in found.lanes for each in lane if each.role is role
+        (*each.workers, each.instruction, each.start, each.end)
+        for lane in found.lanes
+        for each in lane
+        if each.role is role
     }
 
 
@@ -100,7 +103,7 @@ def agrees(program: Program, setting: Setting) -> Replay:
     assert operations(found) == set(simulated.computes)
     assert operations(found, Role.STEP) == {each for each in simulated.steps if each[3] > each[2]}
     assert [lane[-1].end if lane else 0 for lane in found.lanes] == [*map(simulated.ended.get, range(len(found.lanes)))]
-    sums = {(each.what.group, each.what.version, each.start, each.end) for each in found.sums}
+    sums = {(each.instruction.group, each.instruction.version, each.start, each.end) for each in found.sums}
     assert sums == set(simulated.sums)
     return found
 
@@ -120,7 +123,11 @@ def consistent(found: Replay) -> None:
 def shown(found: Replay, each: Event) -> list[Event]:
     """The events of which one in the critical path may be a part; a notice is not shown."""
     everything = [*found.messages, *found.sums, *(other for lane in found.lanes for other in lane), each]
-    return [other for other in everything if each.role in (Role.NOTICE, other.role) and each.what == other.what]
+    return [
+        other
+        for other in everything
+        if each.role in (Role.NOTICE, other.role) and each.instruction == other.instruction
+    ]
 
 
 @_FEW
@@ -250,7 +257,7 @@ def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
     parts = program.header.parts
     times = [setting.timing(stage) for stage in range(program.header.stages)]
     assert found.seconds >= sum(each.forward + min(each.backward, each.recomputing) for each in times) / parts
-    assert {what(each.what) for lane in found.lanes for each in lane if each.role is Role.COMPUTE} == {
+    assert {what(each.instruction) for lane in found.lanes for each in lane if each.role is Role.COMPUTE} == {
         FORWARD,
         BACKWARD,
     }

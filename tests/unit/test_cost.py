@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import chimera_ir
 from chimera_ir import library
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.report import activations, held
+from chimera_ir.cost.report import activations, stages_held
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
@@ -55,7 +55,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def test_a_cost_is_set_without_touching_the_others() -> None:
     assert Costs().using("B", "2.5") == Costs(
-        F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1), given=("B",)
+        F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1), user_set=("B",)
     )
 
 
@@ -142,7 +142,7 @@ def test_activations_peak_where_most_micro_batches_are_under_way() -> None:
 
 def test_a_stage_placed_twice_on_a_worker_keeps_its_weights_once() -> None:
     pipes = tuple(Pipe(name, (Worker(0), Worker(1)), ()) for name in ("a", "b"))
-    assert held(Header("x", (), 2, 2, 0, pipes)) == (1, 1)
+    assert stages_held(Header("x", (), 2, 2, 0, pipes)) == (1, 1)
 
 
 # Independent oracles. They share no code with the package: dependencies by comparing every two operations.

@@ -11,7 +11,7 @@ from tests.unit.test_codegen import CASES, compiled, named
 
 
 def held(scheme: str, **parameters: int) -> tuple[Holdings, ...]:
-    return compiled((scheme, tuple(parameters.items()))).held
+    return compiled((scheme, tuple(parameters.items()))).holdings
 
 
 def test_the_fullest_moments_are_those_that_no_other_exceeds() -> None:
@@ -47,7 +47,7 @@ def test_the_moments_add_up_to_the_peaks_of_the_rule(case: tuple[str, tuple[tupl
     verified = compiled(case)
     header = verified.program.header
     (again,) = {frozenset(pipe.recompute) for pipe in header.pipes} or {frozenset()}
-    for worker, holdings in enumerate(verified.held):
+    for worker, holdings in enumerate(verified.holdings):
         sums = [
             sum(kept.activations + kept.begun for kept in moment if kept.stage not in again)
             for moment in holdings.fullest

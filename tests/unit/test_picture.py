@@ -9,7 +9,7 @@ import pytest
 from rich.text import Text
 
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import eventful
+from chimera_ir.cost.launches import with_events
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import Micro, Stage, Worker
@@ -209,7 +209,7 @@ def test_a_schedule_with_a_flush_has_no_bracket() -> None:
 @pytest.mark.parametrize("F", [1, 2])
 def test_every_event_is_marked_where_the_operation_before_it_ends(width: int, F: int) -> None:
     schedule = one_version_each(3, 9)
-    shown = eventful(timeline(schedule, Costs(F=Fraction(F))), lowered(schedule))
+    shown = with_events(timeline(schedule, Costs(F=Fraction(F))), lowered(schedule))
     drawn = lanes(terminal.draw(shown, width))
     columns = Fraction(len(drawn[0]), shown.span)
     marks = {(worker, match.end()) for worker, line in enumerate(drawn) for match in re.finditer("▾", line)}
@@ -222,7 +222,7 @@ def test_every_event_is_marked_where_the_operation_before_it_ends(width: int, F:
 
 def test_the_launches_of_a_schedule_with_a_flush_are_marked() -> None:
     schedule = two_directions(4)
-    drawn = terminal.draw(eventful(timeline(schedule), lowered(schedule)), 80)
+    drawn = terminal.draw(with_events(timeline(schedule), lowered(schedule)), 80)
     assert [line.count("▾") for line in lanes(drawn)] == [2, 1, 1, 2]
     assert drawn.plain.split("\n")[-1].endswith("▾ gradient sum launched")
 

@@ -28,7 +28,7 @@ from chimera_ir.trace.compare import TraceComparison, compare
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.profile_source import predict_from_profile, profile_source
 from chimera_ir.trace.spans import Activity, recorded
-from chimera_ir.trace.trace_files import About, Trace, read
+from chimera_ir.trace.trace_files import RunInfo, Trace, read
 from tests.instructions import what
 from tests.property.test_replay import random_setting
 from tests.simulator import Simulator
@@ -146,7 +146,7 @@ def test_lanes_are_those_of_the_replay_to_the_nanosecond(name: str, settings: di
     for lane, expected in zip(predicted.lanes, events, strict=True):
         assert all(before.end == after.start for before, after in pairwise(lane))
         timed = [(span.operation, span.start, span.end) for span in lane if span.end > span.start]
-        known = [(each.what, round(each.start * 1e9), round(each.end * 1e9)) for each in expected]
+        known = [(each.instruction, round(each.start * 1e9), round(each.end * 1e9)) for each in expected]
         assert timed == known
     computes = {
         (worker, span.operation, span.start, span.end)
@@ -235,8 +235,8 @@ def test_a_stream_of_updates_is_foretold_at_its_pace(rehearse: dict[str, float] 
     assert found.operations == ()
 
 
-def about(**other: object) -> About:
-    known = About("any", "", 1, "pipeline", "gloo", 4, 1, {"F": 0.001, "B": 0.003})
+def about(**other: object) -> RunInfo:
+    known = RunInfo("any", "", 1, "pipeline", "gloo", 4, 1, {"F": 0.001, "B": 0.003})
     return replace(known, **other)  # type: ignore[arg-type]
 
 
@@ -245,10 +245,12 @@ def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputi
     _, program = compiled("chimera_doubling", D=2, N=4)
     setting = profile_source(Trace(about(), program, ()), inputs()).setting
     taken = {
-        (what(each.what), len(each.what.micros)): Fraction(each.end - each.start).limit_denominator(10_000)
+        (what(each.instruction), len(each.instruction.micros)): Fraction(each.end - each.start).limit_denominator(
+            10_000
+        )
         for lane in replay(view_of(program), setting).lanes
         for each in lane
-        if each.role is Role.COMPUTE and isinstance(each.what, Compute)
+        if each.role is Role.COMPUTE and isinstance(each.instruction, Compute)
     }
     assert taken == {
         (kind, count): Fraction(count * one, 1000)

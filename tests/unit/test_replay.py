@@ -88,7 +88,7 @@ def test_with_free_communication_every_scheme_of_the_library_takes_its_makespan(
     found = replay(program, setting(plan.header.stages, costs=(whole[0], whole[1], whole[2]), copies=2))
     assert Fraction(found.seconds) * tick == timeline.makespan
     assert found.span == timeline.span
-    assert [[(e.what, e.start, e.end) for e in lane if e.role is Role.COMPUTE] for lane in found.lanes] == [
+    assert [[(e.instruction, e.start, e.end) for e in lane if e.role is Role.COMPUTE] for lane in found.lanes] == [
         [tuple(timed) for timed in lane] for lane in timeline.lanes
     ]
 
@@ -126,7 +126,7 @@ def test_two_directions_hide_the_sums_that_were_launched_in_time() -> None:
     found = replayed(two_directions(4), sums=Link(0.0, 1.0))
     assert found.seconds == none + 1.0
     early = [each for each in found.sums if each.end < found.seconds - 1.0]
-    assert {each.what.group for each in early if isinstance(each.what, AllReduce)} >= {(Stage(3),)}
+    assert {each.instruction.group for each in early if isinstance(each.instruction, AllReduce)} >= {(Stage(3),)}
 
 
 def test_sums_of_one_worker_follow_one_another() -> None:
@@ -150,7 +150,7 @@ def test_stages_differ_and_weights_too() -> None:
     first_ends = 2 + (2 + 5) + 7 + 11 + (2 + 10) + 3
     second_sums = 2 + (2 + 5) + 7 + 11 + 900
     assert found.seconds == max(first_ends + 100, second_sums) == second_sums
-    assert [what(each.what) for each in found.critical] == [FORWARD, Send, FORWARD, BACKWARD, AllReduce]
+    assert [what(each.instruction) for each in found.critical] == [FORWARD, Send, FORWARD, BACKWARD, AllReduce]
 
 
 def test_messages_within_a_node_take_the_other_link() -> None:
@@ -268,9 +268,9 @@ def test_with_a_flush_a_step_counts_where_its_lane_ends_last(N: int, first: floa
     found = replay(program, how)
     assert found.seconds == max(makespan + first, makespan - B + last)
     ends = [(makespan, first), (makespan - B, last)]
-    assert [[(each.what, each.start, each.end) for each in lane if each.role is Role.STEP] for lane in found.lanes] == [
-        [(Step((Stage(stage),)), end, end + step)] if step else [] for stage, (end, step) in enumerate(ends)
-    ]
+    assert [
+        [(each.instruction, each.start, each.end) for each in lane if each.role is Role.STEP] for lane in found.lanes
+    ] == [[(Step((Stage(stage),)), end, end + step)] if step else [] for stage, (end, step) in enumerate(ends)]
     assert pace(program, how) == max(makespan + first, N * (F + B) + last)
 
 
@@ -279,7 +279,7 @@ def test_a_step_waits_for_the_sum_of_its_stage() -> None:
     found = replayed(one_direction(2, 4), sums=Link(0.0, 4.0), copies=2, steps=(3.0, 6.0))
     makespan = 5 * (F + B)
     assert found.seconds == makespan + 4 + 3 == max(makespan + 4 + 3, makespan - B + 4 + 6)
-    assert [type(each.what) for each in found.critical[-2:]] == [AllReduce, Step]
+    assert [type(each.instruction) for each in found.critical[-2:]] == [AllReduce, Step]
 
 
 @pytest.mark.parametrize("D", [1, 2, 4])

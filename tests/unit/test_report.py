@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from chimera_ir.cost import durations, number_text, table
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import launches
-from chimera_ir.cost.report import Report, held, report
+from chimera_ir.cost.report import Report, report, stages_held
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.table import heading, per_worker, proof, show
 from chimera_ir.ir.ids import Stage
@@ -29,7 +29,7 @@ from tests.unit.clocked import (
 
 
 def reported(schedule: Schedule, costs: Costs, baseline: Schedule, verified: tuple[str, ...] = ()) -> Report:
-    return report(schedule, costs, baseline, held(schedule.header), verified=verified)
+    return report(schedule, costs, baseline, stages_held(schedule.header), verified=verified)
 
 
 def printed(shown: Report, width: int = 100) -> str:

@@ -5,7 +5,7 @@ import pytest
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.ops import Message, Send
 from chimera_ir.predict.events import Events, Node, Port, Role
-from chimera_ir.predict.shares import contended
+from chimera_ir.predict.shares import with_shared_ports
 from chimera_ir.profile.cluster import Link
 
 LINK = Link(0.0, 1.0, shared=True)
@@ -23,7 +23,7 @@ def wires(*several: tuple[int, int, float, float], own: bool = False) -> list[fl
         before += [[], [2 * number]]
         if not own:
             ports[2 * number + 1] = Port(ends[0], True, LINK), Port(ends[1], False, LINK)
-    found = contended(Events(nodes, before, {}, [], ports))
+    found = with_shared_ports(Events(nodes, before, {}, [], ports))
     return [node.seconds for node in found.nodes if node.role is Role.WIRE]
 
 

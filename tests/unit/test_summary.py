@@ -7,7 +7,7 @@ import pytest
 
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import launches
-from chimera_ir.cost.report import Report, held, report
+from chimera_ir.cost.report import Report, report, stages_held
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.predict.equation import equation
@@ -17,7 +17,7 @@ from chimera_ir.predict.prediction import Prediction
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.screen import show
 from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.summary import TimePart, exposed, rooms, summary
+from chimera_ir.predict.summary import TimePart, exposed, hiding_time, summary
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from tests.lowered import lowered
@@ -27,7 +27,7 @@ from tests.unit.clocked import all_then_all, in_turns, one_direction, one_versio
 def reported(schedule: Schedule, baseline: Schedule, costs: Costs | None = None) -> Report:
     costs = costs or Costs()
     launched = launches(lowered(schedule), simulate(schedule, costs))
-    return report(schedule, costs, baseline, held(schedule.header), launched)
+    return report(schedule, costs, baseline, stages_held(schedule.header), launched)
 
 
 def answers(schedule: Schedule, baseline: Schedule, width: int = 200) -> list[str]:
@@ -116,7 +116,7 @@ def test_a_sum_is_hidden_if_it_ends_before_the_last_operation() -> None:
 
 
 def test_the_sums_are_one_line() -> None:
-    assert rooms(reported(two_directions(4), one_direction(4, 4))) == {(0,): 0, (1,): 2, (2,): 2, (3,): 3}
+    assert hiding_time(reported(two_directions(4), one_direction(4, 4))) == {(0,): 0, (1,): 2, (2,): 2, (3,): 3}
     (line,) = [line for line in answers(two_directions(32), one_direction(32, 32)) if line.startswith("sums:")]
     assert line.startswith("sums:   32 gradient sums, 31 with idle time of ")
     assert line.endswith(" to hide in; exposed: stage 0")

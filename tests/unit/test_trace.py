@@ -21,7 +21,7 @@ from chimera_ir.trace.account import windows
 from chimera_ir.trace.compare import choose, compare
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.spans import Activity
-from chimera_ir.trace.trace_files import Offset, aligned, read
+from chimera_ir.trace.trace_files import ClockOffset, aligned, read
 from tests.instructions import what
 from tests.sizes import on_workers
 from tests.unit import traced
@@ -146,12 +146,12 @@ def test_updates_like_most_are_the_middle_half_without_the_first() -> None:
 
 
 def test_a_clock_that_runs_differently_is_set_right_from_its_two_offsets() -> None:
-    clock = (Offset(0, 1000, 10), Offset(1_000_000, 3000, 10))
+    clock = (ClockOffset(0, 1000, 10), ClockOffset(1_000_000, 3000, 10))
     assert [aligned(clock, time) for time in (0, 500_000, 1_000_000)] == [1000, 502_000, 1_003_000]
 
 
 def test_an_offset_within_its_uncertainty_is_none() -> None:
-    assert aligned((Offset(0, -900, 1000), Offset(10, 40, 50)), 7) == 7
+    assert aligned((ClockOffset(0, -900, 1000), ClockOffset(10, 40, 50)), 7) == 7
 
 
 def test_the_command_writes_a_page_a_picture_and_a_trace(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
