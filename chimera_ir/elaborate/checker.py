@@ -40,8 +40,6 @@ class _ValueName:
 
 @dataclass(frozen=True, slots=True)
 class _FunctionName:
-    """A name for a function."""
-
     parameters: tuple[str, ...]
     result: Type | None
     span: Span

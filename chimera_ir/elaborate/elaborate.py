@@ -57,7 +57,7 @@ def elaborate(
 class Outline:
     """The header of a plan, and all that is needed to make its operations.
 
-    ``shapes`` are the pipes, each cut to the length that is elaborated; ``values`` are those of the scheme's names.
+    ``shapes`` are the pipes, each cut to the length that is elaborated; ``values`` has the values of its names.
     """
 
     header: Header

@@ -54,8 +54,6 @@ class Shape:
 
 
 class _PipeClauses(NamedTuple):
-    """The clauses of a pipe, by kind."""
-
     stages: ast.Stages
     micros: ast.Micros
     operations: tuple[ast.Operation, ...]

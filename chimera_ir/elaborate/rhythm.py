@@ -1,6 +1,6 @@
 """The rhythm of an endless pipe: when it repeats, by the laws of its formulas.
 
-A pipe has a rhythm if the clocks of all its operations grow alike, so that its lanes stay together:
+A pipe has a rhythm if the clocks of all its operations grow at the same rate, so that its lanes stay together:
 
     F(m, s) @ 3*m + s            rate 3 clocks per micro-batch, for every operation
     B(m, s) @ 3*m + m%2 + 4      the law of this clock repeats after 2 micro-batches: period 2, which is 6 clocks
@@ -89,7 +89,7 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagn
 def _beats(
     line: ast.Operation, shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]
 ) -> Iterator[_Beat]:
-    """The beats of a line on those stages on which it has operations, up to its first failure."""
+    """The beats of a line on the stages on which it has operations, up to its first failure."""
     variable = shape.stages.variable.text
     for stage in stages:
         scope = shape.scope.with_value(variable, stage)
@@ -173,6 +173,5 @@ def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
 
 
 def _clocks(beats: Sequence[_Beat], steps: range) -> Iterator[int]:
-    """The clocks of the operations of some steps."""
     for beat in beats:
         yield from (beat.clock.at(m) for m in steps if beat.guard.at(m))

@@ -85,7 +85,8 @@ def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> FinitePipe
     # All formulas grow by what a turn advances.
     rhythms, turn, turns = _measured(shapes, stages, per_update, limit)
     reject([*_numbers_drift(shapes, rhythms, turn), *_versions_drift(shapes, rhythms, turn)])
-    # In the first turn the numbers are 0, 1, 2, .., and so in all; from the start the versions are those of the laws.
+    # If the numbers of the first turn are 0, 1, 2, .., those of all turns are. Versions follow their laws from the
+    # start.
     failed: list[Diagnostic] = []
     global_numbers([shape.lengthened(count) for shape, count in zip(shapes, turn.micros, strict=True)], failed)
     for shape, rhythm in zip(shapes, rhythms, strict=True):

@@ -10,21 +10,20 @@ lane
     a worker runs its operations one after the other;
 sync
     the sum of a group needs, on every worker, the update's last operation that adds to its gradients; the steps need
-    the sum. In an asynchronous schedule, a step also needs the step before it on its worker. All operations that read
-    the version of the step need the step, and so do those that add to the next update, because both updates add up in
-    the same memory.
+    the sum. In an asynchronous schedule, a step also needs the step before it on its worker. The step is needed by all
+    operations that read its version, and by all that add to the next update: both updates add up in the same memory.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import networkx as nx
 
-from chimera_ir.flow.net import Reads, reads_of
+from chimera_ir.flow.net import Reads, numbered, reads_of
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
@@ -77,7 +76,7 @@ class Dag:
         self._header = schedule.header
         self._graph = _Graph()
         self._graph.add_nodes_from(range(len(self.operations)))
-        self._graph.connect(_lanes(schedule))
+        self._graph.connect(chain.from_iterable(map(pairwise, numbered(schedule))))
         self._reads = reads
         self._graph.connect((before, after) for after, read in enumerate(reads) for before in read)
         self._graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
@@ -141,7 +140,7 @@ class Dag:
             raise ValueError("the operations close a cycle") from cyclic
 
     def summed_before(self, group: WeightGroup) -> tuple[int, ...]:
-        """The number of updates of a group that are summed before each compute operation runs, in whatever order.
+        """The number of a group's updates that are certainly summed before each compute operation runs.
 
         Raises
         ------
@@ -225,12 +224,6 @@ def build(schedule: Schedule, reads: Reads | None = None) -> Dag:
     ((0, 1), (0,), 4)
     """
     return Dag(schedule, reads or reads_of(schedule))
-
-
-def _lanes(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    ends = list(accumulate((len(lane) for lane in schedule.lanes), initial=0))
-    for start, end in pairwise(ends):
-        yield from pairwise(range(start, end))
 
 
 def _sync(operations: tuple[Operation, ...], owners: list[Worker], header: Header) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """The engine: plays lanes until each of them ends or waits for ever, and computes when each event ends.
 
 A lane is a sequence of events, by number. ``before[n]`` are the other events that event n waits for; some may be in the
-lane of n. An event that has happened stays so, hence each lane gets equally far in whatever order lanes are played.
+lane of n. No event is ever undone, so each lane gets equally far whatever the order in which lanes are played.
 
     lane 0:                            lane 1:                            order: 0 2 3 1
       0  F m0 s0                         2  F m0 s1    waits for 0
@@ -59,8 +59,7 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
     # The event at which a lane sleeps has left the iterator, so it stands in ``blocked``.
     upcoming = [iter(lane) for lane in lanes]
     blocked: list[tuple[int, ...]] = [()] * len(lanes)
-    # The lanes that sleep until an event happens. Each lane sleeps on one event at a time, so no wait is looked at
-    # twice in vain.
+    # The lanes that sleep until an event happens: each on one event, and not looked at again before it happens.
     sleepers: dict[int, list[int]] = {}
     awake = list(range(len(lanes)))
     while awake:
@@ -84,7 +83,7 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
 
 
 def ordered(before: Sequence[Sequence[int]]) -> list[int]:
-    """Events in an order in which each comes after all that it waits for, without those that wait for ever.
+    """Events, each after all that it waits for; events that wait for ever are left out.
 
     Examples
     --------

@@ -6,11 +6,12 @@ B m0 s0     -1
 B m1 s0     -1
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import accumulate, repeat
 from typing import NamedTuple, TypeVar
 
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, singles
 
@@ -49,10 +50,21 @@ class Peak(NamedTuple):
     at: Compute | None
 
 
-def _peak(lane: Sequence[Compute], changes: Iterable[int]) -> Peak:
-    """The peak of a lane, given by how much each operation changes it for each of its micro-batches."""
-    most = highest(change * len(operation.micros) for operation, change in zip(lane, changes, strict=True))
-    return Peak(0, None) if most is None else Peak(most.amount, lane[most.change])
+def _peaks(schedule: Schedule, change: Callable[[Kind, bool], int]) -> tuple[Peak, ...]:
+    """The peak of each lane, given by how much an operation changes it for each of its micro-batches.
+
+    The change depends on the kind, and on whether the stage keeps only the input of the micro-batches. A pair counts as
+    its forward, then its backward, so both are there at once.
+    """
+    peaks: list[Peak] = []
+    for lane in map(singles, schedule.lanes):
+        recomputing = _recomputing(schedule.header, lane)
+        most = highest(
+            change(operation.kind, again) * len(operation.micros)
+            for operation, again in zip(lane, recomputing, strict=True)
+        )
+        peaks.append(Peak(0, None) if most is None else Peak(most.amount, lane[most.change]))
+    return tuple(peaks)
 
 
 def activations(schedule: Schedule) -> tuple[Peak, ...]:
@@ -62,45 +74,22 @@ def activations(schedule: Schedule) -> tuple[Peak, ...]:
     recomputes, it is live between the halves of a split backward only: the activations that a backward computes again
     are gone when the backward ends.
     """
-    header, growth = schedule.header, schedule.header.growth
-    return tuple(
-        _peak(
-            lane,
-            [
-                growth[operation.kind].forward * (not recomputing) + growth[operation.kind].later
-                for operation, recomputing in zip(lane, _recomputing(header, lane), strict=True)
-            ],
-        )
-        for lane in _lanes(schedule)
-    )
+    growth = schedule.header.growth
+    return _peaks(schedule, lambda kind, recomputing: growth[kind].forward * (not recomputing) + growth[kind].later)
 
 
 def inputs(schedule: Schedule) -> tuple[Peak, ...]:
     """The peak number of inputs that each worker's stages keep for recomputation, counted like `activations`."""
-    header, growth = schedule.header, schedule.header.growth
-    if not header.recomputing:
+    growth = schedule.header.growth
+    if not schedule.header.recomputing:
         return (Peak(0, None),) * len(schedule.lanes)
-    return tuple(
-        _peak(
-            lane,
-            [
-                growth[operation.kind].forward * recomputing
-                for operation, recomputing in zip(lane, _recomputing(header, lane), strict=True)
-            ],
-        )
-        for lane in _lanes(schedule)
-    )
+    return _peaks(schedule, lambda kind, recomputing: growth[kind].forward * recomputing)
 
 
 def between_halves(schedule: Schedule) -> tuple[Peak, ...]:
     """The peak number of micro-batches between the halves of their backward, counted like `activations`."""
     growth = schedule.header.growth
-    return tuple(_peak(lane, [growth[operation.kind].later for operation in lane]) for lane in _lanes(schedule))
-
-
-def _lanes(schedule: Schedule) -> Iterator[tuple[Compute, ...]]:
-    """The operations of each lane one by one. A pair counts as its forward, then its backward, so both are there."""
-    return map(singles, schedule.lanes)
+    return _peaks(schedule, lambda kind, _: growth[kind].later)
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:

@@ -27,7 +27,7 @@ On the left, `B m s1` in turn k of worker 1 waits for turn k+1 of worker 0, in w
 worker 1. However many updates are given, the last turns never end.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -35,7 +35,6 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
     Instruction,
-    Message,
     Recv,
     Send,
     Step,
@@ -123,7 +122,7 @@ def _ahead(header: Header, turns: int) -> int:
 
 
 def _own_end(header: Header, turn: Turn) -> int:
-    """The first line that is about an update after those of turn 0."""
+    """The first line that is about an update after the updates of turn 0."""
     length = len(turn.instructions)
     return min(
         ((1 - _turn_of(header, line)) * length + place for place, line in enumerate(turn.instructions)), default=1
@@ -142,51 +141,34 @@ def _waits(stream: ProgramStream) -> list[list[_Wait]]:
     posts: dict[_Key, list[tuple[int, int, int]]] = {}
     for worker, turn in enumerate(stream.turns):
         for place, line in enumerate(turn.instructions):
-            for key, number in _posted(header, line):
+            if isinstance(line, Send | Recv | AllReduce):
+                key, number = _key(header, type(line), line)
                 posts.setdefault(key, []).append((worker, place, number))
     return [
         [
             _Wait(place, other, posted, number - other_number)
             for place, line in enumerate(turn.instructions)
-            for key, number in _awaited(header, line)
+            if isinstance(line, WaitSend | WaitRecv | WaitAllReduce)
+            for key, number in [_key(header, _AWAITED[type(line)], line)]
             for other, posted, other_number in posts[key]
         ]
         for turn in stream.turns
     ]
 
 
-def _posted(header: Header, line: Instruction) -> Iterator[tuple[_Key, int]]:
-    """The key of what a line posts, which is the same in every turn, and the number of the turn that it is about."""
-    match line:
-        case Send(message) | Recv(message):
-            yield _message(header, type(line), message)
-        case AllReduce():
-            yield _sum(header, line)
-        case _:
-            pass
+_AWAITED: dict[type[Instruction], type[Instruction]] = {WaitRecv: Send, WaitSend: Recv, WaitAllReduce: AllReduce}
+"""The lines of other workers that a line waits for."""
 
 
-def _awaited(header: Header, line: Instruction) -> Iterator[tuple[_Key, int]]:
-    """The key of what a line waits for, and the number of the turn that it is about, as in `_posted`."""
-    match line:
-        case WaitRecv(message):
-            yield _message(header, Send, message)
-        case WaitSend(message):
-            yield _message(header, Recv, message)
-        case WaitAllReduce():
-            yield _sum(header, line)
-        case _:
-            pass
-
-
-def _message(header: Header, end: type[Instruction], message: Message) -> tuple[_Key, int]:
-    number, micro = divmod(message.micros[0], header.period)
-    return (end, message.source, message.target, micro), number
-
-
-def _sum(header: Header, line: AllReduce | WaitAllReduce) -> tuple[_Key, int]:
-    number, version = divmod(line.version or 0, updates_a_turn(header))
-    return (AllReduce, line.group, version), number
+def _key(
+    header: Header, posted: type[Instruction], line: Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce
+) -> tuple[_Key, int]:
+    """The key, which is the same in every turn, of what a line posts or waits for, and the turn that it is about."""
+    if isinstance(line, AllReduce | WaitAllReduce):
+        number, version = divmod(line.version or 0, updates_a_turn(header))
+        return (posted, line.group, version), number
+    number, micro = divmod(line.message.micros[0], header.period)
+    return (posted, line.message.source, line.message.target, micro), number
 
 
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
@@ -205,7 +187,7 @@ def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list
 
 
 def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """The lines that each worker can run of those before ``ends``: the lines before the first that waits for ever."""
+    """The lines, at most ``ends``, that each worker can run: the lines before the first that waits for ever."""
     ends, changed = [*ends], True
     while changed:
         before = [*ends]

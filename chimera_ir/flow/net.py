@@ -1,7 +1,7 @@
 """The net of a schedule: which compute operation waits for which.
 
-An operation waits for those that make the values it reads, for the operation before it in its lane, and in an
-asynchronous schedule for the steps that make the weights it reads. `dag` adds sums and steps as nodes.
+An operation waits for the operations that make the values it reads, for the operation before it in its lane, and in an
+asynchronous schedule for the steps that make the weights it reads. In `dag`, sums and steps are nodes, too.
 """
 
 from collections import defaultdict

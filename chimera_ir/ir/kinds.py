@@ -27,7 +27,7 @@ class Value:
     """A value that an operation makes of a micro-batch on a stage.
 
     ``towards`` is the distance to the stage that reads it: 1 and -1 for the neighbours, 0 for the stage itself.
-    ``reason`` says in messages why an operation needs the value.
+    ``reason`` is the reason why an operation needs the value, as messages give it.
     """
 
     letter: str
@@ -56,7 +56,7 @@ class Kind:
     noun
         Its name in messages.
     reads, makes
-        The values that an operation of this kind needs, and those that exist when it is over.
+        The values that an operation of this kind needs, and the values that exist when it is over.
     frees
         The value of its own stage that is gone when it is over; None for the kind that comes first.
     sums

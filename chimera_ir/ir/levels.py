@@ -149,7 +149,7 @@ class Header:
         return {kind: Growth(change(kind, first=True), change(kind, first=False)) for kind in self.kinds}
 
     def strategy(self, group: WeightGroup) -> Strategy:
-        """The strategy of a group, which says when the sum of its gradients is launched; eager_opt if stages differ."""
+        """The strategy by which the sum of a group's gradients is launched; eager_opt if its stages differ."""
         chosen = dict(self.strategies)
         strategies = {chosen.get(stage, Strategy.EAGER_OPT) for stage in group}
         return strategies.pop() if len(strategies) == 1 else Strategy.EAGER_OPT
@@ -204,7 +204,7 @@ class Header:
 
     @cached_property
     def group_numbers(self) -> dict[WeightGroup, int]:
-        """The place of each group in ``groups``; that of a stage by itself is the number of the stage."""
+        """The place of each group in ``groups``; for a stage by itself it is the number of the stage."""
         return {group: number for number, group in enumerate(self.groups)}
 
     @cached_property
@@ -221,7 +221,7 @@ class Header:
         )
 
     def members(self, group: WeightGroup) -> tuple[Worker, ...]:
-        """The workers that hold any stage of a group, ascending: those that sum its gradients."""
+        """The workers that hold any stage of a group, and so sum its gradients, ascending."""
         if len(group) == 1:
             return self.holders[group[0]]
         return tuple(sorted({worker for stage in group for worker in self.holders[stage]}))
@@ -293,7 +293,7 @@ class Parts:
 
     @property
     def singles(self) -> Iterator[tuple[int, Compute]]:
-        """The compute operations one by one, those of a pair one after the other, with their places."""
+        """The compute operations with their places, one by one: a pair yields its forward, then its backward."""
         return ((place, part) for place, operation in self.computes for part in operation.parts)
 
 

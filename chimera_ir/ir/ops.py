@@ -77,7 +77,7 @@ Operation = Compute | Pair
 
 
 def singles(operations: Iterable[Operation]) -> tuple[Compute, ...]:
-    """The operations one by one, those of a pair one after the other."""
+    """The computations of operations, one by one: a pair has two."""
     whole = tuple(operations)
     if Pair in {*map(type, whole)}:
         return tuple(part for operation in whole for part in operation.parts)

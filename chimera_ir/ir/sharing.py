@@ -6,7 +6,7 @@ from enum import Enum
 class Communicators(Enum):
     """The messages that share a communicator; the values are the names in report.json.
 
-    ``DIRECTED``: those from one worker to another. ``PAIR``: those between two workers, in both directions.
+    ``DIRECTED``: messages from one worker to another. ``PAIR``: messages between two workers, in both directions.
     """
 
     DIRECTED = "directed"

@@ -31,7 +31,7 @@ from chimera_ir.ir.ops import Compute, Instruction, singles
 from chimera_ir.ir.turns import Turn, shifted, turns_of, unroll, updates_a_turn
 
 MARGIN = 3
-"""The fewest turns on either side of a view's middle turn, in addition to those over which the middle one spreads."""
+"""The fewest turns on either side of a view's middle turn, besides the turns over which its operations spread."""
 
 
 @dataclass(frozen=True)

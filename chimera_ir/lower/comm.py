@@ -48,8 +48,8 @@ With one communicator for both directions of a pair of workers, both post the me
       wait send m1 s0->s1          wait send m0 s1->s0
       B m1 s0                      F m2 s1
 
-The order is by the sum of two places: that of the message's producer in the sender's lane and that of its first use in
-the receiver's lane. Messages of one operation all have the sum of the first of them. Of messages with equal sums, the
+The order is by the sum of two places: of the message's producer in the sender's lane and of its first use in the
+receiver's lane. Messages of one operation all have the sum of the first of them. Of messages with equal sums, the
 one of the lower sender comes first. There:
 
 ``recv``
@@ -107,14 +107,14 @@ class Posting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The communication of one lane; every index is that of a compute operation in it.
+    """The communication of one lane; every index is the place of a compute operation.
 
     Attributes
     ----------
     postings
         The receives, in the order of the lane.
     sent
-        The messages that leave after an operation: one, or those of both operations of a pair.
+        The messages that leave after an operation; after a pair, the messages of both its operations.
     received
         The messages that are waited for before an operation.
     retired
@@ -177,7 +177,7 @@ def communicate(
     run
         The earliest run of the schedule, if operations hand values on in one direction only.
     communicators
-        The messages that share one: those from one worker to another, or those between two workers.
+        The messages that share one: from one worker to another, or between two workers.
     """
     drafts = _drafts(schedule, ahead, run, communicators)[::-1]
     while drafts:  # each draft is freed with its lane: all drafts together take as much memory as the program
@@ -206,10 +206,10 @@ def _drafts(schedule: Schedule, ahead: int, run: EarliestRun | None, communicato
             at_receiver.received[transfer.used].append(transfer)
             at_sender.sent[transfer.produced].append(transfer)
         # Sends are waited for when an answer proves that they are over, or else by the times of the earliest run.
-        if run is None:
-            _retire(at_sender, transfers, answers)
-        else:
-            _retire_before(at_sender, transfers, waits, len(schedule.lanes[sender]))
+        end = len(schedule.lanes[sender])
+        retired = _answered(transfers, answers, end) if run is None else (waits[sent.message] for sent in transfers)
+        for place, transfer in zip(retired, transfers, strict=True):
+            (at_sender.retired[place] if place < end else at_sender.unanswered).append(transfer)
     return drafts
 
 
@@ -239,7 +239,7 @@ def _links(schedule: Schedule, places: Flow) -> dict[_Link, list[Transfer]]:
 
 
 def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
-    """The first use of each message or of a later one of its link: receives are posted in the order of the sends."""
+    """The first use of each message, or of a later one if that comes first, as receives are posted in order."""
     uses: list[int] = [transfer.used for transfer in transfers]
     for index in range(len(uses) - 2, -1, -1):
         uses[index] = min(uses[index], uses[index + 1])
@@ -266,16 +266,13 @@ def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
     return [(sums[transfer.produced], transfer.sender) for transfer in transfers]
 
 
-def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -> None:
-    """Waits for each send of a link before the first use of an answer, which was sent after the use of the message."""
-    produced = [answer.produced for answer in answers]
-    uses = _first_uses(answers)
-    for transfer in transfers:
-        first = bisect_left(produced, transfer.used)
-        if first < len(uses):
-            draft.retired[uses[first]].append(transfer)
-        else:
-            draft.unanswered.append(transfer)
+def _answered(transfers: Iterable[Transfer], answers: list[Transfer], end: int) -> Iterator[int]:
+    """The first use of an answer to each send of a link: of a message that the peer sent after it used this one.
+
+    It is ``end`` for a send without an answer.
+    """
+    produced, uses = [answer.produced for answer in answers], [*_first_uses(answers), end]
+    return (uses[bisect_left(produced, transfer.used)] for transfer in transfers)
 
 
 def _waits(links: Mapping[_Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
@@ -306,13 +303,3 @@ def _kept_for_sends(
     return {
         link: [transfer._replace(over=over(transfer)) for transfer in transfers] for link, transfers in links.items()
     }
-
-
-def _retire_before(draft: _Draft, transfers: Iterable[Transfer], waits: Mapping[Message, int], end: int) -> None:
-    """Waits for each send of a link before the operation at its place in ``waits``, or at the end of the lane."""
-    for transfer in transfers:
-        place = waits[transfer.message]
-        if place < end:
-            draft.retired[place].append(transfer)
-        else:
-            draft.unanswered.append(transfer)

@@ -36,7 +36,7 @@ _Urgency = tuple[int, tuple[Micro, ...]]
 def forwards(level: Schedule | ScheduleStream) -> Schedule:
     """The schedule of the operations that open a micro-batch on a stage.
 
-    Afterwards its header says that there are no other kinds of operations.
+    Its header has no other kinds of operations.
 
     Parameters
     ----------

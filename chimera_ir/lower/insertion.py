@@ -18,32 +18,23 @@ def with_inserted(
     operation that it serves.
     """
     posted = _posted(lane, places, traffic, slots)
-    before, after = insertions.before, insertions.after
-    received, sent, retired = traffic.received, traffic.sent, traffic.retired
     lines: list[Instruction] = []
     for place in places:
         operation = lane[place]
-        if place in posted:
-            lines += posted[place]
-        if place in before:
-            lines += before[place]
-        if place in received:
-            for transfer in received[place]:
-                lines.append(WaitRecv(transfer.message, operation.origin))
-        if place in retired:
-            for transfer in retired[place]:
-                lines.append(WaitSend(transfer.message, lane[transfer.produced].origin))
+        lines += posted.get(place, ())
+        lines += insertions.before.get(place, ())
+        for transfer in traffic.received.get(place, ()):
+            lines.append(WaitRecv(transfer.message, operation.origin))
+        for transfer in traffic.retired.get(place, ()):
+            lines.append(WaitSend(transfer.message, lane[transfer.produced].origin))
         lines.append(operation)
-        if place in sent:
-            for transfer in sent[place]:
-                lines.append(Send(transfer.message, transfer.receiver, operation.origin))
-        if place in after:
-            lines += after[place]
+        for transfer in traffic.sent.get(place, ()):
+            lines.append(Send(transfer.message, transfer.receiver, operation.origin))
+        lines += insertions.after.get(place, ())
     return lines
 
 
 def _posted(lane: Sequence[Operation], places: range, traffic: Traffic, slots: Iterable[Slot]) -> dict[int, list[Recv]]:
-    """The receives to post before each operation."""
     posted: dict[int, list[Recv]] = defaultdict(list)
     postings = (posting for posting in traffic.postings if posting.before in places)
     for (before, transfer), slot in zip(postings, slots, strict=True):

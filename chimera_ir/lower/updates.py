@@ -82,7 +82,7 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     Parameters
     ----------
     schedule
-        Asynchronous, complete and acyclic. Its versions are those of the steady state, except in the first turns: there
+        Asynchronous, complete and acyclic. It reads the versions of the steady state, except in the first turns: there
         0 may stand for versions below 0.
     duration
         The time that an operation takes, in any unit.

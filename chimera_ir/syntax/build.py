@@ -18,27 +18,19 @@ MAX_INTEGER = 2**63 - 1
 
 
 class _Parameters(NamedTuple):
-    """The parameters in the brackets of the header."""
-
     all: tuple[ast.Parameter, ...]
     span: Span
 
 
 class _By(NamedTuple):
-    """The step after ``by``."""
-
     expression: ast.Expression
 
 
 class _As(NamedTuple):
-    """The number after ``as``."""
-
     expression: ast.Expression
 
 
 class _When(NamedTuple):
-    """The guard after ``when``."""
-
     expression: ast.Expression
 
 

@@ -1,4 +1,4 @@
-"""Clauses from the command line that replace those of every pipe."""
+"""Clauses from the command line that replace clauses of every pipe."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
