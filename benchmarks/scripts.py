@@ -18,8 +18,8 @@ from tables import circumstances, put, table
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
+from chimera_ir.garbage import uncollected
 from chimera_ir.request import Request
-from chimera_ir.undisturbed import undisturbed
 from chimera_ir.verify.verify import verify_scripts
 
 SIZES: Sequence[tuple[str, int, int]] = (
@@ -43,7 +43,7 @@ def one(scheme: str, depth: int, micro_batches: int) -> tuple[float, float, int]
     files = compilation.files
     whole = time.process_time() - begin
     verified, evaluation = compilation.verified, compilation.verified_evaluation
-    with undisturbed():
+    with uncollected():
         begin = time.process_time()
         verify_scripts(verified, evaluation, files)
         rule = time.process_time() - begin

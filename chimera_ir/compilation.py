@@ -20,6 +20,7 @@ from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, NotProven, TextError, TooLarge
+from chimera_ir.garbage import uncollected
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.sharing import Communicators
@@ -28,7 +29,6 @@ from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
 from chimera_ir.request import Request, require_settable
 from chimera_ir.syntax.ast import Scheme
-from chimera_ir.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from chimera_ir.cost.durations import Durations
@@ -78,7 +78,7 @@ def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
 
     @wraps(make)
     def made(compilation: "Compilation") -> T:
-        with undisturbed():
+        with uncollected():
             try:
                 return make(compilation)
             except Rejected as rejected:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 
-from chimera_ir.visible import visible_lines
+from chimera_ir.escapes import visible_lines
 
 _WIDE = 160
 
@@ -18,7 +18,7 @@ def printed(draw: Callable[[Console], None]) -> str:
     """Text that ``draw`` prints on a console like standard output (width, colours), lines without trailing blanks."""
     text = io.StringIO()
     console = _console(text)
-    console.push_render_hook(_Visible())
+    console.push_render_hook(_EscapeHook())
     draw(console)
     return "\n".join(line.rstrip(" ") for line in text.getvalue().split("\n"))
 
@@ -35,15 +35,15 @@ def _console(text: io.StringIO) -> Console:
     return Console(file=text, highlight=False, force_terminal=is_terminal or None, width=None if has_width else _WIDE)
 
 
-class _Visible(RenderHook):
+class _EscapeHook(RenderHook):
     """Makes control characters visible, so that a terminal obeys no codes but the colours of this program."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Shown(renderable) for renderable in renderables]
+        return [_Escaped(renderable) for renderable in renderables]
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _Escaped:
     original: ConsoleRenderable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:

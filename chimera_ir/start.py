@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from chimera_ir.undisturbed import undisturbed
+from chimera_ir.garbage import uncollected
 
 INTERRUPTED = 130
 
@@ -20,7 +20,7 @@ INTERRUPTED = 130
 def _importing() -> Iterator[None]:
     atexit.register(gc.freeze)
     try:
-        with undisturbed():
+        with uncollected():
             yield
             gc.freeze()
     except KeyboardInterrupt:

@@ -24,9 +24,7 @@ SHARED_MODULES = {
 }
 """Names of several modules, with their number."""
 
-SHARED_CLASSES = {
-    "Choice": 2,
-}
+SHARED_CLASSES = {}
 """Names of several classes, with their number. A class with an underscore is read in its own module alone."""
 
 

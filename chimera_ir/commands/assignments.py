@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import Misuse
+from chimera_ir.commands.common import WrongCommand
 from chimera_ir.commands.sections import Function
 
 Parse = Callable[[Iterable[str]], Mapping[str, object]]
@@ -42,10 +42,10 @@ def setting(parse: Parse, help: str) -> Callable[[Function], Function]:
 def _require_order(scheme: str | None, words: Iterable[str]) -> None:
     """Makes sure that the scheme comes first, and that what follows are parameters."""
     if scheme and _ASSIGNMENT.fullmatch(scheme):
-        raise Misuse(f"{scheme}: the scheme comes first, then its parameters")
+        raise WrongCommand(f"{scheme}: the scheme comes first, then its parameters")
     for word in words:
         if "=" not in word:
-            raise Misuse(f"unexpected word '{word}'; parameters are written NAME=VALUE, as in D=8")
+            raise WrongCommand(f"unexpected word '{word}'; parameters are written NAME=VALUE, as in D=8")
 
 
 def single_values(given: Iterable[str]) -> dict[str, int]:
@@ -60,7 +60,7 @@ def listed_values(given: Iterable[str]) -> dict[str, tuple[int, ...]]:
         values[name] = tuple(_integer(name, value, "NAME=INTEGER or NAME=INTEGER,INTEGER") for value in text.split(","))
         repeated = next((value for value, count in Counter(values[name]).items() if count > 1), None)
         if repeated is not None:
-            raise Misuse(f"{name}={text}: {repeated} is in its list twice")
+            raise WrongCommand(f"{name}={text}: {repeated} is in its list twice")
     return values
 
 
@@ -70,9 +70,9 @@ def _texts(given: Iterable[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise Misuse(f"--set {text}: write NAME=INTEGER, as in D=8")
+            raise WrongCommand(f"--set {text}: write NAME=INTEGER, as in D=8")
         if name in texts:
-            raise Misuse(f"{name}={value}: {name} is given twice")
+            raise WrongCommand(f"{name}={value}: {name} is given twice")
         texts[name] = value
     return texts
 
@@ -80,7 +80,7 @@ def _texts(given: Iterable[str]) -> dict[str, str]:
 def _integer(name: str, value: str, form: str = "NAME=INTEGER") -> int:
     digits = value.removeprefix("-")
     if not (name and digits.isascii() and digits.isdecimal()):
-        raise Misuse(f"{name}={value}: write {form}, as in D=8")
+        raise WrongCommand(f"{name}={value}: write {form}, as in D=8")
     if len(digits) > _DIGITS:
-        raise Misuse(f"{name}: a value has at most {_DIGITS} digits")
+        raise WrongCommand(f"{name}: a value has at most {_DIGITS} digits")
     return int(value)

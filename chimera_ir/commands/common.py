@@ -16,7 +16,7 @@ import click
 from chimera_ir.commands.sections import colored
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.errors import CompileError, TextError
-from chimera_ir.visible import visible_lines
+from chimera_ir.escapes import visible_lines
 
 WRONG_TEXT = 1
 WRONG_COMMAND = 2
@@ -25,7 +25,7 @@ OUR_FAULT = 70
 INTERRUPTED = 130
 
 
-class Misuse(click.ClickException):
+class WrongCommand(click.ClickException):
     """Something on the command line is wrong."""
 
     exit_code = WRONG_COMMAND
@@ -63,9 +63,9 @@ def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
         stages = text.split(",")
         known = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
         if len(stages) < 2 or not known:
-            raise Misuse(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
+            raise WrongCommand(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
         if any(len(stage) > 18 for stage in stages):
-            raise Misuse(f"--tied {text[:40]}: a stage has at most 18 digits")
+            raise WrongCommand(f"--tied {text[:40]}: a stage has at most 18 digits")
         ties.append([int(stage) if stage.isdecimal() else stage for stage in stages])
     return ties
 
@@ -74,7 +74,7 @@ def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tup
     """The first layer of each stage, of an option ``--split``."""
     words = [] if given is None else given.split(",")
     if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
-        raise Misuse(f"--split {given}: list the first layer of each stage, as in --split 0,9,17,25")
+        raise WrongCommand(f"--split {given}: list the first layer of each stage, as in --split 0,9,17,25")
     return None if given is None else tuple(map(int, words))
 
 
@@ -83,11 +83,11 @@ def require_torch(doing: str) -> None:
 
     Raises
     ------
-    Misuse
+    WrongCommand
         If it is not.
     """
     if find_spec("torch") is None:
-        raise Misuse(f"{doing} needs torch, which is not installed: pip install 'chimera_ir[train]'")
+        raise WrongCommand(f"{doing} needs torch, which is not installed: pip install 'chimera_ir[train]'")
 
 
 def write(text: str) -> None:
@@ -95,7 +95,7 @@ def write(text: str) -> None:
     click.echo(text, nl=False, color=colored(sys.stdout))
 
 
-class _Output:
+class _StandardOutput:
     """Standard output: a reader who has left has seen enough; that a disk is full is the user's to know."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -122,10 +122,10 @@ class _Output:
             _let_go(self._stream)
         except OSError as error:
             _let_go(self._stream)
-            raise Misuse(f"standard output: {error.strerror}") from error
+            raise WrongCommand(f"standard output: {error.strerror}") from error
 
 
-class _Errors(_Output):
+class _Errors(_StandardOutput):
     """Standard error: what cannot be written is lost, and the exit status says what is left to say."""
 
     @contextmanager
@@ -162,7 +162,7 @@ def run(command: click.Command, name: str) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    output, errors = cast(TextIO, _Output(sys.stdout)), cast(TextIO, _Errors(sys.stderr))
+    output, errors = cast(TextIO, _StandardOutput(sys.stdout)), cast(TextIO, _Errors(sys.stderr))
     with redirect_stdout(output), redirect_stderr(errors):
         status = _status(command, name)
     for stream in (sys.stdout, sys.stderr):
@@ -183,7 +183,7 @@ def _status(command: click.Command, name: str) -> Any:
             click.echo(f"\nmore on this message: chimera explain {error.diagnostics[0].code}", err=True)
         return WRONG_TEXT
     except CompileError as error:
-        _tell(Misuse(str(error)))
+        _tell(WrongCommand(str(error)))
         return WRONG_COMMAND
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

@@ -14,7 +14,7 @@ from chimera_ir import cache, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Output, produce
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
-from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, Misuse, parse_split, parse_ties, run, write
+from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, parse_split, parse_ties, run, write
 from chimera_ir.commands.sections import (
     Function,
     SectionedCommand,
@@ -40,12 +40,12 @@ from chimera_ir.errors import (
     UnreadableText,
     WrongOption,
 )
+from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST, Options
 from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.source import Source
 from chimera_ir.sweeps.form import TableForm
 from chimera_ir.syntax.ast import SyncMode
-from chimera_ir.visible import as_argument, command_line, visible
 
 
 def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -53,15 +53,15 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     for text in given:
         kind, equals, value = text.partition("=")
         if not (equals and kind in COST_LETTERS):
-            raise Misuse(
+            raise WrongCommand(
                 f"--cost {text}: write KIND=COST with one of the kinds {', '.join(COST_LETTERS)}, as in --cost B=2.5"
             )
         if kind in costs:
-            raise Misuse(f"--cost {kind}: given twice")
+            raise WrongCommand(f"--cost {kind}: given twice")
         try:
             Costs.parse(kind, value)
         except ValueError as error:
-            raise Misuse(f"--cost {text}: {error}") from error
+            raise WrongCommand(f"--cost {text}: {error}") from error
         costs[kind] = value
     return costs
 
@@ -216,12 +216,14 @@ def compile_command(
         write(_as_json(_entries(further)) if as_json else _listed(further))
         return
     if scheme is None:
-        raise Misuse("Missing argument 'SCHEME'")
+        raise WrongCommand("Missing argument 'SCHEME'")
     if as_json and (emit not in (None, Level.REPORT.value) or table not in (None, TableForm.JSON.value)):
-        raise Misuse(f"--json: leave {f'--emit {emit}' if emit else f'--table {table}'} out")
+        raise WrongCommand(f"--json: leave {f'--emit {emit}' if emit else f'--table {table}'} out")
     if table is not None or any(len(values) > 1 for values in settings.values()):
         if out is not None or emit is not None:
-            raise Misuse(f"{'--out' if emit is None else '--emit'}: a table is printed alone, and nothing is written")
+            raise WrongCommand(
+                f"{'--out' if emit is None else '--emit'}: a table is printed alone, and nothing is written"
+            )
         form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
         compiles = _sweep(scheme, settings, options, form)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
@@ -309,22 +311,22 @@ def _as_misuse(source: Source) -> Iterator[None]:
     try:
         yield
     except ParameterError as error:
-        raise Misuse(str(error)) from error
+        raise WrongCommand(str(error)) from error
     except WrongOption as error:
-        raise Misuse(f"{_as_written(error.option)}{error.problem}") from error
+        raise WrongCommand(f"{_as_written(error.option)}{error.problem}") from error
     except NoSuchTie as error:
-        raise Misuse(f"--tied {error.tie}: {error.problem}") from error
+        raise WrongCommand(f"--tied {error.tie}: {error.problem}") from error
     except NotProven as error:
-        raise Misuse(f"--communicators {error.communicators}: {error.problem}") from error
+        raise WrongCommand(f"--communicators {error.communicators}: {error.problem}") from error
     except Incomparable as error:
-        raise Misuse(f"--against {error.name}: {error.problem}") from error
+        raise WrongCommand(f"--against {error.name}: {error.problem}") from error
     except NoSuchLevel as error:
-        raise Misuse(f"--emit {error.level}: {error.text} enters below that level") from error
+        raise WrongCommand(f"--emit {error.level}: {error.text} enters below that level") from error
     except AboveMaxOperations as error:
         raises = f"--max-operations {error.operations} raises it"
-        raise Misuse(f"{source.name}: {error.excess}; {raises}") from error
+        raise WrongCommand(f"{source.name}: {error.excess}; {raises}") from error
     except TooLarge as error:
-        raise Misuse(f"{source.name}: {error}") from error
+        raise WrongCommand(f"{source.name}: {error}") from error
 
 
 def delivered(printed: str, made: Output, out: Path | None) -> Path:

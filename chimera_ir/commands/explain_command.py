@@ -8,12 +8,12 @@ import click
 
 from chimera_ir import errors
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import Misuse, write
+from chimera_ir.commands.common import WrongCommand, write
 from chimera_ir.commands.sections import SectionedCommand, as_json, general
 from chimera_ir.diagnostics.codes import Example, example, meaning, messages, pattern
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.visible import visible_lines
+from chimera_ir.escapes import visible_lines
 from chimera_runtime import errors as of_ranks
 
 LINES = 24
@@ -72,7 +72,7 @@ def _known(code: str) -> type:
     if written.lower() not in by_lower:
         guess = None if re.fullmatch(r"ch\d+", written.lower()) else closest(written, known)
         advice = f"did you mean {guess}?" if guess else "chimera explain lists all"
-        raise Misuse(f"no message has the code '{code}' ({advice})")
+        raise WrongCommand(f"no message has the code '{code}' ({advice})")
     return by_lower[written.lower()]
 
 

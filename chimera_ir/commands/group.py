@@ -10,7 +10,7 @@ from chimera_ir import __version__
 from chimera_ir.commands.common import run
 from chimera_ir.commands.sections import SETTINGS
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.undisturbed import undisturbed
+from chimera_ir.garbage import uncollected
 
 NAME = "chimera"
 
@@ -43,7 +43,7 @@ class _Commands(click.Group):
         """The command of a name, imported now."""
         if cmd_name not in COMMANDS:
             return None
-        with undisturbed():
+        with uncollected():
             module = import_module(f"chimera_ir.commands.{cmd_name}_command")
             gc.freeze()
         command = getattr(module, f"{cmd_name}_command")

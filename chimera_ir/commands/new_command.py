@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from chimera_ir import resources
-from chimera_ir.commands.common import FILE, Misuse
+from chimera_ir.commands.common import FILE, WrongCommand
 from chimera_ir.commands.sections import SectionedCommand, general, report
+from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.syntax.spelling import KEYWORDS
-from chimera_ir.visible import as_argument, command_line, visible
 
 _LOOP, _MODEL, _SCHEME = "loop.py", "model.py", "mine.chim"
 
@@ -33,9 +33,9 @@ def new_command(file: Path) -> None:
         with file.open("x", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
     except FileExistsError as error:
-        raise Misuse(f"{file} exists already, and is not overwritten; choose another name") from error
+        raise WrongCommand(f"{file} exists already, and is not overwritten; choose another name") from error
     except OSError as error:
-        raise Misuse(f"{file}: {error.strerror}") from error
+        raise WrongCommand(f"{file}: {error.strerror}") from error
     report(f"wrote {visible(str(file))}; try it with\n  {_trial(template, file)}\n")
 
 
@@ -46,7 +46,7 @@ def _template(file: Path) -> str:
         case ".py":
             return _LOOP if file.name == _LOOP else _MODEL
         case _:
-            raise Misuse(f"{file}: a model ends in .py, a scheme in .chim; loop.py is a training loop")
+            raise WrongCommand(f"{file}: a model ends in .py, a scheme in .chim; loop.py is a training loop")
 
 
 def _identifier(stem: str) -> str:

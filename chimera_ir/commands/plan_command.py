@@ -11,17 +11,18 @@ import click
 from chimera_ir import library, progress, texts
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import FILE, WRONG_TEXT, FiniteRange, Misuse, parse_ties, run, write
+from chimera_ir.commands.common import FILE, WRONG_TEXT, FiniteRange, WrongCommand, parse_ties, run, write
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.errors import CompileError
+from chimera_ir.escapes import visible
 from chimera_ir.options import read_inputs
 from chimera_ir.planner import listing
+from chimera_ir.planner.command_lines import Files
 from chimera_ir.planner.judge import Judge
-from chimera_ir.planner.lines import Files
 from chimera_ir.planner.listing import View
 from chimera_ir.planner.notes import notes
 from chimera_ir.planner.rank import Ranking, rank
@@ -32,7 +33,6 @@ from chimera_ir.profile.choose import Inputs
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
-from chimera_ir.visible import visible
 
 ERROR = 0.1
 """The default error of equation 1: within 10 % of the measured time (section 4.2.2)."""
@@ -44,7 +44,7 @@ _LIBRARY = "--library"
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Printout:
     """Text to print: a view of the choices and the command lines of row number ``choose``, or all as JSON.
 
     ``error`` is the share by which the model may be off; ``warnings`` are those of the files.
@@ -203,15 +203,15 @@ def plan_command(
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
         doing("explaining the first choice")
         answer = recommendation(ranking)
-    _deliver(ranking, answer, _Wanted(View(top, everything, why), choose, error, as_json, files, inputs.warnings))
+    _deliver(ranking, answer, _Printout(View(top, everything, why), choose, error, as_json, files, inputs.warnings))
 
 
-def _deliver(ranking: Ranking, answer: Recommendation, wanted: _Wanted) -> None:
+def _deliver(ranking: Ranking, answer: Recommendation, wanted: _Printout) -> None:
     """Show the recommendation, the ranking, and the commands of the chosen configuration."""
     view = wanted.view
     rows = ranking.rows(view.everything or wanted.as_json)
     if rows and wanted.choose > len(rows):
-        raise Misuse(f"--choose {wanted.choose}: there are only {counted(len(rows), 'row')}, and more with --all")
+        raise WrongCommand(f"--choose {wanted.choose}: there are only {counted(len(rows), 'row')}, and more with --all")
     said = notes(ranking, wanted.error, wanted.warnings)
     chosen = rows[wanted.choose - 1] if rows else None
     if wanted.as_json:
@@ -245,7 +245,7 @@ def _library(directories: tuple[Path, ...]) -> tuple[Source, ...]:
 def _scheme(name: str, directories: tuple[Path, ...]) -> Source:
     source = texts.scheme_or_ir(name, directories, _LIBRARY, lambda text: remark(f"remark: {text}"))
     if source.is_ir:
-        raise Misuse(f"--scheme {name}: an IR text has no parameters to choose; name its scheme")
+        raise WrongCommand(f"--scheme {name}: an IR text has no parameters to choose; name its scheme")
     return source
 
 
@@ -257,7 +257,7 @@ def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Sourc
         if name not in known:
             guess = closest(name, known)
             advice = f"did you mean {guess}?" if guess else f"there are {', '.join(known)}"
-            raise Misuse(f"--set {name}: no scheme has such a parameter; {advice}")
+            raise WrongCommand(f"--set {name}: no scheme has such a parameter; {advice}")
     baseline, _ = library.baseline(1, 1)
     return parsed if baseline in parsed else {**parsed, baseline: Compilation(Request(baseline)).scheme}
 
@@ -267,9 +267,11 @@ def _workers(inputs: Inputs, asked: int | None) -> int:
     cluster = inputs.cluster
     number = cluster.workers if asked is None else asked
     if number > cluster.workers:
-        raise Misuse(f"--workers {number}: the cluster {cluster.name} has {cluster.workers}")
+        raise WrongCommand(f"--workers {number}: the cluster {cluster.name} has {cluster.workers}")
     if number > cluster.per_node and number % cluster.per_node:
-        raise Misuse(f"--workers {number}: a node has {cluster.per_node}, and torchrun starts equally many on each")
+        raise WrongCommand(
+            f"--workers {number}: a node has {cluster.per_node}, and torchrun starts equally many on each"
+        )
     return number
 
 

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import FiniteRange, GivenPath, Misuse, parse_split, require_torch, run, write
+from chimera_ir.commands.common import FiniteRange, GivenPath, WrongCommand, parse_split, require_torch, run, write
 from chimera_ir.commands.sections import SETTINGS, Function, SectionedCommand, as_json, general, is_quiet, remark
+from chimera_ir.escapes import visible
 from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING
 from chimera_ir.profile.write import write_cluster, write_profile
 from chimera_ir.progress import logged
-from chimera_ir.visible import visible
 
 MARK = "# Written by `chimera profile`, which overwrites this file; delete this line to keep it.\n"
 
@@ -38,7 +38,7 @@ def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...
     wrong = [word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) < 10**6)]
     if wrong:
         example = f"{parameter.opts[0]} 4, or several as in {parameter.opts[0]} 4,8"
-        raise Misuse(f"{parameter.opts[0]} {wrong[0]}: not a whole number from 1 to 999,999; write {example}")
+        raise WrongCommand(f"{parameter.opts[0]} {wrong[0]}: not a whole number from 1 to 999,999; write {example}")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -112,7 +112,7 @@ def _of_a_model(function: Function) -> Function:
     multiple=True,
     callback=_numbers,
     metavar="D",
-    help="Cut the model into so many stages; several as in 4,8.",
+    help="ModelCut the model into so many stages; several as in 4,8.",
 )
 @click.option(
     "--split",
@@ -124,10 +124,10 @@ def _of_a_model(function: Function) -> Function:
 def stages(depths: tuple[int, ...], split: tuple[int, ...] | None, **options: Any) -> None:
     """Measure every stage of MODEL.py in this process: times, bytes of weights, activations and messages."""
     if split is None and not depths:
-        raise Misuse("Missing option '--stages', or '--split' for a file with layers()")
+        raise WrongCommand("Missing option '--stages', or '--split' for a file with layers()")
     if split is not None and depths not in ((), (len(split),)):
         given = ",".join(map(str, split))
-        raise Misuse(f"--split {given}: it begins {counted(len(split), 'stage')}; leave --stages out")
+        raise WrongCommand(f"--split {given}: it begins {counted(len(split), 'stage')}; leave --stages out")
     _measure(depths if split is None else (len(split),), split, **options)
 
 
@@ -237,7 +237,7 @@ def links(
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         called = click.get_current_context().command_path
         launch = f"torchrun --nproc-per-node=4 --no-python {called} --out cluster.toml"
-        raise Misuse(f"links are measured between ranks: start it with torchrun, as in\n  {launch}")
+        raise WrongCommand(f"links are measured between ranks: start it with torchrun, as in\n  {launch}")
     _make_ready()
     from chimera_ir.measure.links import LinkRequest
     from chimera_ir.measure.network import described
@@ -274,7 +274,7 @@ def _refusals(*bad: type[Exception]) -> Iterator[None]:
     try:
         yield
     except bad as error:
-        raise Misuse(str(error)) from error
+        raise WrongCommand(str(error)) from error
 
 
 def _print_json(text: str, remarks: tuple[str, ...]) -> None:

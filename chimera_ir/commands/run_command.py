@@ -12,11 +12,11 @@ import click
 
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import WRONG_TEXT, FiniteRange, Misuse, require_torch
+from chimera_ir.commands.common import WRONG_TEXT, FiniteRange, WrongCommand, require_torch
 from chimera_ir.commands.compile_command import answered, compiling, delivered
 from chimera_ir.commands.sections import Function, SectionedCommand, general, report
+from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST
-from chimera_ir.visible import as_argument, command_line, visible
 from chimera_runtime.errors import Misuse as Refused
 from chimera_runtime.model.model_text import require_plausible
 from chimera_runtime.program.compiled_program import parsed
@@ -124,7 +124,7 @@ _MACHINES = (
 
 def _refuse_machines(_: click.Context, option: click.Parameter, given: object) -> None:
     if given is not None:
-        raise Misuse(
+        raise WrongCommand(
             f"{option.opts[0]}: run starts every rank on this machine; for several machines compile, copy the output "
             "directory to each, and start torchrun there"
         )
@@ -139,7 +139,7 @@ def _training(function: Function) -> Function:
     return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(_TRAINING)), function)
 
 
-class _WrongModel(Misuse):
+class _WrongModel(WrongCommand):
     """The text of the model file is wrong."""
 
     exit_code = WRONG_TEXT
@@ -250,7 +250,7 @@ def _as_ranks_would() -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise Misuse(str(error)) from error
+        raise WrongCommand(str(error)) from error
 
 
 def _words(training: Mapping[str, Any]) -> Iterator[str]:
@@ -273,4 +273,4 @@ def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
     try:
         os.execve(command[0], command, os.environ | variables)
     except OSError as error:
-        raise Misuse(f"{command[0]}: {error.strerror}") from error
+        raise WrongCommand(f"{command[0]}: {error.strerror}") from error

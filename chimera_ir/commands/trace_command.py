@@ -7,10 +7,11 @@ from typing import NoReturn
 import click
 
 from chimera_ir import output as output_directory
-from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, Misuse, run, write
+from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, WrongCommand, run, write
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, remark, report
 from chimera_ir.console import printed
 from chimera_ir.cost.number_text import rounded
+from chimera_ir.escapes import visible
 from chimera_ir.options import read_inputs
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.profile.warnings import WARNING, shown
@@ -21,7 +22,6 @@ from chimera_ir.trace.event_format import events
 from chimera_ir.trace.presentation import page
 from chimera_ir.trace.profile_source import profile_source
 from chimera_ir.trace.trace_files import BadTrace, read
-from chimera_ir.visible import visible
 
 NAME = "chimera-trace"
 
@@ -78,7 +78,7 @@ def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:
         return None
     if profile is None or cluster is None:
         alone = "--profile" if cluster is None else "--cluster"
-        raise Misuse(f"{alone}: a prediction needs --profile and --cluster together")
+        raise WrongCommand(f"{alone}: a prediction needs --profile and --cluster together")
     return read_inputs(profile, cluster, "--{}".format)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from chimera_ir.commands.common import GivenPath, Misuse, write
+from chimera_ir.commands.common import GivenPath, WrongCommand, write
 from chimera_ir.commands.sections import SectionedCommand, general, report
-from chimera_ir.visible import visible
+from chimera_ir.escapes import visible
 
 PICTURES = ("trace.html", "view/trace.html", "replay.svg", "timeline.svg")
 """Files to open, of which the first that exists is taken: the page of a recorded run, or the picture of a schedule."""
@@ -28,7 +28,7 @@ def view_command(directory: Path) -> None:
     """
     picture = next((directory / name for name in PICTURES if (directory / name).is_file()), None)
     if picture is None:
-        raise Misuse(f"{directory}: {_reason(directory)}")
+        raise WrongCommand(f"{directory}: {_reason(directory)}")
     if _has_display() and webbrowser.open(picture.resolve().as_uri()):
         report(f"opened {visible(str(picture))}\n")
     else:

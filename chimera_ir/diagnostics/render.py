@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.escapes import visible
 from chimera_ir.source import Source, Span
-from chimera_ir.visible import visible
 
 MAX_WIDTH = 100
 """Most columns of a source line that are shown; a longer line is cut around the marked part."""

@@ -9,7 +9,7 @@ from chimera_runtime.model.model import ModelFile
 STAGES, MIDDLE = 3, 1
 
 
-class _View(torch.nn.Module):
+class _Identity(torch.nn.Module):
     """Hands on what it gets, through autograd and without a kernel."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -18,7 +18,7 @@ class _View(torch.nn.Module):
 
 def _build(stage: int, _stages: int) -> torch.nn.Module:
     """The first stage has a weight, so that gradients come back as far as the middle one."""
-    return torch.nn.Linear(1, 1) if stage == 0 else _View()
+    return torch.nn.Linear(1, 1) if stage == 0 else _Identity()
 
 
 def model() -> ModelFile:

@@ -34,13 +34,13 @@ class _Same:
 
 
 @dataclass(frozen=True)
-class _Content:
+class _SameContent:
     """A tensor that is equal to one of the same content."""
 
     tensor: torch.Tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Content) and torch.equal(self.tensor, other.tensor)
+        return isinstance(other, _SameContent) and torch.equal(self.tensor, other.tensor)
 
     def __hash__(self) -> int:
         return hash(self.tensor.shape)
@@ -91,7 +91,7 @@ class _Signature:
                 yield value.shape, value.dtype, value.device, value.layout, value.requires_grad
                 yield value.stride() if value.layout is torch.strided else _Same(value)
                 if not isinstance(value, torch.nn.Parameter):
-                    yield _Content(value)
+                    yield _SameContent(value)
             case dict() if type(value) in (dict, OrderedDict):
                 yield self._pairs(value)
             case list() | tuple():

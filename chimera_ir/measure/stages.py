@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_ir.measure import empty, equal
 from chimera_ir.measure.samples import Quality, Samples, ShowProgress, in_rounds, noise, rounded
-from chimera_ir.measure.stations import Cut, Station, message_bytes, running, stations
+from chimera_ir.measure.stations import ModelCut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
 from chimera_runtime.errors import Misuse
@@ -65,13 +65,13 @@ _NAMES = tuple(name.replace("_", " ") for name in _Passes._fields)
 
 
 class _Measure(Protocol):
-    def passes(self, cut: Cut, number: int, station: Station) -> tuple[_Passes, float | None]:
+    def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
         """The passes of a station, and their noise."""
 
-    def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
+    def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
         """The optimizer's step of a station's stage, and its noise."""
 
-    def overhead(self, cut: Cut) -> Overhead:
+    def overhead(self, cut: ModelCut) -> Overhead:
         """What an operation costs, whatever is in its stage."""
 
 
@@ -91,7 +91,7 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
     ModelError
         If the model file's code raises an error.
     """
-    times = _Times(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
+    times = _StageClock(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
     once = _Once(times)
     note = f"times on {_described(device)}"
     profile = _profile(model, request, device, once if request.once else times, note, progress)
@@ -100,7 +100,7 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
     return TimedProfile(profile, noise(times.qualities))
 
 
-class _Times:
+class _StageClock:
     """Measures in seconds; ``qualities`` has that of every figure."""
 
     def __init__(self, rounds: int, clock: "_Clock") -> None:
@@ -108,7 +108,7 @@ class _Times:
         self._rounds = rounds
         self._clock = clock
 
-    def passes(self, cut: Cut, number: int, station: Station) -> tuple[_Passes, float | None]:
+    def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
         """Medians of the times, and the largest of their scatters."""
         samples = self._rounds_of(station, self._rounds)
         where = f"{cut.part(number)}, micro-batch size {station.size}"
@@ -119,7 +119,7 @@ class _Times:
         micros = count()
         return in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, most)
 
-    def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
+    def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
         """Median and scatter of a step; every round starts from the initial weights."""
         micros = count()
         initial = [parameter.detach().clone() for parameter in station.trained]
@@ -134,7 +134,7 @@ class _Times:
         self.qualities += Quality.of(cut.part(number), [("step", samples)])
         return rounded(samples.median), _noise(samples)
 
-    def overhead(self, cut: Cut) -> Overhead:
+    def overhead(self, cut: ModelCut) -> Overhead:
         """Medians of the times of a stage that computes nothing; short as they are, of more rounds."""
         nothing = empty.model()
         small = replace(cut, model=nothing, dataset=nothing.items(), stages=empty.STAGES, sizes=(1,))
@@ -154,17 +154,17 @@ class _Once:
         self._steps: list[tuple[object, int, tuple[float, float | None]]] = []
         self._equal: dict[int, set[int]] = {}
 
-    def passes(self, cut: Cut, number: int, station: Station) -> tuple[_Passes, float | None]:
+    def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
         """The passes of a station, or of an equal one."""
         return self._once(
             self._passes, equal.passes(station), number, lambda: self._measure.passes(cut, number, station)
         )
 
-    def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
+    def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
         """The step of a station, or of an equal one."""
         return self._once(self._steps, equal.step(station), number, lambda: self._measure.step(cut, number, station))
 
-    def overhead(self, cut: Cut) -> Overhead:
+    def overhead(self, cut: ModelCut) -> Overhead:
         """What an operation costs."""
         return self._measure.overhead(cut)
 
@@ -217,7 +217,7 @@ def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> 
 class _Work:
     """Counts in FLOP; torch.utils.flop_counter counts none of a step."""
 
-    def passes(self, cut: Cut, _number: int, station: Station) -> tuple[_Passes, float | None]:
+    def passes(self, cut: ModelCut, _number: int, station: Station) -> tuple[_Passes, float | None]:
         """Floating-point operations, which have no noise."""
         runs = (station.forward, station.backward, station.forward_for_halves, station.backward_input)
         with cut.here(), FlopCounterMode(display=False) as flops:
@@ -228,11 +228,11 @@ class _Work:
         forward, backward, _, *halves = (float(end - start) for start, end in pairwise(totals))
         return _Passes(forward, backward, forward + backward, *halves), None
 
-    def step(self, _cut: Cut, _number: int, _station: Station) -> tuple[float, float | None]:
+    def step(self, _cut: ModelCut, _number: int, _station: Station) -> tuple[float, float | None]:
         """No operations, and no noise."""
         return 0.0, None
 
-    def overhead(self, _cut: Cut) -> Overhead:
+    def overhead(self, _cut: ModelCut) -> Overhead:
         """None: what it takes is a device's to say."""
         return Overhead()
 
@@ -250,7 +250,9 @@ def _profile(
     depths: dict[int, tuple[StageCosts, ...]] = {}
     kinds: set[str] = set()
     for depth in depths_cut:
-        cut = Cut(model, dataset, depth, request.sizes, device, request.seed, "stage" if request.depths else "layer")
+        cut = ModelCut(
+            model, dataset, depth, request.sizes, device, request.seed, "stage" if request.depths else "layer"
+        )
         stage_costs: list[StageCosts] = []
         for number, stage_stations in stations(cut, tell):
             at: dict[int, Timing] = {}

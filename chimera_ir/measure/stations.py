@@ -33,7 +33,7 @@ _MICROS, _AGAIN, _HALVES = 3, 1, 2
 
 
 @dataclass(frozen=True)
-class Cut:
+class ModelCut:
     """A model cut into ``stages`` stages, the sizes of its micro-batches, and the device that it runs on.
 
     ``kind`` is what messages call a stage: a ``"layer"`` where each has one.
@@ -191,7 +191,7 @@ class Station:
         return self.footprint.operands + self.gradient_bytes - self.footprint.received_operands
 
 
-def stations(cut: Cut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
+def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
     """The stations of each stage, one for each size, from the last stage to the first; no two stages are held at once.
 
     ``progress`` is called when a stage has been looked at. The pass from the first stage to the last finds what stages
@@ -233,7 +233,7 @@ def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) 
     return None if boundary is None else replace(boundary, differentiable=differentiable or ())
 
 
-def _way_down(cut: Cut, progress: Callable[[str], None]) -> dict[tuple[int, int], _Seen]:
+def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int, int], _Seen]:
     seen: dict[tuple[int, int], _Seen] = {}
     boundaries: dict[int, Boundary | None] = dict.fromkeys(cut.sizes)
     handed: dict[int, Any] = dict.fromkeys(cut.sizes)
@@ -260,7 +260,7 @@ def _way_down(cut: Cut, progress: Callable[[str], None]) -> dict[tuple[int, int]
 
 
 @contextmanager
-def running(cut: Cut, stage: int, size: int) -> Iterator[None]:
+def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
     """Turns an error for lack of memory, raised inside, into a message of one line."""
     try:
         yield
@@ -270,7 +270,9 @@ def running(cut: Cut, stage: int, size: int) -> Iterator[None]:
         raise Misuse(f"{cut.part(stage)} does not fit into memory, with a micro-batch of {size}") from error
 
 
-def _given(cut: Cut, stage: int, size: int, module: torch.nn.Module, before: Boundary | None, handed: Any) -> Given:
+def _given(
+    cut: ModelCut, stage: int, size: int, module: torch.nn.Module, before: Boundary | None, handed: Any
+) -> Given:
     last = stage == cut.stages - 1
     batches = cut.batches(size)
     argument = to_device(batches.input(0, 0) if stage == 0 else handed, cut.device)
@@ -280,7 +282,7 @@ def _given(cut: Cut, stage: int, size: int, module: torch.nn.Module, before: Bou
     return Given(before, argument, target, last, keywords)
 
 
-def _look(cut: Cut, stage: int, module: torch.nn.Module, given: Given, measures: bool) -> Sight:
+def _look(cut: ModelCut, stage: int, module: torch.nn.Module, given: Given, measures: bool) -> Sight:
     torch.manual_seed(draw_seed("shapes", cut.seed, stage))
     with cut.here():
         return look(cut.model, stage, module, given, measures)
@@ -292,7 +294,7 @@ def _boundary(sight: Sight) -> Boundary:
     return Boundary(sight.form, shapes, tuple(t.dtype for t in sight.outputs), recorded, recorded)
 
 
-def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Seen) -> Station:
+def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, seen: _Seen) -> Station:
     batches, device = cut.batches(size), cut.device
     names = Names(0, 0, cut.stages, _TIMEOUT)
     numbering = Numbering(cut.seed, copy=0, passes=1, cycle=_MICROS)
@@ -333,7 +335,7 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
 
 
 def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool) -> Callable[[int], Any]:
-    """Loader of micro-batches; on the meta device all are the same, and loaded here, outside of `Cut.here`."""
+    """Loader of micro-batches; on the meta device all are the same, and loaded here, outside of `ModelCut.here`."""
     if device.type != "meta":
         return lambda micro: to_device(load(micro, 0), device)
     first = to_device(load(0, 0), device) if wanted else None
@@ -346,7 +348,7 @@ def _keywords(batches: Batches, device: torch.device, names: Sequence[str]) -> C
     return lambda _, micro: load(micro)
 
 
-def _optimizer(cut: Cut, module: torch.nn.Module) -> Any:
+def _optimizer(cut: ModelCut, module: torch.nn.Module) -> Any:
     """The optimizer, without state before the first step; None on the meta device."""
     return None if cut.device.type == "meta" else cut.model.steps(_trained(module))
 

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from chimera_ir.cost.number_text import Unit
 from chimera_ir.cost.simulate import Event, Launched, Stepped, Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
+from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
@@ -36,7 +37,6 @@ from chimera_ir.picture.words import (
     summary,
 )
 from chimera_ir.resources import templates
-from chimera_ir.visible import visible_lines
 
 WIDTH = 2000
 """The width in pixels of a chart, unless its boxes would be too narrow or too wide."""

@@ -13,7 +13,7 @@ from operator import mul
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header
 from chimera_ir.lower.comm import AHEAD
-from chimera_ir.planner.compiled import Changed, CompiledScheme
+from chimera_ir.planner.compiled import CompiledScheme, Variant
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 
@@ -33,9 +33,9 @@ def standing(header: Header, setting: Setting) -> list[int]:
     return [sum(sizes[stage] for stage in stages) for stages in header.stages_of]
 
 
-def least(changed: Changed, setting: Setting) -> list[int]:
+def least(variant: Variant, setting: Setting) -> list[int]:
     """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
-    compiled, header = changed.compiled, changed.header
+    compiled, header = variant.compiled, variant.header
     kept = [_kept(header, setting.timing(stage), stage, compiled.splits) for stage in range(header.stages)]
     return _peaks(compiled, header, setting, kept)
 
@@ -52,14 +52,14 @@ def _peaks(compiled: CompiledScheme, header: Header, setting: Setting, kept: Seq
     ]
 
 
-def most(changed: Changed, setting: Setting) -> list[int] | None:
+def most(variant: Variant, setting: Setting) -> list[int] | None:
     """Upper bound on the bytes that each worker needs: as many messages are under way as there can be.
 
     A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. None
     for an asynchronous schedule whose streams are not in order: there a receive may be posted any time before its use.
     None either for one that splits backwards: there received gradients may stay in their buffers.
     """
-    compiled, header = changed.compiled, changed.header
+    compiled, header = variant.compiled, variant.header
     if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
         return None
     timings = [setting.timing(stage) for stage in range(header.stages)]

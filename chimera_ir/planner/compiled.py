@@ -48,14 +48,14 @@ class CompiledScheme:
 
     All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text is not verified
     again, unless it is without a flush and ``ties`` say that stages share parameters; any other has to pass
-    `Changed.check` before its lanes are used.
+    `Variant.check` before its lanes are used.
 
     Raises
     ------
     Rejected
-        By any method or property, also of `Changed`, if the scheme has errors.
+        By any method or property, also of `Variant`, if the scheme has errors.
     NoSuchTie
-        By any method or property, also of `Changed`, if the scheme lacks a stage of a tie.
+        By any method or property, also of `Variant`, if the scheme lacks a stage of a tie.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class CompiledScheme:
         )
 
 
-class Changed:
+class Variant:
     """A compiled scheme with a change beyond its text, and what follows from it."""
 
     def __init__(self, compiled: CompiledScheme, change: Change) -> None:

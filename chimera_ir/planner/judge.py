@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
 from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import Changed, CompiledScheme
-from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
-from chimera_ir.planner.spent import Spent, spent
+from chimera_ir.planner.compiled import CompiledScheme, Variant
+from chimera_ir.planner.space import Configuration, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.planner.splits import best_split
+from chimera_ir.planner.time_parts import TimeParts, time_parts
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
 from chimera_ir.predict.memory_need import memory_of
@@ -49,10 +49,10 @@ class Judged:
     ``equation`` is T of equation 1 in seconds per update, ``memory`` the bytes of each worker (empty where the bounds
     showed that it fits), ``operations`` the number of compute operations. ``recomputes`` says whether any stage
     recomputes; ``replayed`` is the time of the replay in seconds per update, if there was one. ``digest`` is that of
-    the lanes (`Changed.digest`); ``equal`` are the configurations of other names that compile to the same.
+    the lanes (`Variant.digest`); ``equal`` are the configurations of other names that compile to the same.
     """
 
-    choice: Choice
+    choice: Configuration
     scheme: str
     asynchronous: bool
     recomputes: bool
@@ -61,7 +61,7 @@ class Judged:
     operations: int
     digest: str | None = None
     replayed: float | None = None
-    equal: tuple[Choice, ...] = ()
+    equal: tuple[Configuration, ...] = ()
 
     @property
     def is_alone(self) -> bool:
@@ -131,64 +131,64 @@ class Judge:
         """The bytes that a worker has for the model."""
         return self.cluster.memory - self.cluster.reserved
 
-    def setting(self, choice: Choice) -> Setting:
+    def setting(self, choice: Configuration) -> Setting:
         """The stages, the cluster and the layout that a configuration runs on."""
         layers, split = self.profile.layers, choice.split
         stages = stages_of(layers, split) if layers and split else self.profile.depths[choice.stages]
         where = self.cluster, choice.copies, choice.micro_batch_size, self.replica_layout
         return Setting(stages, *where, self.sharded_optimizer)
 
-    def all_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
+    def all_of(self, choices: Sequence[Configuration]) -> tuple[Verdict, ...]:
         """The verdict on each configuration; with recomputation where that is allowed and needed to fit."""
-        bench = _Bench(self)
-        return tuple(self._with_least(bench, choice) for choice in choices)
+        compiler = _Compiler(self)
+        return tuple(self._with_least(compiler, choice) for choice in choices)
 
-    def first_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
+    def first_of(self, choices: Sequence[Configuration]) -> tuple[Verdict, ...]:
         """Verdicts in the order given until a configuration fits: first all without recomputation, then all with it."""
-        bench, verdicts = _Bench(self), list[Verdict]()
+        compiler, verdicts = _Compiler(self), list[Verdict]()
         for again in MODES[self.recomputation]:
             for choice in choices:
-                verdicts.append(bench.verdict(choice.recomputing(again)))
+                verdicts.append(compiler.verdict(choice.recomputing(again)))
                 if isinstance(verdicts[-1], Judged):
                     return tuple(verdicts)
         return tuple(verdicts)
 
-    def _with_least(self, bench: "_Bench", choice: Choice) -> Verdict:
+    def _with_least(self, compiler: "_Compiler", choice: Configuration) -> Verdict:
         verdict: Verdict | None = None
         for again in MODES[self.recomputation]:
             if verdict is None or (isinstance(verdict, LeftOut) and verdict.reason is Reason.MEMORY):
-                verdict = bench.verdict(choice.recomputing(again))
+                verdict = compiler.verdict(choice.recomputing(again))
         assert verdict is not None
         return verdict
 
     def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
         """The configurations with their bytes by worker."""
-        bench = _Bench(self)
-        return tuple(map(bench.weighed, judged))
+        compiler = _Compiler(self)
+        return tuple(map(compiler.weighed, judged))
 
     def replayed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
         """The configurations with the times of their replays."""
-        bench = _Bench(self)
-        return tuple(map(bench.replayed, judged))
+        compiler = _Compiler(self)
+        return tuple(map(compiler.replayed, judged))
 
-    def needed(self, choice: Choice) -> int:
+    def needed(self, choice: Configuration) -> int:
         """The bytes that the fullest worker of a configuration needs."""
-        return max(_Bench(self).needed(choice))
+        return max(_Compiler(self).needed(choice))
 
-    def spent(self, judged: Judged, replays: bool) -> Spent:
+    def time_parts(self, judged: Judged, replays: bool) -> TimeParts:
         """Parts of the time of a configuration, by the replay or else by equation 1."""
-        return spent(_Bench(self).changed(judged.choice), self.setting(judged.choice), replays)
+        return time_parts(_Compiler(self).variant(judged.choice), self.setting(judged.choice), replays)
 
 
-class _Bench:
+class _Compiler:
     """Compiles configurations one after the other, and reuses the compiled scheme while scheme and parameters stay."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._last: tuple[object, CompiledScheme] | None = None
-        self._changed: dict[Change, Changed] = {}
+        self._variants: dict[Change, Variant] = {}
 
-    def verdict(self, choice: Choice) -> Verdict:
+    def verdict(self, choice: Configuration) -> Verdict:
         """The prediction, or why the configuration is left out."""
         try:
             if self._judge.profile.layers:
@@ -199,7 +199,7 @@ class _Bench:
         except NoSuchTie as error:
             return LeftOut.of(choice, Reason.REFUSED, f"--tied {error.tie}: {error.problem}")
 
-    def _split(self, choice: Choice) -> Verdict:
+    def _split(self, choice: Configuration) -> Verdict:
         """The verdict with the split whose slowest stage is fastest of those that fit.
 
         What a stage needs is known to the byte only for a whole program. So a split is sought without a limit, then
@@ -209,7 +209,7 @@ class _Bench:
         limit: int | None = None
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
         for _ in range(_TRIES):
-            split = best_split(judge.profile.layers, self.changed(choice), choice, limit, judge.sharded_optimizer)
+            split = best_split(judge.profile.layers, self.variant(choice), choice, limit, judge.sharded_optimizer)
             if split is None:
                 return verdict
             tried = replace(choice, split=split)
@@ -222,9 +222,9 @@ class _Bench:
                 limit -= max(1, max(self.needed(tried)) - judge.available)
         return verdict
 
-    def _verdict(self, choice: Choice) -> Verdict:
-        setting, changed = self._judge.setting(choice), self.changed(choice)
-        compiled, header = changed.compiled, changed.header
+    def _verdict(self, choice: Configuration) -> Verdict:
+        setting, variant = self._judge.setting(choice), self.variant(choice)
+        compiled, header = variant.compiled, variant.header
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
             size = f"{counted(header.whole_micro_batches, 'micro-batch')} and {counted(header.stages, 'stage')}"
             detail = f"it has {size}, not {choice.micro_batches} and {choice.stages}"
@@ -232,29 +232,29 @@ class _Bench:
         if not setting.halves_known and compiled.splits:
             detail = "it has no times of split backwards: input_gradient and weight_gradient"
             return LeftOut.of(choice, Reason.PROFILE, detail)
-        changed.check()
+        variant.check()
         rejection = self._over(choice, standing(header, setting), "at least ")
         if rejection:
             return rejection
-        rejection = self._over(choice, least(changed, setting), "at least ")
+        rejection = self._over(choice, least(variant, setting), "at least ")
         if rejection:
             return rejection
-        enough = most(changed, setting)
+        enough = most(variant, setting)
         fits = enough is not None and max(enough) <= self._judge.available
         needed = [] if fits else self.needed(choice)
         rejection = self._over(choice, needed, "")
         if rejection:
             return rejection
-        changed.prove(setting)
+        variant.prove(setting)
         return Judged(
             choice,
             header.scheme,
             header.asynchronous,
             any(pipe.recompute for pipe in header.pipes),
-            seconds_of(changed.schedule, compiled.structure, changed.launched(setting), setting),
+            seconds_of(variant.schedule, compiled.structure, variant.launched(setting), setting),
             tuple(needed),
             sum(map(len, compiled.lanes)),
-            changed.digest,
+            variant.digest,
         )
 
     def weighed(self, judged: Judged) -> Judged:
@@ -276,26 +276,29 @@ class _Bench:
 
     def _replayed(self, judged: Judged) -> Judged:
         setting = self._judge.setting(judged.choice)
-        return replace(judged, replayed=replay(self.changed(judged.choice).lowered(setting), setting).seconds)
+        return replace(judged, replayed=replay(self.variant(judged.choice).lowered(setting), setting).seconds)
 
-    def needed(self, choice: Choice) -> list[int]:
+    def needed(self, choice: Configuration) -> list[int]:
         """The bytes of each worker of a configuration."""
-        setting, changed = self._judge.setting(choice), self.changed(choice)
-        needed = memory_of(changed.header, setting, changed.holdings(setting))
+        setting, variant = self._judge.setting(choice), self.variant(choice)
+        needed = memory_of(variant.header, setting, variant.holdings(setting))
         return [worker.total for worker in needed]
 
-    def changed(self, choice: Choice) -> Changed:
+    def variant(self, choice: Configuration) -> Variant:
         """The scheme of a configuration with its parameters and its change."""
         judge, key, change = self._judge, (choice.source, choice.settings), choice.change
         if self._last is None or self._last[0] != key:
             scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
             limit, ties = judge.max_operations, judge.ties
-            self._last, self._changed = (key, CompiledScheme(scheme, choice.settings, change, limit, trusted, ties)), {}
-        if change not in self._changed:
-            self._changed[change] = Changed(self._last[1], change)
-        return self._changed[change]
+            self._last, self._variants = (
+                (key, CompiledScheme(scheme, choice.settings, change, limit, trusted, ties)),
+                {},
+            )
+        if change not in self._variants:
+            self._variants[change] = Variant(self._last[1], change)
+        return self._variants[change]
 
-    def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:
+    def _over(self, choice: Configuration, needed: Sequence[int], prefix: str) -> LeftOut | None:
         """The refusal of a configuration that does not fit, by the worker that needs most; None if it fits."""
         if not needed:
             return None
@@ -307,9 +310,9 @@ class _Bench:
         return LeftOut.of(choice, Reason.MEMORY, detail, needed[worker])
 
 
-def distinct(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
+def distinct(choices: Iterable[Configuration]) -> Iterator[tuple[Configuration, ...]]:
     """Families of configurations that differ only in B."""
-    families: dict[object, list[Choice]] = {}
+    families: dict[object, list[Configuration]] = {}
     for choice in choices:
         families.setdefault((choice.source, choice.settings, choice.change), []).append(choice)
     yield from map(tuple, families.values())

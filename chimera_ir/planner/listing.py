@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.cost.number_text import rounded
+from chimera_ir.planner.command_lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.planner.judge import Judged
-from chimera_ir.planner.lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.planner.rank import Ranking
 from chimera_ir.planner.recommendation import Recommendation, percent
 from chimera_ir.planner.roles import Roles

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from chimera_ir.planner.command_lines import scheme_argument
 from chimera_ir.planner.judge import Judged
-from chimera_ir.planner.lines import scheme_argument
 from chimera_ir.planner.rank import Ranking
 from chimera_ir.planner.recommendation import listed, percent
 from chimera_ir.planner.space import Reason

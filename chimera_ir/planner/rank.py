@@ -14,11 +14,11 @@ from itertools import chain
 from typing import TypeVar
 
 from chimera_ir import library
+from chimera_ir.garbage import uncollected
 from chimera_ir.planner.judge import Judge, Judged, Verdict, distinct
 from chimera_ir.planner.roles import Roles, roles
-from chimera_ir.planner.space import Choice, LeftOut, Question, configurations
+from chimera_ir.planner.space import Configuration, LeftOut, Question, configurations
 from chimera_ir.source import Source
-from chimera_ir.undisturbed import undisturbed
 
 REPLAYED = 20
 """The most configurations that are replayed, beside the first of each name."""
@@ -73,7 +73,7 @@ def rank(
     The judge may have the baseline beside the schemes that are asked for.
     """
     baseline, _ = library.baseline(1, 1)
-    families: list[tuple[Choice, ...]] = []
+    families: list[tuple[Configuration, ...]] = []
     verdicts: list[Verdict] = []
     roles_of = {source: roles(source, scheme, question.max_operations) for source, scheme in judge.schemes.items()}
     for source, scheme in judge.schemes.items():
@@ -98,7 +98,7 @@ def rank(
     return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), next(of_baseline, None))
 
 
-def _unsplit(judged: Judged) -> Choice:
+def _unsplit(judged: Judged) -> Configuration:
     """The configuration without its split, which a replay may change."""
     return replace(judged.choice, split=None)
 
@@ -114,7 +114,7 @@ def _sorted(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
     return sorted(configurations, key=order)
 
 
-def _plain(choice: Choice, baseline: Source) -> tuple[object, ...]:
+def _plain(choice: Configuration, baseline: Source) -> tuple[object, ...]:
     """Of what is equal or equally fast, the scheme with the fewest parameters comes first, and then the baseline."""
     return len(choice.settings), choice.source != baseline, choice.source.name
 
@@ -141,33 +141,33 @@ def _known(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
     return left_out.source.name, settings, left_out.micro_batch_size or 0, left_out.recompute
 
 
-def _apart(candidates: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[LeftOut]]:
-    choices: list[Choice] = []
+def _apart(candidates: Iterable[Configuration | LeftOut]) -> tuple[list[Configuration], list[LeftOut]]:
+    choices: list[Configuration] = []
     left_out: list[LeftOut] = []
     for candidate in candidates:
-        choices.append(candidate) if isinstance(candidate, Choice) else left_out.append(candidate)
+        choices.append(candidate) if isinstance(candidate, Configuration) else left_out.append(candidate)
     return choices, left_out
 
 
-def _by_preference(choices: Iterable[Choice], of_scheme: Roles) -> Iterator[tuple[Choice, ...]]:
+def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterator[tuple[Configuration, ...]]:
     """Families that differ in B and N only; the greedy rule takes the first of a family that fits.
 
     Configurations with as many micro-batches as workers or more come first, the largest B first; then those that leave
     a pipeline partly empty, the smallest B first.
     """
-    families: dict[object, list[Choice]] = {}
+    families: dict[object, list[Configuration]] = {}
     for choice in choices:
         families.setdefault((of_scheme.without_micro_batches(choice.settings), choice.change), []).append(choice)
     for family in families.values():
         yield tuple(sorted(family, key=lambda choice: _preference(choice, of_scheme)))
 
 
-def _preference(choice: Choice, of_scheme: Roles) -> tuple[bool, int]:
+def _preference(choice: Configuration, of_scheme: Roles) -> tuple[bool, int]:
     full = choice.micro_batches >= choice.workers or of_scheme.micro_batches is None
     return not full, -choice.micro_batch_size if full else choice.micro_batch_size
 
 
-def _operations(family: Sequence[Choice]) -> int:
+def _operations(family: Sequence[Configuration]) -> int:
     """An estimate of the work that a family is, in compute operations."""
     return sum(choice.operations for choice in family)
 
@@ -190,7 +190,7 @@ class _Pool:
     def do(self, work: Callable[[Judge, _Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
         """The result of each task, in the order of the tasks."""
         if self._executor is None:
-            return (_undisturbed(work, self._judge, task) for task in tasks)
+            return (_uncollected(work, self._judge, task) for task in tasks)
         return self._executor.map(partial(_with_kept_judge, work), tasks)
 
 
@@ -203,11 +203,11 @@ def _keep_judge(judge: Judge) -> None:
 
 
 def _with_kept_judge(work: Callable[[Judge, _Task], _Result], task: _Task) -> _Result:
-    return _undisturbed(work, _judges[0], task)
+    return _uncollected(work, _judges[0], task)
 
 
-def _undisturbed(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _Task) -> _Result:
-    with undisturbed():
+def _uncollected(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _Task) -> _Result:
+    with uncollected():
         return work(judge, task)
 
 
@@ -227,7 +227,9 @@ def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
             raise
 
 
-def _judged(families: Sequence[tuple[Choice, ...]], greedy: bool, pool: _Pool, progress: Progress) -> Iterator[Verdict]:
+def _judged(
+    families: Sequence[tuple[Configuration, ...]], greedy: bool, pool: _Pool, progress: Progress
+) -> Iterator[Verdict]:
     parts = pool.parts(sorted(families, key=_operations, reverse=True))
     work = Judge.first_of if greedy else Judge.all_of
     for done, verdicts in enumerate(pool.do(partial(_judge_part, work), parts), 1):
@@ -236,7 +238,9 @@ def _judged(families: Sequence[tuple[Choice, ...]], greedy: bool, pool: _Pool, p
 
 
 def _judge_part(
-    work: Callable[[Judge, Sequence[Choice]], tuple[Verdict, ...]], judge: Judge, families: Iterable[Sequence[Choice]]
+    work: Callable[[Judge, Sequence[Configuration]], tuple[Verdict, ...]],
+    judge: Judge,
+    families: Iterable[Sequence[Configuration]],
 ) -> list[Verdict]:
     return [verdict for family in families for verdict in work(judge, family)]
 

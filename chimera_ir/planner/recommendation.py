@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chimera_ir.cost.number_text import seconds
+from chimera_ir.planner.command_lines import scheme_argument
 from chimera_ir.planner.judge import ALONE, Judged
-from chimera_ir.planner.lines import scheme_argument
-from chimera_ir.planner.needs import nearest, plain_need
 from chimera_ir.planner.rank import Ranking
-from chimera_ir.planner.space import Choice, Recomputation
+from chimera_ir.planner.space import Configuration, Recomputation
+from chimera_ir.planner.unfit_needs import nearest, plain_need
 from chimera_ir.plural import counted
 from chimera_ir.predict.prediction_table import size
 
 _WORDS = ("computing", "recomputation", "bubbles", "optimizer steps", "messages", "gradient sums")
-"""Names of the parts of an update, in the order of `Spent`."""
+"""Names of the parts of an update, in the order of `TimeParts`."""
 
 _WORTH_SAYING = 0.005
 """The least share of the fastest time that is named as a reason."""
@@ -57,7 +57,7 @@ def _nothing(ranking: Ranking) -> Recommendation:
     return Recommendation(nothing, ())
 
 
-def _written(choice: Choice) -> str:
+def _written(choice: Configuration) -> str:
     """A configuration in parentheses: the scheme with its parameters, B, and recomputation."""
     words = [scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)]
     again = ", recompute" if choice.change.recompute else ""
@@ -130,7 +130,7 @@ def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
     if behind <= 0:
         return "is as fast"
     replays = first.replayed is not None and other.replayed is not None
-    spent, by_first = (ranking.judge.spent(judged, replays) for judged in (other, first))
+    spent, by_first = (ranking.judge.time_parts(judged, replays) for judged in (other, first))
     unit = sum(by_first) / first.choice.mini_batch
     shares = {
         name: (seconds / other.choice.mini_batch - before / first.choice.mini_batch) / unit

@@ -28,7 +28,7 @@ from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
 
 _CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
-"""The strategy that a text is changed to; none for eager_opt, which every text has."""
+"""The strategy that a text is variant to; none for eager_opt, which every text has."""
 
 MAX_OPERATIONS = 100_000
 """The most compute operations of a schedule that is considered, unless the user sets another limit."""
@@ -68,7 +68,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Configuration:
     """A configuration: a scheme with its parameters, D, the workers of a copy, W copies, N micro-batches of B items.
 
     ``change`` is what is asked of the scheme beyond its text. ``split`` is the first layer of each stage, where the
@@ -95,7 +95,7 @@ class Choice:
         """An estimate of the compute operations."""
         return 2 * self.stages * max(self.micro_batches, self.stages)
 
-    def recomputing(self, again: bool) -> "Choice":
+    def recomputing(self, again: bool) -> "Configuration":
         """The configuration, with recomputation of every stage if ``again``."""
         return replace(self, change=replace(self.change, recompute=True)) if again else self
 
@@ -127,10 +127,10 @@ class LeftOut:
     detail: str
     recompute: bool = False
     needed: int = 0
-    choice: Choice | None = None
+    choice: Configuration | None = None
 
     @staticmethod
-    def of(choice: Choice, reason: Reason, detail: str, needed: int = 0) -> "LeftOut":
+    def of(choice: Configuration, reason: Reason, detail: str, needed: int = 0) -> "LeftOut":
         """The refusal of a complete configuration, whose fullest worker needs at least so many bytes."""
         size, recompute = choice.micro_batch_size, choice.change.recompute
         return LeftOut(choice.source, choice.settings, size, reason, detail, recompute, needed, choice)
@@ -153,7 +153,7 @@ def refusal(
 
 def configurations(
     source: Source, scheme: Scheme, roles: Roles, profile: ModelProfile, question: Question
-) -> Iterator[Choice | LeftOut]:
+) -> Iterator[Configuration | LeftOut]:
     """Every configuration of a scheme once, or why it is left out before its operations are looked at."""
     return _Search(source, scheme, roles, profile, question).configurations()
 
@@ -169,7 +169,7 @@ class _Search:
         self._fixed = {name: value for name, value in question.settings.items() if name in self._names}
         self._depths = _depths(profile, question.workers)
 
-    def configurations(self) -> Iterator[Choice | LeftOut]:
+    def configurations(self) -> Iterator[Configuration | LeftOut]:
         depths = sorted({part for depth in self._depths for part in _divisors(depth)})
         tried = [self._values(name, depths) for name in self._roles.sizes]
         columns = [(sizes, self._others(sizes)) for sizes in sample(tried, MOST)]
@@ -198,7 +198,7 @@ class _Search:
         outlined = self._outlined(dict((*sizes, *fixed)))
         return isinstance(outlined, LeftOut) or self._has(outlined.stages)
 
-    def _with(self, settings: dict[str, int]) -> Iterator[Choice | LeftOut]:
+    def _with(self, settings: dict[str, int]) -> Iterator[Configuration | LeftOut]:
         """The configurations of one combination of parameters, N not among them."""
         outlined = self._outlined(settings)
         if isinstance(outlined, LeftOut):
@@ -249,7 +249,7 @@ class _Search:
         assert failed
         return refusal(failed, self._source, settings.items(), None)
 
-    def _split(self, settings: dict[str, int], outlined: Header) -> Iterator[Choice | LeftOut]:
+    def _split(self, settings: dict[str, int], outlined: Header) -> Iterator[Configuration | LeftOut]:
         question, workers = self._question, outlined.workers
         copies, rest = divmod(question.workers, workers)
         if rest:
@@ -283,14 +283,14 @@ class _Search:
 
     def _choices(
         self, settings: dict[str, int], outlined: Header, copies: int, count: int, size: int
-    ) -> Iterator[Choice]:
+    ) -> Iterator[Configuration]:
         name = self._roles.micro_batches
         whole = {**settings, **({name: count} if name else {})}
         given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
         syncs = (None,) if outlined.asynchronous else self._question.syncs
         for sync in syncs:
             change = Change(self._question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
-            yield Choice(self._source, given, outlined.stages, outlined.workers, copies, count, size, change)
+            yield Configuration(self._source, given, outlined.stages, outlined.workers, copies, count, size, change)
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
         return LeftOut(self._source, tuple(settings.items()), size, reason, detail)

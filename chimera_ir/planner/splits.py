@@ -5,8 +5,8 @@ from functools import cache
 from itertools import accumulate
 
 from chimera_ir.ir.ids import Stage
-from chimera_ir.planner.compiled import Changed
-from chimera_ir.planner.space import Choice
+from chimera_ir.planner.compiled import Variant
+from chimera_ir.planner.space import Configuration
 from chimera_ir.profile.balance import balanced
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.profile.layers import durations
@@ -14,8 +14,8 @@ from chimera_ir.profile.layers import durations
 
 def best_split(
     layers: Sequence[StageCosts],
-    changed: Changed,
-    choice: Choice,
+    variant: Variant,
+    choice: Configuration,
     limit: int | None,
     sharded_optimizer: bool = False,
 ) -> tuple[int, ...] | None:
@@ -25,7 +25,7 @@ def best_split(
     many micro-batches as wait at most, on each stage of a worker by itself. Messages do not count. None if no split
     is within the limit; None for the limit is no limit.
     """
-    compiled, header, size = changed.compiled, changed.header, choice.micro_batch_size
+    compiled, header, size = variant.compiled, variant.header, choice.micro_batch_size
     everywhere = all(stage in pipe.recompute for pipe in header.pipes for stage in range(header.stages))
     seconds = durations(layers, size, recomputing=everywhere)
     if limit is None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.number_text import Unit
 from chimera_ir.flow.engine import ends, ordered
+from chimera_ir.garbage import uncollected
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Instruction
@@ -21,7 +22,6 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.shares import with_shared_ports
 from chimera_ir.predict.spread import longer_by
 from chimera_ir.predict.steady import period, turn_of
-from chimera_ir.undisturbed import undisturbed
 
 
 class Event(NamedTuple):
@@ -84,7 +84,7 @@ def replay(program: Program, setting: Setting) -> Replay:
         verified.
     """
     conditions = f"W={setting.copies} B={setting.micro_batch_size} on {setting.cluster.name}"
-    with undisturbed():
+    with uncollected():
         return _replay(program.header, _events(program, setting), Unit.SECOND, conditions)
 
 
@@ -93,7 +93,7 @@ def free_replay(program: Program, durations: Durations) -> Replay:
     header = program.header
     kinds = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
     conditions = f"{durations.summary(header, kinds)}, free messages"
-    with undisturbed():
+    with uncollected():
         return _replay(header, events_of(program, FreeMessages(header, durations)), durations.unit, conditions)
 
 
@@ -103,7 +103,7 @@ def pace(program: Program, setting: Setting) -> float:
     A worker begins its next update while other workers still finish theirs. So the result is at most the seconds of a
     replay, and equal if one lane begins first and ends last. Arguments and errors as in `replay`.
     """
-    with undisturbed():
+    with uncollected():
         events = _events(program, setting)
         return period(turn_of(program.header, events, _times(events).order))
 
@@ -114,7 +114,7 @@ def expected(program: Program, setting: Setting) -> float:
     The result is `pace` plus the seconds that noise adds (`spread`). Messages and sums take the same time as in a
     replay. Arguments and errors as in `replay`.
     """
-    with undisturbed():
+    with uncollected():
         events, charges = _events(program, setting), Charges(program.header, setting)
         turn = turn_of(program.header, events, _times(events).order)
         nodes = [events.nodes[number] for number in turn.events]

@@ -28,7 +28,7 @@ def balanced(
     available
         Bytes that a worker has.
     """
-    search = _Search(seconds, workers, needed, available)
+    search = _SplitSearch(seconds, workers, needed, available)
     times = search.durations()
     low, high = 0, len(times) - 1
     best = search.within(times[high])
@@ -46,7 +46,7 @@ _Key = tuple[int | tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _PartialSplit:
     """A stage that begins with a layer, the bytes that workers need before it, and where it may end.
 
     ``key`` is all of that which matters to the stages from here on.
@@ -58,7 +58,7 @@ class _Begun:
     key: _Key
 
 
-class _Search:
+class _SplitSearch:
     """Looks for splits with a limit on the time of a stage, stage by stage, the likeliest number of layers first."""
 
     def __init__(
@@ -111,9 +111,9 @@ class _Search:
                 path.append(following)
         return None
 
-    def _begin(self, stage: int, first: int, used: dict[int, float]) -> "_Begun":
+    def _begin(self, stage: int, first: int, used: dict[int, float]) -> "_PartialSplit":
         later = ((worker, size) for worker, size in used.items() if self._last[worker] >= stage)
-        return _Begun(first, used, iter(self._ends(stage, first)), (stage, first, *sorted(later)))
+        return _PartialSplit(first, used, iter(self._ends(stage, first)), (stage, first, *sorted(later)))
 
     def _ends(self, stage: int, first: int) -> list[int]:
         """Where a stage may end that begins with a layer: first where it has its share of the time that is left."""

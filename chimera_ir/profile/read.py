@@ -64,7 +64,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         file = model.text("file", "", 'file = "model.py"')
         length = model.integer("length", 1, "length = 128")
         model.close()
-    costs = _Costs()
+    costs = _CostEntries()
     overhead = _overhead(top, costs)
     depths: dict[int, tuple[StageCosts, ...]] = {}
     splits: dict[int, tuple[int, ...]] = {}
@@ -90,7 +90,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     return WorkProfile(profile) if costs.work else profile
 
 
-class _Costs:
+class _CostEntries:
     """The places where a file gives a time, and where it counts work."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ def _split(table: Table, depth: int) -> tuple[int, ...]:
     return split
 
 
-def _overhead(top: Table, costs: _Costs) -> Overhead:
+def _overhead(top: Table, costs: _CostEntries) -> Overhead:
     table = top.table("operation", "", "[operation]")
     if table is None:
         return Overhead()
@@ -156,7 +156,7 @@ def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
     first.setdefault(value, table)
 
 
-def _layers(top: Table, costs: _Costs) -> tuple[StageCosts, ...]:
+def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
     """The layers, if the file has them in place of depths; all have the micro-batch sizes of the first."""
     if not top.has("layer"):
         return ()
@@ -172,12 +172,12 @@ def _layers(top: Table, costs: _Costs) -> tuple[StageCosts, ...]:
     return layers
 
 
-def _stages(table: Table, depth: int, costs: _Costs) -> tuple[StageCosts, ...]:
+def _stages(table: Table, depth: int, costs: _CostEntries) -> tuple[StageCosts, ...]:
     tables = table.tables("stage", "[[depth.stage]]", "stage {} of " + f"{depth}")
     return _parts(tables, "stage", "[[depth.stage.at]]", costs)
 
 
-def _parts(tables: list[Table], kind: str, sizes: str, costs: _Costs) -> tuple[StageCosts, ...]:
+def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> tuple[StageCosts, ...]:
     """The stages of a depth, or the layers; ``sizes`` is the heading of what each has for a micro-batch size."""
     parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
@@ -186,7 +186,7 @@ def _parts(tables: list[Table], kind: str, sizes: str, costs: _Costs) -> tuple[S
     return tuple(parts)
 
 
-def _part(table: Table, part: str, sizes: str, last: bool, received: dict[int, int], costs: _Costs) -> StageCosts:
+def _part(table: Table, part: str, sizes: str, last: bool, received: dict[int, int], costs: _CostEntries) -> StageCosts:
     weights = _size(table, "weights")
     gradients = _size(table, "gradients", weights)
     optimizer = _size(table, "optimizer", 0)
@@ -203,7 +203,7 @@ def _part(table: Table, part: str, sizes: str, last: bool, received: dict[int, i
     return StageCosts(weights, gradients, optimizer, at, step, noise)
 
 
-def _timing(table: Table, part: str, last: bool, received: int, costs: _Costs) -> Timing:
+def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntries) -> Timing:
     forward = costs.read(table, "forward", None)
     backward = costs.read(table, "backward", BACKWARD * forward)
     recomputing = costs.read(table, "recomputing", forward + backward)

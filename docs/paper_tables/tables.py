@@ -7,7 +7,7 @@ import click
 
 from chimera_ir import __version__
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import Misuse, run, write
+from chimera_ir.commands.common import WrongCommand, run, write
 from chimera_ir.console import printed
 from paper_tables import show
 from paper_tables.formula import NoSuchSize
@@ -38,11 +38,11 @@ def tables_command(settings: dict[str, int], scheme: str | None, form: str) -> N
     """
     known = schemes()
     if scheme is not None and scheme not in known:
-        raise Misuse(f"--scheme {scheme}: the tables speak of {', '.join(known)}")
+        raise WrongCommand(f"--scheme {scheme}: the tables speak of {', '.join(known)}")
     try:
         surveyed = survey(settings, known if scheme is None else (scheme,))
     except NoSuchSize as error:
-        raise Misuse(f"--set: {error}") from error
+        raise WrongCommand(f"--set: {error}") from error
     match form:
         case "json":
             write(json.dumps(show.as_json(surveyed), indent=2) + "\n")

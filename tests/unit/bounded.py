@@ -1,7 +1,7 @@
 """What the planner knows of a configuration's memory, against the program that is compiled in the end."""
 
 from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import Changed
+from chimera_ir.planner.compiled import Variant
 from chimera_ir.predict.memory_need import memory, memory_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
@@ -11,7 +11,7 @@ from chimera_ir.verify.holdings import holdings
 ALONE = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
 
 
-def bounded(one: Changed, costs: tuple[StageCosts, ...]) -> bool:
+def bounded(one: Variant, costs: tuple[StageCosts, ...]) -> bool:
     """Whether there is an upper bound; all that is known is right.
 
     Raises

@@ -3,7 +3,7 @@
 import pytest
 
 from chimera_ir import library
-from chimera_ir.planner.compiled import Changed, CompiledScheme
+from chimera_ir.planner.compiled import CompiledScheme, Variant
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
@@ -74,9 +74,9 @@ pipe p {
 TEXTS = {**{name: library.source(name) for name in library.names()}, "floods": Source("floods.chim", FLOODS)}
 
 
-def compiled(name: str, change: Change, **settings: int) -> Changed:
+def compiled(name: str, change: Change, **settings: int) -> Variant:
     one = CompiledScheme(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True)
-    return Changed(one, change)
+    return Variant(one, change)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -96,7 +96,7 @@ def test_a_stream_of_groups_has_no_upper_bound() -> None:
     """45,402 bytes on the first stage; with one micro-batch a message they would be 44,402 at most."""
     timing = Timing(1.0, 2.0, 3.0, activations=3000, input=500, output=500, gradient=500)
     one = CompiledScheme(parse(Source("grouped.chim", GROUPED)), (), Change(), 10**6, trusted=False)
-    assert not bounded(Changed(one, Change()), (StageCosts(100, 1, 1, {1: timing}),) * 2)
+    assert not bounded(Variant(one, Change()), (StageCosts(100, 1, 1, {1: timing}),) * 2)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.commands import compile_command
-from chimera_ir.planner.lines import Files, compile_line, scheme_argument
-from chimera_ir.planner.space import MAX_OPERATIONS, Choice
+from chimera_ir.planner.command_lines import Files, compile_line, scheme_argument
+from chimera_ir.planner.space import MAX_OPERATIONS, Configuration
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from tests.unit.command import TINY
@@ -114,11 +114,11 @@ def test_what_cannot_be_tied_is_left_out(plan: Plan) -> None:
 def test_the_compile_line_raises_the_limit_where_the_compilation_would_stop_at_it() -> None:
     """Whether the plan's limit was raised, or the baseline of the report has more operations than the scheme."""
     files = Files("m.toml", "c.toml", replica_layout=False, max_operations=MAX_OPERATIONS)
-    choice = Choice(library.source("dapple"), (("D", 4),), 4, 4, 1, 8, 1, Change())
+    choice = Configuration(library.source("dapple"), (("D", 4),), 4, 4, 1, 8, 1, Change())
     assert "--max-operations" not in compile_line(choice, files)
     raised = Files("m.toml", "c.toml", replica_layout=False, max_operations=3_000_000)
     assert compile_line(choice, raised).endswith(" --max-operations 3000000")
-    wide = Choice(library.source("dapple"), (("D", 1),), 1, 600, 1, 2000, 1, Change())
+    wide = Configuration(library.source("dapple"), (("D", 1),), 1, 600, 1, 2000, 1, Change())
     assert compile_line(wide, files).endswith(" --max-operations 2400000")
 
 

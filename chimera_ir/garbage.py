@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Keeps the garbage collector off: what a pass makes is kept and holds no cycles, so it would look for nothing."""
     enabled = gc.isenabled()
     gc.disable()

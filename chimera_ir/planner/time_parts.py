@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from chimera_ir.ir.ops import singles
-from chimera_ir.planner.compiled import Changed
+from chimera_ir.planner.compiled import Variant
 from chimera_ir.predict.equation import seconds_of
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.replay import replay
@@ -13,7 +13,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE
 
 
-class Spent(NamedTuple):
+class TimeParts(NamedTuple):
     """Seconds of an update; together they are all of it.
 
     ``work`` and ``recomputation`` are what a worker computes on average, ``bubbles`` what it idles where links, sums
@@ -29,7 +29,7 @@ class Spent(NamedTuple):
     sums: float
 
 
-def spent(changed: Changed, setting: Setting, replays: bool) -> Spent:
+def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
     """Parts of an update, by replays of the program or else by equation 1, which counts no steps."""
     cluster, stages = setting.cluster, setting.stages
     no_sums = replace(setting, cluster=replace(cluster, sums=FREE))
@@ -38,12 +38,12 @@ def spent(changed: Changed, setting: Setting, replays: bool) -> Spent:
 
     def seconds(of: Setting) -> float:
         if replays:
-            return replay(changed.lowered(of), of).seconds
-        return seconds_of(changed.schedule, changed.compiled.structure, changed.launched(of), of)
+            return replay(variant.lowered(of), of).seconds
+        return seconds_of(variant.schedule, variant.compiled.structure, variant.launched(of), of)
 
-    work, recomputation = _computing(changed, setting)
+    work, recomputation = _computing(variant, setting)
     bare, stepping, talking, whole = map(seconds, (no_steps, no_messages, no_sums, setting))
-    return Spent(
+    return TimeParts(
         work,
         recomputation,
         bubbles=bare - work - recomputation,
@@ -53,11 +53,11 @@ def spent(changed: Changed, setting: Setting, replays: bool) -> Spent:
     )
 
 
-def _computing(changed: Changed, setting: Setting) -> tuple[float, float]:
+def _computing(variant: Variant, setting: Setting) -> tuple[float, float]:
     """Mean seconds that a worker computes in an update, without recomputation, and that it recomputes."""
-    header, measured = changed.header, Measured.of(setting)
+    header, measured = variant.header, Measured.of(setting)
     computing, repeating = Fraction(), 0.0
-    for operation in (operation for lane in changed.compiled.lanes for operation in lane):
+    for operation in (operation for lane in variant.compiled.lanes for operation in lane):
         computing += measured.duration(operation, header)
         for part in singles([operation]):
             if header.recomputes(part.micros[0], part.stage):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from chimera_ir import library
 from chimera_ir.planner.judge import MODES, Judge
 from chimera_ir.planner.rank import WEIGHED_OPERATIONS, Ranking
-from chimera_ir.planner.space import Choice, LeftOut, configurations
+from chimera_ir.planner.space import Configuration, LeftOut, configurations
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.layers import merged
 
@@ -18,7 +18,7 @@ _WEIGHED = 20
 class Need:
     """The bytes that the fullest worker of a configuration needs."""
 
-    choice: Choice
+    choice: Configuration
     size: int
 
 
@@ -39,7 +39,7 @@ def plain_need(ranking: Ranking) -> Need | None:
     choices = (
         replace(choice, settings=settings, micro_batches=1, split=(0,) if profile.layers else None)
         for choice in candidates
-        if isinstance(choice, Choice)
+        if isinstance(choice, Configuration)
     )
     return _least(judge, (choice.recomputing(again) for choice in choices for again in MODES[judge.recomputation]))
 
@@ -54,7 +54,7 @@ def _with_one_stage(profile: ModelProfile) -> ModelProfile:
 def nearest(ranking: Ranking) -> Need | None:
     """Configuration that needs least of those that do not fit, by the exact bytes of the first by bounds."""
     outside = sorted((left_out for left_out in ranking.left_out if left_out.needed), key=_bound)
-    left, candidates = WEIGHED_OPERATIONS, list[Choice]()
+    left, candidates = WEIGHED_OPERATIONS, list[Configuration]()
     for choice in (left_out.choice for left_out in outside):
         if choice and len(candidates) < _WEIGHED and choice.operations <= left:
             candidates.append(choice)
@@ -67,6 +67,6 @@ def _bound(left_out: LeftOut) -> tuple[int, int, int]:
     return left_out.needed, left_out.micro_batch_size or 0, choice.operations if choice else 0
 
 
-def _least(judge: Judge, choices: Iterable[Choice]) -> Need | None:
+def _least(judge: Judge, choices: Iterable[Configuration]) -> Need | None:
     needs = (Need(choice, judge.needed(choice)) for choice in choices)
     return min(needs, key=lambda need: need.size, default=None)

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from chimera_ir.escapes import as_argument, command_line, visible, visible_lines
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.read import read_cluster
 from chimera_ir.profile.write import write_cluster
 from chimera_ir.source import Source
-from chimera_ir.visible import as_argument, command_line, visible, visible_lines
 from tests.unit.command import TINY, Run, contents
 from tests.unit.test_profile_source import CLUSTER, PROFILE
 

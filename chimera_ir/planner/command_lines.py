@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from chimera_ir import library
+from chimera_ir.escapes import as_argument, command_line
 from chimera_ir.planner.judge import Judged
-from chimera_ir.planner.space import MAX_OPERATIONS, Choice
+from chimera_ir.planner.space import MAX_OPERATIONS, Configuration
 from chimera_ir.profile.cluster import Cluster, torchrun
 from chimera_ir.request import Tie
 from chimera_ir.source import Source
-from chimera_ir.visible import as_argument, command_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def scheme_argument(source: Source) -> str:
     return f"./{source.name}" if source.name.startswith("-") else source.name
 
 
-def compile_line(choice: Choice, files: Files) -> str:
+def compile_line(choice: Configuration, files: Files) -> str:
     """The ``chimera compile`` line that compiles this configuration and predicts its time.
 
     The report compares with the baseline, which may have more operations than the schedule, so the limit may be raised.
