@@ -194,7 +194,7 @@ class Compilation:
     def report(self) -> "Report":
         """Costs of the schedule beside those of the baseline at the same size; a text of forwards alone has none."""
         from chimera_ir.cost.launches import launches
-        from chimera_ir.cost.report import Shared, report
+        from chimera_ir.cost.report import CommunicatorChoice, report
         from chimera_ir.verify.findings import names
 
         header = self.schedule.header
@@ -206,8 +206,9 @@ class Compilation:
         launched = launches(verified.program, timeline)
         rules = names(verified.rules)
         made = report(verified.schedule, self._durations, baseline, verified.weights, launched, rules, timeline, copies)
-        known = verified.with_evaluation(lambda: self.verified_evaluation)
-        return replace(made, communicators=tuple(Shared(k.communicators.value, k.count, k.blocked) for k in known))
+        results = verified.with_evaluation(lambda: self.verified_evaluation)
+        choices = (CommunicatorChoice(result.communicators.value, result.count, result.blocked) for result in results)
+        return replace(made, communicators=tuple(choices))
 
     @_level
     def prediction(self) -> "Prediction | None":

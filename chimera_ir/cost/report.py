@@ -64,15 +64,15 @@ class Figures:
 class Staleness(NamedTuple):
     """The age of the weights with which an update's gradients are computed.
 
-    ``updates`` has for each stage how many updates older the weights are that a micro-batch reads than those that it
-    changes, at most. ``micro_batches`` is the number of micro-batches of an update that read old weights on any stage.
+    ``updates`` has the largest staleness of each stage: how many updates older the weights that a micro-batch reads are
+    than those that it changes. ``micro_batches`` counts those of an update that read old weights on any stage.
     """
 
     updates: tuple[int, ...]
     micro_batches: int
 
 
-class Shared(NamedTuple):
+class CommunicatorChoice(NamedTuple):
     """A choice of communicators for messages: its name, their number, and the operations that block the program.
 
     ``blocked`` is empty if the program is proven to finish.
@@ -96,7 +96,7 @@ class Report:
     launches: tuple[Launched, ...]
     verified: tuple[str, ...]
     remarks: tuple[str, ...]
-    communicators: tuple[Shared, ...] = ()
+    communicators: tuple[CommunicatorChoice, ...] = ()
 
     @property
     def makespan(self) -> Fraction:
@@ -140,7 +140,7 @@ class Report:
                 **_between_halves(self.baseline),
             },
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
-            "communicators": {shared.name: _shared(shared) for shared in self.communicators},
+            "communicators": {choice.name: _communicators(choice) for choice in self.communicators},
             "synchronisation": [_launch(launched) for launched in self.launches],
             "costs": dict(_costs(figures)),
             "cost_unit": figures.costs.unit.value,
@@ -259,7 +259,7 @@ def _splits(schedule: Schedule) -> bool:
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool) -> Figures:
-    """The figures of a schedule whose stages are ``size`` times those that M_a and M_theta are defined by.
+    """The figures of a schedule whose stages are ``size`` times as large as those that M_a and M_theta measure.
 
     ``splits`` says whether its backwards are split.
     """
@@ -345,9 +345,9 @@ def _launch(launched: Launched) -> _Json:
     }
 
 
-def _shared(shared: Shared) -> _Json:
-    blocked = {"blocked": shared.blocked} if shared.blocked else {}
-    return {"count": shared.number, "proven": not shared.blocked, **blocked}
+def _communicators(choice: CommunicatorChoice) -> _Json:
+    blocked = {"blocked": choice.blocked} if choice.blocked else {}
+    return {"count": choice.number, "proven": not choice.blocked, **blocked}
 
 
 def _number(value: Fraction) -> int | float:

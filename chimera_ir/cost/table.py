@@ -136,7 +136,7 @@ def proof(report: Report) -> Text:
 
 def _communicators(report: Report) -> list[Text]:
     """A line with the choices of fewer communicators with which the program is proven to finish."""
-    fewer = [f"{shared.name} ({shared.number})" for shared in report.communicators[1:] if not shared.blocked]
+    fewer = [f"{choice.name} ({choice.number})" for choice in report.communicators[1:] if not choice.blocked]
     return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []
 
 

@@ -17,7 +17,7 @@ from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Tick, WorkerRow
 from chimera_ir.picture.svg import FAIR, FONT, LEFT, LEGIBLE, MOST_BOXES, WIDEST, WIDTH, Scale, filled, pixels, room
-from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, named, plain, step
+from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, plain, scheme_title, step
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle, shares
@@ -83,7 +83,7 @@ def drawing(replay: Replay) -> ReplayPicture:
     scale = _scale(replay)
     right, workers = scale.x(replay.span), len(replay.lanes)
     bottom = scale.y(workers) - scale.gap
-    heading, summary = plain(_heading(replay)), plain(_summary(replay))
+    heading, summary = plain(scheme_title(replay.header)), plain(_summary(replay))
     idle_paths = _idle(replay, scale)
     messages = "".join(_arrow(message, scale) for message in replay.messages if message.end > message.start)
     looks = Looks(replay.header)
@@ -168,10 +168,6 @@ def _bars(replay: Replay) -> Iterator[_Bar]:
 
 def _steps(replay: Replay) -> Iterator[Event]:
     return (event for event in chain.from_iterable(replay.lanes) if event.role is Role.STEP)
-
-
-def _heading(replay: Replay) -> str:
-    return named(replay.header)
 
 
 def _summary(replay: Replay) -> str:

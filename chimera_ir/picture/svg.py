@@ -29,11 +29,11 @@ from chimera_ir.picture.words import (
     bracket,
     distance,
     event_name,
-    heading,
     ink,
     label,
     mark,
     plain,
+    scheme_title,
     summary,
 )
 from chimera_ir.resources import templates
@@ -161,7 +161,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     scale = _scale(timeline, unit)
     right = scale.x(timeline.span)
     bottom = scale.y(len(timeline.lanes)) - scale.gap
-    title, note = plain(heading(timeline)), summary(timeline)
+    title, note = plain(scheme_title(timeline.header)), summary(timeline)
     margin = 14 + 4 * len(mark(timeline, timeline.shown))
     ends = (scale.x(lane[-1].end) for lane in timeline.lanes if lane)
     operations = [timed.operation for timed in chain(*timeline.lanes)]

@@ -28,9 +28,9 @@ from chimera_ir.picture.words import (
     bracket,
     distance,
     event_name,
-    heading,
     ink,
     mark,
+    scheme_title,
     strands,
     summary,
 )
@@ -79,7 +79,7 @@ class _Labelled(NamedTuple):
 def draw(timeline: Timeline, width: int) -> Text:
     """The timeline below a heading; see `picture`."""
     return Text("\n").join(
-        [Text(heading(timeline), "bold"), Text(summary(_shown(timeline, width))), picture(timeline, width)]
+        [Text(scheme_title(timeline.header), "bold"), Text(summary(_shown(timeline, width))), picture(timeline, width)]
     )
 
 

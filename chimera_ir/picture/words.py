@@ -104,13 +104,8 @@ def ink(kind: Kind) -> str:
     return PAPER if kind.hands_on and not kind.opens else INK
 
 
-def heading(timeline: Timeline) -> str:
-    """The scheme and its parameters."""
-    return named(timeline.header)
-
-
-def named(header: Header) -> str:
-    """The scheme and its parameters as a program names itself, ``x(D=4, N=8)``, from the header of any level."""
+def scheme_title(header: Header) -> str:
+    """The scheme and its parameters, as in ``x(D=4, N=8)``."""
     parameters = ", ".join(f"{name}={value}" for name, value in header.parameters)
     return f"{header.scheme}({parameters})"
 

@@ -26,7 +26,7 @@ class Prediction:
     Attributes
     ----------
     expected
-        Mean time of many updates that follow one another, where the profile has noise.
+        Mean time of many updates that follow one another; None if the profile has no noise.
     items
         Number of items that the iteration or update trains on.
     warnings

@@ -22,7 +22,7 @@ MEASURED, PREDICTED = 0, 1
 
 
 def events(trace: Trace, comparison: TraceComparison) -> str:
-    """The text of the file."""
+    """The text of a file with the trace and the prediction."""
     about = trace.about
     content = {
         "traceEvents": [*_names(trace), *_recorded(trace, comparison), *_predicted(trace, comparison)],

@@ -25,7 +25,7 @@ MOST = 300_000
 
 @dataclass(frozen=True, slots=True)
 class ProfileSource:
-    """Source of a prediction; ``profile`` and ``cluster`` are the names that the two files have inside."""
+    """Source of a prediction; ``profile`` and ``cluster`` are the names that the two files give themselves."""
 
     profile: str
     cluster: str

@@ -96,7 +96,7 @@ class Trace:
 
 
 def read(directory: Path) -> Trace:
-    """Trace in a directory.
+    """Reads the trace in a directory.
 
     Raises
     ------

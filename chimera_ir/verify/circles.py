@@ -18,7 +18,7 @@ def shortest_circle(waits: dict[Node, list[Node]]) -> list[Node]:
 
 
 def _knotted(waits: dict[Node, list[Node]]) -> set[Node]:
-    """The nodes in and between circles: the others are removed, one by one, because no node left waits for them."""
+    """The nodes in circles and on paths between them: nodes that no other waits for are removed until none is left."""
     count = dict.fromkeys(waits, 0)
     for peers in waits.values():
         for peer in peers:

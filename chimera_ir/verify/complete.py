@@ -87,7 +87,7 @@ def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) 
 
 
 def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tuple[_Placed, _Placed] | None:
-    """The first two operations of a micro-batch on a stage that no set of kinds has together."""
+    """The first two operations of a micro-batch on a stage whose kinds no set in ``whole`` has together."""
     for first, second in combinations(several, 2):
         kind, other = first[1].kind, second[1].kind
         if kind is other or not any(kind in kinds and other in kinds for kinds in whole):
@@ -121,7 +121,7 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
 def _absent(
     header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """Kinds that a pipe's micro-batches lack, and where; stages with two operations that do the same are left out."""
+    """Yields the kinds that a micro-batch of a pipe lacks on a stage, unless two of its operations there clash."""
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
         if not several or _clash(several, whole) is None:

@@ -23,7 +23,7 @@ Lane = tuple[Instruction, ...]
 
 @dataclass(frozen=True, slots=True)
 class CopyPeak:
-    """The most copies of a group that a lane keeps, the place where it first does, and the stashed ones among them."""
+    """The largest number of copies of a group in a lane, the first place with them, and the versions stashed there."""
 
     copies: int
     place: int

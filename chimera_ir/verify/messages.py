@@ -63,7 +63,7 @@ class MessagePlaces:
 
 
 def places(program: Program, cells: Flow) -> MessagePlaces:
-    """The places of the first line of each kind for each message, without lines about no message of their worker."""
+    """The places of the first line of each kind for each message; foreign lines are left out."""
     absent = array("q", [ABSENT]) * (2 * program.header.stages * program.header.micro_batches)
     places = MessagePlaces(absent[:], absent[:], absent[:], absent[:], _expected(program), {}, [])
     for number, parts in enumerate(program.parts):

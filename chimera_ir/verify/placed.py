@@ -24,7 +24,7 @@ from chimera_ir.ir.text.printer import kinds_line, line
 from chimera_ir.source import Span
 
 _Unknown = tuple[type[NoSuchOperation]] | tuple[type[NumberNotThere], str, int]
-"""A message about an operation that cannot exist, with the thing that there is not."""
+"""A message about an operation that cannot exist, with the noun and the number of what does not exist."""
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:

@@ -103,12 +103,12 @@ class Verified:
 
     @cached_property
     def holdings(self) -> tuple[Holdings, ...]:
-        """Per worker its holdings by stage, and the activations alive at once."""
+        """The holdings of each worker, stage by stage."""
         return tuple(holdings(self.program))
 
     @cached_property
     def communications(self) -> tuple[Communication, ...]:
-        """Whether it finishes with each choice of communicators."""
+        """The results for each choice of communicators, from the most to the fewest."""
         return tuple(communications(self.level, self.program, self.certificates[0].played))
 
     def blocked(self, communicators: Communicators) -> str:
@@ -116,7 +116,7 @@ class Verified:
         return next(result.blocked for result in self.communications if result.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
-        """Whether it and its evaluation both finish; the evaluation is made only if the result depends on it."""
+        """The results for it together with its evaluation, which is made only if the results depend on it."""
         if not any(training.finishes for training in self.communications[1:]):
             return self.communications
         return tuple(
