@@ -1,4 +1,4 @@
-"""Errors of the model file's code: kept apart from ours, and told with the user's part of the traceback."""
+"""Blame: errors of the user's code are told apart from ours, and shown with the user's part of the traceback."""
 
 import os
 import signal
@@ -21,11 +21,11 @@ _IMPORTING = "<frozen "
 
 
 @dataclass(frozen=True)
-class Operation:
-    """An operation of a lane: its kind as schedule.sir has it, on which micro-batches of which update.
+class LaneOperation:
+    """An operation of a lane, for messages: its kind as in schedule.sir, its micro-batches and its update.
 
-    Micro-batches are numbered as in schedule.sir, none for a step; updates count from 0, and in words from 1. The step
-    of parameters that stages share has these in place of a stage.
+    Micro-batches are numbered as in schedule.sir; a step has none. Updates count from 0, in words from 1. The step of
+    parameters that stages share has a tuple of these as its stage.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Operation:
 
     @property
     def words(self) -> str:
-        """As in ``micro-batch 2 of update 4, F m2 s1``."""
+        """Text for messages, as in ``micro-batch 2 of update 4, F m2 s1``."""
         if not self.micro_batches:
             return f"update {self.update + 1}, {self}"
         noun = "micro-batch" if len(self.micro_batches) == 1 else "micro-batches"
@@ -52,35 +52,34 @@ class Operation:
 
 
 class ModelError(Exception):
-    """The user's code raised an error: the cause of this one, whose traceback begins in that code.
+    """Error for an error of the user's code, which is its cause and whose traceback begins in that code.
 
     Attributes
     ----------
     doing
-        What the code was called for.
+        The purpose of the call.
     status
-        How a rank of train.py ends.
+        The exit status of a rank of train.py.
     operation
-        The operation of the schedule in which that was, if it was in one; it has the stage, the micro-batch and the
-        update.
+        The operation of the schedule that made the call, with stage, micro-batch and update, if there is one.
     rank, worker
-        Where that was, once it is known: see `Located`.
+        The place of the call, set by `Located`.
     """
 
     def __init__(self, doing: str, status: int) -> None:
         super().__init__(doing)
         self.doing = doing
         self.status = status
-        self.operation: Operation | None = None
+        self.operation: LaneOperation | None = None
         self.rank: int | None = None
         self.worker: int | None = None
 
-    def during(self, operation: Operation) -> None:
-        """The error was in an operation of the schedule; of one within another, the inner one stays named."""
+    def during(self, operation: LaneOperation) -> None:
+        """Notes the operation of the schedule in which the error was, unless an inner one is noted already."""
         self.operation = self.operation or operation
 
     def __str__(self) -> str:
-        """Rank, worker, what was done in which operation, where in the user's code it went wrong and how: a line."""
+        """Returns a line: rank, worker, purpose of the call, operation, place in the user's code, and the error."""
         place = "" if self.rank is None else f"rank {self.rank}: "
         if self.worker is not None:
             place = f"rank {self.rank} (worker {self.worker}): "
@@ -88,11 +87,11 @@ class ModelError(Exception):
         return f"{place}{doing}{'' if self.__cause__ is None else f': {_cause(self.__cause__)}'}"
 
 
-class Calling:
-    """A context around calls of the user's code, used again and again: what they raise becomes a `ModelError`.
+class UserCode:
+    """Context for calls of the user's code, which may be entered many times: errors inside become a `ModelError`.
 
-    That holds for SystemExit as well, and for KeyboardInterrupt where Ctrl-C does not raise it. What a call within the
-    call has blamed already stays so, and so does the loss of another rank, which is nobody's code.
+    SystemExit becomes one as well, and KeyboardInterrupt unless Ctrl-C raises it. A `ModelError` of an inner context
+    and the loss of another rank stay as they are.
     """
 
     __slots__ = ("_doing", "_status")
@@ -117,30 +116,30 @@ class Calling:
 
 
 class Located:
-    """A context around what a rank does: a `ModelError` learns its rank and worker; our errors lose the frames inside.
+    """Context for the calls of a rank: a `ModelError` gets its rank and worker, and our errors lose the frames inside.
 
-    So an uncaught one is shown as the user's traceback and the line from which the user came here, or as that line and
-    a message. An error for lack of memory, the user's or not, gets a note with what ``memory_state`` returns.
-    ``abandon`` is called with the error when another rank is lost. Afterwards ``failed`` says that there was an error:
-    messages may still be under way, and nothing more is to be run. ``closed`` says that the pipeline was closed.
+    An uncaught error is then shown as the user's traceback, or as a message, and the user's line that called us. An
+    error for lack of memory gets a note with the text of ``memory_report``. ``leak_groups`` is called with the error
+    when another rank is lost. ``failed`` is true after an error: messages may still be under way, and the rank must run
+    nothing more. ``closed`` says that the pipeline was closed.
     """
 
     def __init__(
         self,
         rank: int,
         worker: int,
-        memory_state: Callable[[], str],
-        abandon: Callable[[PeerLost], None] = lambda _error: None,
+        memory_report: Callable[[], str],
+        leak_groups: Callable[[PeerLost], None] = lambda _error: None,
     ) -> None:
         self._rank = rank
         self._worker = worker
-        self._memory_state = memory_state
-        self._abandon = abandon
+        self._memory_report = memory_report
+        self._leak_groups = leak_groups
         self.failed = self.closed = False
 
-    def alike(self) -> "Located":
-        """A context of the same place, in which an error leaves this one as it is."""
-        return Located(self._rank, self._worker, self._memory_state, self._abandon)
+    def for_loader(self) -> "Located":
+        """Returns a context of the same place for loading data: its errors do not set ``failed`` here."""
+        return Located(self._rank, self._worker, self._memory_report, self._leak_groups)
 
     def __enter__(self) -> None:
         pass
@@ -150,9 +149,9 @@ class Located:
     ) -> None:
         self.failed = self.failed or error is not None
         if isinstance(error, PeerLost):
-            self._abandon(error)
+            self._leak_groups(error)
         if error is not None and not hasattr(error, "__notes__") and (ran_out(error) or ran_out(error.__cause__)):
-            error.add_note(self._memory_state())
+            error.add_note(self._memory_report())
         if isinstance(error, ModelError):
             error.rank, error.worker = self._rank, self._worker
         if isinstance(error, ModelError | PeerLost | BadModel | Misuse | BadCheckpoint):
@@ -160,7 +159,7 @@ class Located:
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether an error says that memory could not be had, on a GPU or on the host."""
+    """Whether an error means that a GPU or the host is out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
@@ -170,8 +169,8 @@ def _ctrl_c_raises() -> bool:
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-class Reported(Exception):
-    """An error that the user's code raised in another process, in words: a line, and its traceback, which str has."""
+class RemoteTraceback(Exception):
+    """An error of the user's code in another process, as text: a line, and the traceback, which str returns."""
 
     def __init__(self, line: str, trace: str) -> None:
         super().__init__(line, trace)
@@ -179,8 +178,8 @@ class Reported(Exception):
         self.trace = trace
 
     @classmethod
-    def of(cls, error: ModelError) -> "Reported":
-        """The cause of an error, in a form that can be pickled whatever the cause is."""
+    def of(cls, error: ModelError) -> "RemoteTraceback":
+        """Returns the cause of an error in a form that can always be pickled."""
         assert error.__cause__ is not None
         return cls(_cause(error.__cause__), _trace(error.__cause__))
 
@@ -189,7 +188,7 @@ class Reported(Exception):
 
 
 def describe(error: ModelError) -> str:
-    """The error in a line; below it the traceback of the user's code, if there is one, and what was noted."""
+    """Returns the error in a line, and below it the traceback of the user's code, if there is one, and the notes."""
     cause = error.__cause__
     assert cause is not None
     text = _trace(cause)
@@ -197,15 +196,15 @@ def describe(error: ModelError) -> str:
 
 
 def _trace(cause: BaseException) -> str:
-    """The traceback of an error; where there is none, the error."""
-    if isinstance(cause, Reported):
+    """The traceback of an error, or the error alone where there is none."""
+    if isinstance(cause, RemoteTraceback):
         return cause.trace
     shown = traceback.TracebackException.from_exception(cause)
     return "".join(shown.format_exception_only() if cause.__traceback__ is None else shown.format()).rstrip()
 
 
 def _cause(error: BaseException) -> str:
-    return error.line if isinstance(error, Reported) else f"{_place(error)}{type(error).__name__}{_words(error)}"
+    return error.line if isinstance(error, RemoteTraceback) else f"{_place(error)}{type(error).__name__}{_words(error)}"
 
 
 def _words(error: BaseException) -> str:
@@ -216,17 +215,18 @@ def _words(error: BaseException) -> str:
     return f": {lines[0]}" if lines else ""
 
 
-def _behind(trace: TracebackType | None, *left_out: str) -> TracebackType | None:
-    """The traceback without the first frames that are in certain places."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(left_out):
+def _behind(trace: TracebackType | None, *prefixes: str) -> TracebackType | None:
+    """The traceback without its first frames, as long as their files begin with a prefix."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(prefixes):
         trace = trace.tb_next
     return trace
 
 
 def _place(error: BaseException) -> str:
-    """The last line of the user's own files that was running, and the one in the file that was called if it is another.
+    """Text for the last line that ran in the user's files.
 
-    Where there is none of these, the last line of other code than torch's.
+    If that is not the file that was called, the last line there is added. Without a line in the user's files it is
+    the last line outside of torch.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}: "

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.blame import Calling, Located
+from chimera_runtime.blame import Located, UserCode
 from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.epoch_length import Messages
 from chimera_runtime.data.feed import Feed, Pair, items_of
@@ -24,7 +24,7 @@ from chimera_runtime.model.ties import End, by_group
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded
 from chimera_runtime.program.compiled_program import load
-from chimera_runtime.ranks.rendezvous import failures_told
+from chimera_runtime.ranks.rendezvous import failures_shared
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.norms import agree_on_infinite, gradients_of, scale_down, total_norm
 from chimera_runtime.stage.replicas import Replicas, is_due
@@ -47,7 +47,7 @@ from chimera_runtime.values.losses import Loss
 from chimera_runtime.values.tensors import generators_kept
 
 _NO_HOOKS = Hooks()
-_MAKING = Calling("make(named_parameters)", MISUSED)
+_MAKING = UserCode("make(named_parameters)", MISUSED)
 
 
 class Pipeline(Holding):
@@ -152,13 +152,13 @@ class Pipeline(Holding):
         world = join_group(job, group, layout, device, timeout, communicators, hooks.lost, same)
         place = world.place
         script, facts = compiled.script(place.worker), compiled.ranks[place.worker]
-        abandon = partial(world.abandon, explains=hooks.explains)
+        abandon = partial(world.leak_groups, explains=hooks.explains)
         self._located = Located(place.rank, place.worker, lambda: memory_state(world.device, facts), abandon)
         file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
         model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size, place.copy)
         self._feed.put_example(example)
-        with self._located, failures_told(world.store, place.rank), generators_kept():
+        with self._located, failures_shared(world.control_group.store, place.rank), generators_kept():
             built = assemble.modules(world, model, seed)
             assemble.agree_on_weights(world, built)
             findings = probe.find(world, model, self._feed, built, seed, hooks.measures)
@@ -423,7 +423,7 @@ class Pipeline(Holding):
         if error is None:
             if not self._located.failed:
                 self.drain()
-            self._setting.world.meet("for everybody to finish")
+            self._setting.world.control_group.barrier("for everybody to finish")
             self.close()
 
     def _compare_ranks(self) -> None:

@@ -90,7 +90,8 @@ class Loop:
     def __init__(self, world: World, task: Task, directory: Path) -> None:
         job, model = load(directory).job, task.model
         self._batches = Batches(model.dataset(), task.micro_batch_size, job.micro_batches, job.parts, 1, 0, seed=0)
-        self._pipe = Pipeline(directory, model.build_stage, model.loss, self._batches, timeout=world.timeout)
+        timeout = world.control_group.timeout
+        self._pipe = Pipeline(directory, model.build_stage, model.loss, self._batches, timeout=timeout)
         self._optimizers = Optimizers(model, self._pipe.stages, seed=0, idle=False)
 
     def step(self) -> None:
@@ -106,8 +107,9 @@ class Loop:
 
 def _world(world: World, job: Job, name: str) -> World:
     """The same ranks with the communicators of another job."""
-    names, store = replace(world.names, stages=job.stages), PrefixStore(name, world.store)
-    world = replace(world, job=job, names=names, store=store, sums={})
+    control = world.control_group
+    names, store = replace(control.names, stages=job.stages), PrefixStore(name, control.store)
+    world = replace(world, job=job, control_group=replace(control, names=names, store=store), sums={})
     for stage in range(job.stages):
         ranks = world.ranks_of(stage)
         group = dist.new_group(ranks) if len(ranks) > 1 else None

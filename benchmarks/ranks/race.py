@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from chimera_runtime.model.model import load
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.allocator import keep_memory
-from chimera_runtime.ranks.rendezvous import meet
+from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import World, join
 from chimera_runtime.tools.loop.rehearsal import overshoot
 
@@ -64,7 +64,7 @@ def contender(kind: str, name: str, world: World, task: Task) -> Contender:
 
 def timed(world: World, one: Contender) -> list[float]:
     """Start, end and CPU seconds of one step, kernels included; all ranks begin together."""
-    world.meet("for a step to begin")
+    world.control_group.barrier("for a step to begin")
     cpu, start = time.process_time(), time.monotonic()
     one.step()
     if world.device.type == "cuda":
@@ -80,7 +80,7 @@ def compared(world: World, comparison: dict[str, Any]) -> dict[str, list[list[fl
     for number in range(comparison["rounds"] + 1):
         for label in list(contenders)[:: -1 if number % 2 else 1]:
             taken[label].append(timed(world, contenders[label]))
-    world.meet("for everybody to be done")
+    world.control_group.barrier("for everybody to be done")
     for one in contenders.values():
         one.close()
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -98,18 +98,19 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_memory()
     plan = json.loads(Path(sys.argv[1]).read_text())
-    store, rank, size = meet(TIMEOUT)
+    store, rank, size = find_store(TIMEOUT)
     everyone = Job("benchmark", "", size, size, 1, 1, 1, (), (), (), (), 0, (), 0)
     world = join(everyone, store, rank, size, "pipeline", plan["backend"], TIMEOUT)
     results = []
     for number, comparison in enumerate(plan["comparisons"]):
-        apart = replace(world, store=PrefixStore(str(number), world.store))
+        store = PrefixStore(str(number), world.control_group.store)
+        apart = replace(world, control_group=replace(world.control_group, store=store))
         results.append(compared(apart, comparison))
         gc.collect()
         if rank == 0:
             print(f"{number + 1}/{len(plan['comparisons'])}: {comparison['name']}", file=sys.stderr, flush=True)
             Path(plan["result"]).write_text(json.dumps(results))
-    world.meet("for everybody to finish")
+    world.control_group.barrier("for everybody to finish")
     dist.destroy_process_group()
 
 

@@ -21,8 +21,8 @@ from chimera_ir.plural import counted
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.devices import device_of
-from chimera_runtime.ranks.messages import Names, Peer, Transfer
-from chimera_runtime.ranks.rendezvous import learn
+from chimera_runtime.ranks.messages import MessageTransfer, Names, Peer
+from chimera_runtime.ranks.rendezvous import wait_for_key
 from chimera_runtime.ranks.world import World, join
 from chimera_runtime.tools.watch.device_memory import share_of
 
@@ -82,7 +82,8 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     groups = _groups(size, pairs, request.sum_ranks)
     job = _job(size, pairs, groups)
     world = join(job, store, rank, size, "pipeline", request.backend, request.timeout, request.device)
-    world = replace(world, names=_MessageNames(rank, rank, len(groups), request.timeout))
+    names = _MessageNames(rank, rank, len(groups), request.timeout)
+    world = replace(world, control_group=replace(world.control_group, names=names))
     forks = chosen_forks(pairs, [node.place for node in nodes])
     steps = (len(pairs) + len(groups)) * len(request.sizes) + len(forks)
     bench = _Bench(world, request, progress, steps)
@@ -103,7 +104,7 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
             launches += posted if count == min(request.sizes) else []
             sums.setdefault((len(group), count), []).extend(seconds)
     forked = {within: bench.fork(hub, ends, max(request.sizes)) for within, (hub, ends) in forks.items()}
-    world.meet("for everybody to finish")
+    world.control_group.barrier("for everybody to finish")
     dist.destroy_process_group()
     if rank != 0:
         return None
@@ -168,7 +169,7 @@ def _nodes(store: Store, rank: int, size: int, request: LinkRequest) -> tuple[Ho
     memory = share_of(device) if on_gpu else machine.memory()
     store.set(f"node/{rank}", json.dumps([platform.node(), agent, memory, not on_gpu]))
     what = f"rank {rank}: wait for all ranks to start"
-    return tuple(Host(*json.loads(learn(store, f"node/{r}", r, what, request.timeout))) for r in range(size))
+    return tuple(Host(*json.loads(wait_for_key(store, f"node/{r}", r, what, request.timeout))) for r in range(size))
 
 
 def _job(size: int, pairs: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> Job:
@@ -243,8 +244,9 @@ class _Bench:
         """Rounds that take about a second together; rank ``first``, where one takes ``seconds``, decides for all."""
         key = f"rounds/{self._done}"
         if self._world.place.rank == first:
-            self._world.store.set(key, str(max(FEWEST, min(self._request.rounds, int(_SECOND / max(seconds, _TICK))))))
-        return int(self._world.learn(key, first, "for the number of rounds", self._world.timeout))
+            rounds = max(FEWEST, min(self._request.rounds, int(_SECOND / max(seconds, _TICK))))
+            self._world.control_group.store.set(key, str(rounds))
+        return int(self._world.control_group.wait_for_key(key, first, "for the number of rounds"))
 
     def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
         """Seconds from a message to its answer, and of a post: half the seconds of both posts of a round."""
@@ -290,7 +292,9 @@ class _Bench:
             ends.append(time.perf_counter())
         return [later - earlier for earlier, later in pairwise(ends)]
 
-    def _arriving(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> Iterator[tuple[int, Transfer]]:
+    def _arriving(
+        self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int
+    ) -> Iterator[tuple[int, MessageTransfer]]:
         """Receives with their tags, each posted before the caller waits for the receive before it."""
         ahead = None
         for tag in self._tags(rounds):
@@ -310,14 +314,14 @@ class _Bench:
         for _ in range(rounds):
             time.sleep(PAUSE)
             start = time.perf_counter()
-            with self._world.waiting(operation, others):
+            with self._world.control_group.waiting(operation, others):
                 work = (
                     dist.all_reduce(flat, group=group, async_op=True)
                     if staging is None
                     else staging.all_reduce(flat, group)
                 )
             posts.append(time.perf_counter() - start)
-            self._world.settle(work, operation, others)
+            self._world.control_group.settle(work, operation, others)
             self._finish()
             seconds.append(time.perf_counter() - start)
         return seconds, posts
@@ -336,17 +340,18 @@ class _Bench:
         return range(first, first + rounds)
 
     def _publish(self, *times: list[float]) -> None:
-        self._world.store.set(f"taken/{self._done}/{self._world.place.rank}", json.dumps(times))
+        self._world.control_group.store.set(f"taken/{self._done}/{self._world.place.rank}", json.dumps(times))
 
     def _times_of(self, rank: int) -> list[list[float]]:
         """Times that a rank has published; empty on all ranks but rank 0."""
         if self._world.place.rank != 0:
             return [[], [], []]
         key = f"taken/{self._done}/{rank}"
-        times: list[list[float]] = json.loads(self._world.learn(key, rank, "for its times", self._world.timeout))
+        text = self._world.control_group.wait_for_key(key, rank, "for its times")
+        times: list[list[float]] = json.loads(text)
         return times
 
     def _end(self, what: str) -> None:
-        self._world.meet(f"for the {what} to be measured")
+        self._world.control_group.barrier(f"for the {what} to be measured")
         self._done += 1
         self._progress(what, self._done, self._steps)

@@ -10,7 +10,7 @@ from chimera_ir.measure.network import LinkTimes
 from chimera_ir.measure.samples import ShowProgress
 from chimera_ir.output import OutputRefused
 from chimera_runtime.errors import MISUSED, OUR_FAULT, Misuse, PeerLost
-from chimera_runtime.ranks.rendezvous import meet
+from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.tools.fail.faults import Faults
 
 _NAME = "chimera-profile"
@@ -21,7 +21,7 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
 
     Does not return if anything fails on any rank: all ranks end, with one message.
     """
-    store, rank, size = meet(request.timeout)
+    store, rank, size = find_store(request.timeout)
     faults = Faults(store, rank, _NAME)
     faults.watch_signals(size)
     try:

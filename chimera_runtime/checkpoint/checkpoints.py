@@ -33,7 +33,7 @@ from chimera_runtime.checkpoint.stateful import Stateful
 from chimera_runtime.checkpoint.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.ranks.object_exchange import Talk
+from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.rendezvous import exchange
 from chimera_runtime.state.averages import Average
 from chimera_runtime.values.shards import is_spread, local
@@ -132,10 +132,11 @@ class Checkpoints:
         self._timeout = timeout
         store = PrefixStore(f"chimera/checkpoints/{next(_number)}", registry._get_default_store())
         what = f"rank {dist.get_rank()}: wait for all ranks of the default process group to make Checkpoints"
-        directories = exchange(store, "made", dist.get_rank(), dist.get_world_size(), f"{directory}", what, timeout)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        directories = exchange(store, "made", rank, size, value=f"{directory}", what=what, seconds=timeout)
         if len({*directories}) > 1:
             raise Misuse(f"Checkpoints of {' and '.join(sorted({*directories}))} at once: {_ONE_MODEL}")
-        self._talk = Talk(dist.new_group(backend="gloo"), f"the checkpoints in {directory}", timeout)
+        self._exchange = ObjectExchange(dist.new_group(backend="gloo"), f"the checkpoints in {directory}", timeout)
         self._lock: Lock | None = None
         self._is_locked = False
         self._saving: tuple[int, Future[Any]] | None = None  # the update, and what ends with it
@@ -182,20 +183,20 @@ class Checkpoints:
             parts.append(self._content.part(state))
             return parts[0].facts
 
-        of_ranks = self._talk.gathered(facts)
+        of_ranks = self._exchange.gather_results(facts)
         complete = self._content.complete(parts[0], of_ranks, self.items)
         self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
-        saving = cast(Future[Any], async_save(complete, storage_writer=writer, process_group=self._talk.group))
+        saving = cast(Future[Any], async_save(complete, storage_writer=writer, process_group=self._exchange.group))
         self._saving = self._pipe.updates, saving
 
     def _require_one_model(self) -> None:
         """Refuses pipelines beside this one that hold something else under a name: one would resume from the other."""
-        if self._pipe.copies * self._pipe.job.workers == self._talk.size:
+        if self._pipe.copies * self._pipe.job.workers == self._exchange.size:
             return
         mine = {name: digest([tensor]) for name, tensor in self._pipe.named_parameters() if not is_spread(tensor)}
         known: dict[str, tuple[int, str]] = {}
-        for rank, digests in enumerate(self._talk.heard(mine)):
+        for rank, digests in enumerate(self._exchange.all_gather(mine)):
             for name, value in digests.items():
                 first, expected = known.setdefault(name, (rank, value))
                 if value != expected:
@@ -203,7 +204,7 @@ class Checkpoints:
 
     def _require_applied(self) -> None:
         """Refuses to save in the middle of an update; every rank calls it."""
-        applied = self._talk.heard(self._has_applied())
+        applied = self._exchange.all_gather(self._has_applied())
         if False in applied and True not in applied:
             raise Misuse(
                 f"the gradients of update {self._pipe.updates} are there and no optimizer has stepped with them: save "
@@ -231,7 +232,7 @@ class Checkpoints:
         update, saving = under_way
         what = f"the checkpoint after update {update} in {self._directory}"
         try:
-            with self._talk.lost():
+            with self._exchange.peer_lost_errors():
                 saving.result(self._timeout)
         except TooLate as error:
             raise BadCheckpoint(
@@ -245,14 +246,14 @@ class Checkpoints:
         self.wait()
         if self._lock is not None:
             self._lock.release()
-        dist.destroy_process_group(self._talk.group)
+        dist.destroy_process_group(self._exchange.group)
 
     def claim(self) -> None:
         """Makes the directory this job's, as the first save does: errors as in `save`, before there is work to lose."""
         if self._is_locked:
             return
         complaint = None
-        if self._talk.rank == 0:
+        if self._exchange.rank == 0:
             try:
                 self._lock = Lock(self._directory)
                 later = [path.name for path in whole(self._directory) if update_of(path) > self._pipe.updates]
@@ -263,7 +264,7 @@ class Checkpoints:
                     )
             except BadCheckpoint as error:
                 complaint = str(error)
-        self._talk.require_none(complaint, BadCheckpoint)
+        self._exchange.require_none(complaint, BadCheckpoint)
         self._is_locked = True
 
     # ---- resuming
@@ -285,10 +286,10 @@ class Checkpoints:
             If it is damaged, or of another model, optimizer or format.
         """
         where = Path(source or self._directory)
-        path = self._talk.gathered(lambda: self._newest(where) if self._talk.rank == 0 else None)[0]
+        path = self._exchange.gather_results(lambda: self._newest(where) if self._exchange.rank == 0 else None)[0]
         if path is None:
             return None
-        self._require_none(damage(path, self._talk.rank, self._talk.size), path)
+        self._require_none(damage(path, self._exchange.rank, self._exchange.size), path)
         reader = FileSystemReader(path)
         there = self._agreed(path, reader.read_metadata)
         about = self._about(path, reader, there)
@@ -326,8 +327,8 @@ class Checkpoints:
     def _load(self, path: Path, reader: FileSystemReader, wanted: dict[str, Any]) -> None:
         """Reads into what is wanted; every rank calls it."""
         try:
-            with self._talk.lost():
-                load(wanted, storage_reader=reader, process_group=self._talk.group)
+            with self._exchange.peer_lost_errors():
+                load(wanted, storage_reader=reader, process_group=self._exchange.group)
         except CheckpointException as error:
             raise BadCheckpoint(f"{path} cannot be resumed from: {_cause(error)}{beside(path)}") from error
 
@@ -336,7 +337,7 @@ class Checkpoints:
         state, stepped = self._pipe.state_dict(0), self._content.stepped
         names = [{*state["model"]}, *({name[2:] for name in state[kind]} for kind in ("replicas", "extra")), {*stepped}]
         model, replicas, extra, steps = (
-            set[str]().union(*(held[kind] for held in self._talk.heard(names))) for kind in range(4)
+            set[str]().union(*(held[kind] for held in self._exchange.all_gather(names))) for kind in range(4)
         )
         if unknown := sorted(names_in(there) - model):
             return f"it has {unknown[0]}, which this model has not"
@@ -356,7 +357,8 @@ class Checkpoints:
 
     def _remarks(self, there: Metadata, about: About) -> tuple[str, ...]:
         state = self._pipe.state_dict()
-        facts = self._talk.heard((bool(state["replicas"]) or bool(state["extra"]), self._content.left_out(there)))
+        has_extra = bool(state["replicas"]) or bool(state["extra"])
+        facts = self._exchange.all_gather((has_extra, self._content.left_out(there)))
         remarks = []
         if not self._content.is_laid_out_as(about) and any(has_buffers for has_buffers, _ in facts):
             layout = f"{about.name} on {about.copies} {'copies' if about.copies > 1 else 'copy'}"
@@ -369,7 +371,7 @@ class Checkpoints:
         left_out = sorted(set.intersection(*({*names} for _, names in facts)))
         if left_out:
             remarks.append(f"the checkpoint has {', '.join(left_out)}, and Checkpoints was given no such object")
-        if about.format == 1 and any(self._talk.heard(self._content.exceeds_format_1)):
+        if about.format == 1 and any(self._exchange.all_gather(self._content.exceeds_format_1)):
             remarks.append(
                 "the checkpoint is of format 1: of several schedulers each takes the state of the first, and what "
                 "modules have in their state_dict beside parameters and buffers, or optimizers beside settings and the "
@@ -380,12 +382,12 @@ class Checkpoints:
     def _agreed(self, path: Path, call: Callable[[], T]) -> T:
         """What a call returns on this rank, if no rank has anything against the checkpoint in it."""
         values: list[T] = []
-        self._talk.gathered(lambda: values.append(call()), lambda words: self._refused(path, words))
+        self._exchange.gather_results(lambda: values.append(call()), lambda words: self._refused(path, words))
         return values[0]
 
     def _require_none(self, complaint: str | None, path: Path) -> None:
         """Raises the first complaint of any rank about a checkpoint on all of them."""
-        self._talk.require_none(None if complaint is None else self._refused(path, complaint), BadCheckpoint)
+        self._exchange.require_none(None if complaint is None else self._refused(path, complaint), BadCheckpoint)
 
     def _refused(self, path: Path, complaint: str) -> str:
         return f"{path} cannot be resumed from: {complaint}{beside(path)}"

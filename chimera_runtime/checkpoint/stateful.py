@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.errors import FAILED, BadCheckpoint, Misuse
 from chimera_runtime.state.state import packed
 from chimera_runtime.values.fingerprint import shown
@@ -23,7 +23,7 @@ def states_of(what: str, values: Mapping[str, Stateful]) -> dict[str, Any]:
     """The states of some objects, by their names."""
     states = {}
     for name, value in values.items():
-        with Calling(f"state_dict() of {what}[{name!r}]", FAILED):
+        with UserCode(f"state_dict() of {what}[{name!r}]", FAILED):
             states[name] = value.state_dict()
     return states
 
@@ -36,7 +36,7 @@ def packed_states(what: str, states: Mapping[str, Any]) -> dict[str, bytes]:
 def give(value: Stateful, state: Any, what: str) -> None:
     """Lets an object go on from a state."""
     try:
-        with Calling(f"load_state_dict() of {what}", FAILED):
+        with UserCode(f"load_state_dict() of {what}", FAILED):
             value.load_state_dict(state)
     except ModelError as error:
         if isinstance(error.__cause__, BadCheckpoint | Misuse):  # a loader of ours says what is wrong

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.data.reading import EpochEnd, IterableReader
@@ -32,7 +32,7 @@ from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.ranks.parent_death import signal_when_parent_ends
 from chimera_runtime.values.tensors import all_generators_kept
 
-_STARTING = Calling("starting the data workers", MISUSED)
+_STARTING = UserCode("starting the data workers", MISUSED)
 
 
 _LOOK_AFTER = 5.0

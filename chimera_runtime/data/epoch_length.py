@@ -58,12 +58,18 @@ class EpochLength:
             return
         for rank in self._listeners:
             message, what = torch.tensor([items]), "for a rank to hear the length of a mini-batch"
-            with self._world.waiting(what, [rank]):
-                work = unrecorded(dist.isend, message, self._world.members[rank], group=self._world.chat, tag=self._tag)
+            with self._world.control_group.waiting(what, [rank]):
+                work = unrecorded(
+                    dist.isend,
+                    message,
+                    self._world.control_group.members[rank],
+                    group=self._world.control_group.group,
+                    tag=self._tag,
+                )
             self._messages.append((work, message, rank))
             if len(self._messages) > _AHEAD:
                 work, _, rank = self._messages.popleft()
-                self._world.settle(work, what, [rank])
+                self._world.control_group.settle(work, what, [rank])
 
     def receive_items(self) -> int:
         """What the reader of this copy tells.
@@ -76,9 +82,14 @@ class EpochLength:
         message, place = torch.zeros(1, dtype=torch.int64), self._world.place
         speaker = place.rank_of(place.copy, self._speaker)
         what = "for the length of a mini-batch"
-        with self._world.waiting(what, [speaker]):
-            work = dist.irecv(message, self._world.members[speaker], group=self._world.chat, tag=self._tag)
-        self._world.settle(work, what, [speaker])
+        with self._world.control_group.waiting(what, [speaker]):
+            work = dist.irecv(
+                message,
+                self._world.control_group.members[speaker],
+                group=self._world.control_group.group,
+                tag=self._tag,
+            )
+        self._world.control_group.settle(work, what, [speaker])
         return int(message)
 
     def share_state(self, state: Any) -> Any:
@@ -93,9 +104,9 @@ class EpochLength:
         key, speaker = f"data/{self._number}/{self._shared}", place.rank_of(0, self._speaker)
         self._shared += 1
         if place.rank == speaker:
-            world.store.set(key, pickle.dumps(state).hex())
+            world.control_group.store.set(key, pickle.dumps(state).hex())
             return state
-        text = world.learn(key, speaker, "for the state of the dataset", world.timeout).decode()
+        text = world.control_group.wait_for_key(key, speaker, "for the state of the dataset").decode()
         return pickle.loads(bytes.fromhex(text))
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.program.job import Job
@@ -13,7 +13,7 @@ from chimera_runtime.values.keywords import KeywordNames
 from chimera_runtime.values.nested import lengths, rows
 
 _BATCH = "a batch of an evaluation"
-_LOADING = Calling("the function that gives the micro-batches of an evaluation", FAILED)
+_LOADING = UserCode("the function that gives the micro-batches of an evaluation", FAILED)
 
 
 @dataclass(frozen=True)

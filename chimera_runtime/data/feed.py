@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.data.mini_batch_facts import digests, position, sample
@@ -21,7 +21,7 @@ from chimera_runtime.values.tensors import Tensors
 Pair = tuple[Any, Any] | Triple
 """An input and a target, as pytrees; as a third there may be keyword arguments."""
 
-_LOADING = Calling("the function that was given to step", FAILED)
+_LOADING = UserCode("the function that was given to step", FAILED)
 
 
 @dataclass

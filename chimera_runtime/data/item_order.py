@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.values.tensors import all_generators_kept, draw_seed, seed_all
 
-_SAMPLING = Calling("the sampler", MISUSED)
-_COUNTING = Calling("the length of the dataset", MISUSED)
+_SAMPLING = UserCode("the sampler", MISUSED)
+_COUNTING = UserCode("the length of the dataset", MISUSED)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from chimera_runtime.blame import Calling, ModelError, Reported
+from chimera_runtime.blame import ModelError, RemoteTraceback, UserCode
 from chimera_runtime.data.item_order import Share, in_items
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.values.keywords import KeywordNames, Keywords
@@ -26,8 +26,8 @@ POSITION = ("seed", "shuffle", "items of the epoch", "epoch", "item", "key")
 
 ALL = frozenset({0, 1, 2})
 
-_COLLATING = Calling("default_collate of a micro-batch", MISUSED)
-_COLLATING_OWN = Calling("collate of a micro-batch", MISUSED)
+_COLLATING = UserCode("default_collate of a micro-batch", MISUSED)
+_COLLATING_OWN = UserCode("collate of a micro-batch", MISUSED)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Loading:
         loaded = []
         for key in keys:
             seed_all(draw_seed("item", self.seed, epoch, key))
-            with Calling(f"item {key} of {self.name}", MISUSED):
+            with UserCode(f"item {key} of {self.name}", MISUSED):
                 loaded.append(self.dataset[key])
         return loaded
 
@@ -149,7 +149,7 @@ class Failure:
 
     doing: str
     status: int
-    report: Reported | None
+    report: RemoteTraceback | None
 
     def raise_again(self) -> None:
         """Raises what was raised there."""
@@ -162,7 +162,7 @@ def failure(error: ModelError | Misuse) -> Failure:
     """An error as it can travel: with the user's traceback as a text."""
     match error:
         case ModelError():
-            return Failure(error.doing, error.status, Reported.of(error))
+            return Failure(error.doing, error.status, RemoteTraceback.of(error))
         case _:
             return Failure(str(error), MISUSED, None)
 
@@ -176,7 +176,7 @@ def sendable(batch: MiniBatch) -> MiniBatch:
         If something in it cannot be pickled.
     """
     for triple in batch.micro_batches.values():
-        with Calling("sending a micro-batch from a data worker", MISUSED):
+        with UserCode("sending a micro-batch from a data worker", MISUSED):
             pickle.dumps(taken_apart(triple)[1])
     parts = [
         _in_one_piece(

@@ -6,7 +6,7 @@ from typing import Any
 from chimera_runtime.data.loading import POSITION as NAMES
 from chimera_runtime.data.loading import MiniBatch, Triple, as_triple
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
-from chimera_runtime.values.samples import sampled
+from chimera_runtime.values.byte_samples import sampled
 
 
 def position(numbers: tuple[int, ...]) -> Fact:

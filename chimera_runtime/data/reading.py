@@ -11,14 +11,14 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share, in_items, length_of_stream
 from chimera_runtime.data.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.values.tensors import draw_seed, seed_all
 
-_BEGINNING = Calling("the beginning of the dataset", MISUSED)
-_STATE = Calling("the state of the dataset", MISUSED)
+_BEGINNING = UserCode("the beginning of the dataset", MISUSED)
+_STATE = UserCode("the state of the dataset", MISUSED)
 _NO_ITEM = object()
 
 
@@ -166,7 +166,7 @@ class _Items:
         if self.place == self._length:
             return False
         seed_all(draw_seed("item", self._loading.seed, self._epoch, self.place))
-        with Calling(f"item {self.place} of the dataset", MISUSED):
+        with UserCode(f"item {self.place} of the dataset", MISUSED):
             self.newest = next(self._iterator, _NO_ITEM)
         if self.newest is not _NO_ITEM:
             self.place += 1

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_batches
 from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.lane.lane import Lane
@@ -145,7 +145,7 @@ class EvaluationStage:
         self._last = last
         self._load_keywords = load_keywords
         self._outputs: dict[Micros, Tensors] = {}
-        self._running = Calling(f"the forward of stage {number} in an evaluation", FAILED)
+        self._running = UserCode(f"the forward of stage {number} in an evaluation", FAILED)
 
     def begin(self, _update: int) -> None:
         """Does nothing: an evaluation numbers its micro-batches anew in every round."""

@@ -59,7 +59,8 @@ class Inference:
                     with self._located, all_generators_kept():
                         evaluation.run(of)
         with self._located:
-            items, total, count = added_over_all(self._setting.world, weighing.items, weighing.total, weighing.count)
+            control = self._setting.world.control_group
+            items, total, count = added_over_all(control, weighing.items, weighing.total, weighing.count)
         if not items:
             raise Misuse("there is nothing to evaluate: no batch was given")
         return Tally(total, count).mean
@@ -77,7 +78,7 @@ class Inference:
             for of in evaluation.evaluation_batches(batch):
                 with self._located, all_generators_kept(), self._unchanged():
                     evaluation.run(of)
-                    outputs += gathered(world, world.job.holders[-1], keeping.take()).values()
+                    outputs += gathered(world.control_group, world.job.holders[-1], keeping.take()).values()
             if not all(map(is_rows, outputs)):
                 raise Misuse("the last stage returns something else than tensors with the items in dimension 0")
             return joined(outputs)

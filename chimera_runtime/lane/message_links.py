@@ -31,7 +31,7 @@ class Outgoing(_MessageLink):
         self._under_way[micros] = self._peer.isend(tensors, self._tag(micros)), versions(tensors)
 
     def wait(self, micros: Micros) -> None:
-        """Returns when the peer has taken a message; errors as in `Transfer.wait`.
+        """Returns when the peer has taken a message; errors as in `MessageTransfer.wait`.
 
         Raises
         ------
@@ -56,7 +56,7 @@ class Incoming(_MessageLink):
         self._under_way[micros] = self._peer.irecv(self._buffers(micros, into), self._tag(micros))
 
     def wait(self, micros: Micros) -> None:
-        """Returns when a message has come; errors as in `Transfer.wait`."""
+        """Returns when a message has come; errors as in `MessageTransfer.wait`."""
         self._under_way[micros].wait()
 
     def take(self, micros: Micros) -> Tensors:

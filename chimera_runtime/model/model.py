@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.model.arguments import bound, takes, takes_names, with_names
 from chimera_runtime.model.layers import Layers
@@ -41,7 +41,7 @@ _OTHERS = {
 }
 """The functions of a model file, each with the number of arguments that it is called with."""
 
-_JUDGING = Calling("the loss", FAILED)
+_JUDGING = UserCode("the loss", FAILED)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -102,7 +102,7 @@ class Model:
     def _made(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
         """A stage or a layer, by its number."""
         torch.manual_seed(draw_seed("weights", seed, number))
-        with Calling(what, MISUSED):
+        with UserCode(what, MISUSED):
             module = make()
         if not isinstance(module, torch.nn.Module):
             raise Misuse(f"{self.file}: {what} returned {_kind(module)}, not a torch.nn.Module")
@@ -163,14 +163,14 @@ class ModelFile(Model):
 
     def items(self) -> Any:
         """What ``dataset`` returns, not yet known to be one: see `Batches.check`."""
-        with Calling("dataset()", MISUSED):
+        with UserCode("dataset()", MISUSED):
             return self.dataset()
 
     def order(self, dataset: Any) -> Any:
         """The sampler of a dataset, None if there is none."""
         if self.sampler is None:
             return None
-        with Calling("sampler(dataset)", MISUSED):
+        with UserCode("sampler(dataset)", MISUSED):
             sampler = self.sampler(dataset)
         if not hasattr(sampler, "__iter__") or hasattr(sampler, "__next__"):
             raise Misuse(
@@ -182,18 +182,18 @@ class ModelFile(Model):
     def held_out(self) -> Any:
         """What ``validation`` returns, which there is."""
         assert self.validation is not None
-        with Calling("validation()", MISUSED):
+        with UserCode("validation()", MISUSED):
             return self.validation()
 
     def stepped(self, pipe: Any, outcome: Any) -> None:
         """Tells ``on_step``, if there is one, of an update of a pipeline."""
         if self.on_step is not None:
-            with Calling("on_step(pipe, outcome)", FAILED):
+            with UserCode("on_step(pipe, outcome)", FAILED):
                 self.on_step(pipe, outcome)
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
         """The optimizer of a stage; a stage without parameters needs none."""
-        with Calling("optimizer(parameters)", MISUSED):
+        with UserCode("optimizer(parameters)", MISUSED):
             steps = self.optimizer(parameters) if parameters else _Idle()
         if not callable(getattr(steps, "step", None)):
             raise Misuse(f"{self.file}: optimizer returned {_kind(steps)}, not a torch.optim.Optimizer")
@@ -203,7 +203,7 @@ class ModelFile(Model):
         """The scheduler of an optimizer, None if there is none."""
         if self.scheduler is None or isinstance(optimizer, _Idle):
             return None
-        with Calling("scheduler(optimizer, steps)", MISUSED):
+        with UserCode("scheduler(optimizer, steps)", MISUSED):
             scheduler = self.scheduler(optimizer, updates)
         if not callable(getattr(scheduler, "step", None)):
             raise Misuse(f"{self.file}: scheduler returned {_kind(scheduler)}, not a scheduler of torch.optim")
@@ -273,7 +273,7 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.parent))
-    with Calling("importing the model file", MISUSED):
+    with UserCode("importing the model file", MISUSED):
         spec.loader.exec_module(module)
     layered = hasattr(module, "layers") and (callable(module.layers) or not hasattr(module, "build_stage"))
     missing = [name for name in REQUIRED if not callable(getattr(module, name, None))]
@@ -314,7 +314,7 @@ def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int]
         raise Misuse(f"{file} has both layers and build_stage: each says what the stages are; keep one, or rename it")
     if not callable(module.layers):
         raise Misuse(f"{file}: layers is {_kind(module.layers)}, not a function: def layers() -> list[Callable]")
-    with Calling("layers()", MISUSED):
+    with UserCode("layers()", MISUSED):
         listed = bound(module.layers, _STAGES["layers"], offered, file)()
     if not isinstance(listed, Sequence):
         raise Misuse(f"{file}: layers() returned {_kind(listed)}, not a list of functions, each of which makes a layer")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.values.sendable import is_on
 
@@ -25,7 +25,7 @@ def moved(module: torch.nn.Module, device: torch.device, stage: int, where: str)
                 f"{where} has {name} on {tensor.device}, and its rank computes on {device}: build it on the CPU, from "
                 "where it is moved, and leave the choice of a device to the pipeline (in train.py to --device)"
             )
-    with Calling(f"placing stage {stage} on {device}", MISUSED):
+    with UserCode(f"placing stage {stage} on {device}", MISUSED):
         placed = module.to(device)
     for name, tensor in _tensors(placed):
         if not is_on(tensor, device):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.ties import Modules, Tie, named
@@ -24,7 +24,7 @@ def name_in_model(model: Model, stage: int, name: str) -> str:
     kind, number, inside = model.locate(stage, name)
     if model.name is None:
         return f"{kind}s.{number}.{inside}"
-    with Calling(f"name({number}, {inside!r})", MISUSED):
+    with UserCode(f"name({number}, {inside!r})", MISUSED):
         given = model.name(number, inside)
     if not isinstance(given, str):
         returned = type(given).__name__

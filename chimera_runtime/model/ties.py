@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
@@ -48,7 +48,7 @@ def declared(model: Model, job: Job) -> tuple[Tie, ...]:
     """
     said: Any = []
     if model.tied is not None:
-        with Calling(f"tied({job.stages})", MISUSED):
+        with UserCode(f"tied({job.stages})", MISUSED):
             said = model.tied(job.stages)
     by_stages: dict[Group, list[tuple[End, ...]]] = defaultdict(list)
     for ends in _read(said, job.stages, model):
@@ -163,7 +163,7 @@ def _describe(world: World, built: Modules, ends: Sequence[End], model: Model) -
                 "spread"
             )
         kind, frozen = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
-        world.store.set(f"tie/{stage}/{name}", f"{kind} of shape {tuple(parameter.shape)}{frozen}")
+        world.control_group.store.set(f"tie/{stage}/{name}", f"{kind} of shape {tuple(parameter.shape)}{frozen}")
 
 
 def _require_alike(world: World, ends: Sequence[End], model: Model) -> None:
@@ -181,7 +181,7 @@ def _described(world: World, end: End) -> str:
     """Shape, dtype and requires_grad of an end, as the first rank that holds it describes it."""
     stage, name = end
     what = f"for what {name} of stage {stage} is like, which another stage shares"
-    return world.learn(f"tie/{stage}/{name}", world.ranks_of(stage)[0], what, world.timeout).decode()
+    return world.control_group.wait_for_key(f"tie/{stage}/{name}", world.ranks_of(stage)[0], what).decode()
 
 
 def _send_initial(world: World, built: Modules, tie: Tie, ends: Sequence[End]) -> None:
@@ -192,11 +192,11 @@ def _send_initial(world: World, built: Modules, tie: Tie, ends: Sequence[End]) -
     what = f"for the initial value of {name} of stage {first}, which other stages share"
     if world.place.rank == holders[0]:
         for target in targets:
-            world.send(_held(built, ends), target, what)
+            world.control_group.send(_held(built, ends), target, what)
     elif world.place.rank in targets:
         parameter = _held(built, ends)
         room = torch.empty_like(parameter, device="cpu", memory_format=torch.contiguous_format)
-        world.recv(room, holders[0], what)
+        world.control_group.recv(room, holders[0], what)
         with torch.no_grad():
             parameter.copy_(room)
 

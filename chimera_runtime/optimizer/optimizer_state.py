@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.optimizer.optimizer_kinds import Kind, is_same_kind, kind_of
 from chimera_runtime.optimizer.scheduler_state import GroupStates, NameOf, States, schedulers_of
@@ -182,7 +182,7 @@ def restore(optimizers: Iterable[torch.optim.Optimizer], names: NameOf, saved: O
             groups.append({**kept, **record.settings, "params": [*range(first, first + len(of_group))]})
             state |= {first + k: saved.state[name] for k, name in enumerate(of_group) if name in saved.state}
         of_all = entries.pop("state", {})
-        with Calling(f"load_state_dict() of the optimizer {kind_of(optimizer)}", FAILED):
+        with UserCode(f"load_state_dict() of the optimizer {kind_of(optimizer)}", FAILED):
             optimizer.load_state_dict({**entries, "state": {**state, **of_all}, "param_groups": groups})
         _as_saved(getattr(optimizer, "of_shards", optimizer), state)
 
@@ -218,7 +218,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state of an optimizer as torch has it."""
-    with Calling(f"state_dict() of the optimizer {kind_of(optimizer)}", FAILED):
+    with UserCode(f"state_dict() of the optimizer {kind_of(optimizer)}", FAILED):
         indexed = optimizer.state_dict()
     groups = indexed.get("param_groups")
     sizes = [len(group["params"]) for group in optimizer.param_groups]

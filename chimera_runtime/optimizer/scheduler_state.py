@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.optimizer.optimizer_kinds import Kind, kind_of
 
@@ -53,7 +53,7 @@ def schedulers_of(schedulers: Sequence[Any], names: NameOf) -> Callable[[torch.T
         groups = groups_of(scheduler, names)
         if groups is None:
             continue
-        with Calling(f"state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
+        with UserCode(f"state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
             state = scheduler.state_dict()
         for number, group in enumerate(groups):
             of_group = kind_of(scheduler), _cut(state, number, len(groups))
@@ -79,7 +79,7 @@ def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[
         first = next((states[k] for k, group in enumerate(groups) if group["params"]), None)
         if first is None:
             continue  # it schedules nothing on this rank
-        with Calling(f"load_state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
+        with UserCode(f"load_state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
             scheduler.load_state_dict(_joined(first.common, [state.of_group for state in states]))
 
 

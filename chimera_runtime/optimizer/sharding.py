@@ -94,8 +94,8 @@ class Sharding:
                 f"{self._name} has DTensors: what spreads them over other ranks shards the state of the optimizer, "
                 "too; make the optimizer of pipe.named_parameters()"
             )
-        members = sorted(world.members[rank] for rank in self._ranks)
-        self._mine = members.index(world.members[world.place.rank])
+        members = sorted(world.control_group.members[rank] for rank in self._ranks)
+        self._mine = members.index(world.control_group.members[world.place.rank])
         self._mesh: Any = None
         self._cuts = {p: made for p in parameters if (made := cut(p, len(members))) is not None}
         self.parameters = list(parameters)
@@ -159,7 +159,7 @@ class Sharding:
         torch._foreach_copy_(views[self._mine], parts[self._mine])
         others = [rank for rank in self._ranks if rank != self._world.place.rank]
         what, world = f"for the weights of {self._name}", self._world
-        with world.waiting(what, others):
+        with world.control_group.waiting(what, others):
             raw, work = gathered.view(torch.uint8), None
             if world.staging is not None:
                 work = world.staging.all_gather(raw, self._mine, self._group)
@@ -167,7 +167,7 @@ class Sharding:
                 rows = list(raw.unbind())
                 work = dist.all_gather(rows, rows[self._mine], group=self._group, async_op=True)
             if work is not None:
-                world.wait(work, lambda error: world.names.lost(what, others, error))
+                world.control_group.wait(work, lambda error: world.control_group.names.lost(what, others, error))
         elsewhere = [rank for rank in range(len(parts)) if rank != self._mine]
         torch._foreach_copy_(
             [part for rank in elsewhere for part in parts[rank]], [view for rank in elsewhere for view in views[rank]]

@@ -1,5 +1,6 @@
-"""The job: facts about the program that all ranks share, and the place of a rank in the job."""
+"""The job: facts about the program that all ranks share, and the place of a rank in it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,20 +9,22 @@ from chimera_runtime.program.weight_groups import Group
 
 @dataclass(frozen=True)
 class Job:
-    """``program`` is a digest of all generated files together: two that differ in a byte of any have different ones.
+    """Facts about a program that all its ranks share.
+
+    ``program`` is a digest of all generated files together: it differs where a byte of any file differs.
 
     ``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes. ``evaluated`` are the
     micro-batches of an evaluation: N, or more of them where there is no flush.
 
     ``ties`` are the stages that share parameters.
 
-    A micro-batch is cut into ``parts``. ``recomputing`` are the stages that run forwards again, ``grouped`` those with
+    A micro-batch is cut into ``parts``. ``recomputing`` are the stages that recompute, ``grouped`` those with
     operations over several micro-batches, ``split_backward`` those with backwards in two halves. ``kinds`` are the
     letters of all kinds of operations.
 
     Where updates overlap, the lanes repeat every ``period`` micro-batches, and ``reads[s]`` says which version of its
-    weights stage s reads for each of them, relative to the updates in the periods before: runs of (offset, count). When
-    ``lag`` further updates have been given, every stage has made its step of an update. Elsewhere both are 0.
+    weights stage s reads for each of them, relative to the updates in the periods before: runs of (offset, count).
+    After ``lag`` further updates have begun, every stage has made its step of an update. With a flush both are 0.
 
     ``communicators`` are the choices of communicators that the program is proven to finish with.
     """
@@ -47,7 +50,7 @@ class Job:
 
     @property
     def passes(self) -> int:
-        """How many forwards of each stage an update has, over all pipes."""
+        """Forwards of each stage in an update, over all pipes."""
         return self.micro_batches * self.parts
 
     @property
@@ -72,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this rank stands: ``copies`` W copies of the group of workers, in one of two layouts."""
+    """The place of a rank: its worker and its copy, if ranks make ``copies`` W copies of the workers in a layout."""
 
     rank: int
     workers: int
@@ -86,7 +89,7 @@ class Place:
 
     @property
     def copy(self) -> int:
-        """Which of the W copies this rank belongs to."""
+        """The copy that this rank belongs to."""
         return self.rank // self.workers if self.layout == "pipeline" else self.rank % self.copies
 
     @property
@@ -97,3 +100,7 @@ class Place:
     def rank_of(self, copy: int, worker: int) -> int:
         """The rank of a worker of a copy."""
         return copy * self.workers + worker if self.layout == "pipeline" else worker * self.copies + copy
+
+    def ranks_of(self, workers: Iterable[int]) -> list[int]:
+        """The ranks of some workers in all copies, ascending."""
+        return sorted(self.rank_of(copy, worker) for worker in workers for copy in range(self.copies))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from chimera_runtime.blame import Operation
+from chimera_runtime.blame import LaneOperation
 from chimera_runtime.values.tensors import draw_seed
 
 Micros = int | tuple[int, ...]
@@ -46,8 +46,8 @@ class Numbering:
         """The seed of the step of a weight group, a stage or several, the same on all replicas."""
         return draw_seed("step", self.seed, update, *group)
 
-    def operation(self, kind: str, micros: Micros, stage: int) -> Operation:
+    def operation(self, kind: str, micros: Micros, stage: int) -> LaneOperation:
         """An operation on micro-batches, for messages."""
         several = micros if isinstance(micros, tuple) else (micros,)
         update, _ = self.place(several[0])
-        return Operation(kind, stage, tuple(self.place(micro)[1] for micro in several), update)
+        return LaneOperation(kind, stage, tuple(self.place(micro)[1] for micro in several), update)

@@ -1,7 +1,7 @@
-"""What staging needs of a GPU, and no more: streams, events, copies, pinned memory.
+"""The accelerator: the streams, events, copies and pinned memory of a GPU that staging uses.
 
-A stream works off what was put into it in order; two streams know nothing of each other but by events. In tests a model
-of this stands in for a GPU, and runs streams as early or as late as their events allow.
+A stream runs its operations in order; two streams wait for each other by events alone. In tests a model of an
+accelerator takes the place of a GPU, and runs streams as early or as late as their events allow.
 """
 
 from typing import Any, Protocol
@@ -10,32 +10,32 @@ import torch
 
 
 class Accelerator(Protocol):
-    """A GPU and its streams. Nothing but `synchronise` and `pinned` blocks the host."""
+    """A GPU and its streams. Only `synchronise` and `pinned` block the host."""
 
     def enter(self) -> None:
-        """A further thread begins to work with it."""
+        """Prepares the calling thread to use the GPU."""
 
     @property
     def computing(self) -> Any:
-        """The stream that this thread's operations of torch go to."""
+        """The stream of this thread's torch operations."""
 
     def stream(self) -> Any:
-        """A stream that waits for no other one of itself."""
+        """Makes a stream that waits for no other stream by default."""
 
     def record(self, stream: Any) -> Any:
-        """An event: it is over when all that is in a stream by now is."""
+        """Records an event: it is over when all operations that are in a stream now are over."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What is put into a stream from now on waits for an event."""
+        """Makes later operations of a stream wait for an event."""
 
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
         """Puts a copy between the GPU and pinned memory into a stream."""
 
     def pinned(self, size: int) -> torch.Tensor:
-        """So many bytes of the host's memory that the GPU copies from and to while the host goes on."""
+        """Allocates ``size`` bytes of host memory for copies that do not block the host."""
 
     def is_over(self, event: Any) -> bool:
-        """Whether an event is over by now."""
+        """Whether an event is over."""
 
     def synchronise(self, event: Any) -> None:
         """Returns when an event is over."""
@@ -48,41 +48,41 @@ class Cuda:
         self._device = device
 
     def enter(self) -> None:
-        """Without this the thread would begin with a context on the first GPU, which takes memory there."""
+        """Selects the device: by default the thread would make a context on the first GPU, which takes memory there."""
         torch.cuda.set_device(self._device)
 
     @property
     def computing(self) -> torch.cuda.Stream:
-        """That of the thread that asks: a loop may compute in a stream of its own."""
+        """The calling thread's stream: a training loop may compute in its own stream."""
         return torch.cuda.current_stream(self._device)
 
     def stream(self) -> torch.cuda.Stream:
-        """One that does not wait for torch's default stream."""
+        """Makes a stream that does not wait for torch's default stream."""
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """An event for which a thread of the host waits asleep."""
+        """Records an event for which a thread of the host can sleep."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        """The host goes on at once."""
+        """Makes the stream wait, not the host."""
         stream.wait_event(event)
 
     def copy(self, stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Asynchronous, and no part of a graph of gradients."""
+        """Copies asynchronously and without autograd."""
         with torch.cuda.stream(stream), torch.no_grad():
             target.copy_(source, non_blocking=True)
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Bytes that torch may hand out again later, and does not give back."""
+        """Allocates pinned memory, which torch caches and never frees."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def is_over(self, event: torch.cuda.Event) -> bool:
-        """Asks, and does not wait."""
+        """Queries the event without a wait."""
         return bool(event.query())  # type: ignore[no-untyped-call]
 
     def synchronise(self, event: torch.cuda.Event) -> None:
-        """The thread sleeps: that is what its events are made for."""
+        """Sleeps until the event is over."""
         event.synchronize()

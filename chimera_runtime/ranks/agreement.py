@@ -1,8 +1,8 @@
-"""What ranks must have the same: a digest of each such fact travels with the loss of an update.
+"""Agreement of ranks: a digest of each fact that must be equal on all ranks travels with the loss of an update.
 
 A fact is known to some ranks; each of them adds 1, its digest d and d*d to three numbers of the sum. If n ranks add
 something, the digests are equal exactly where n * sum(d*d) == sum(d)**2. All ranks see the same sum, so all of them
-find a difference at the same update; only then they tell each other the values, by way of the store.
+find a difference at the same update. Only then do they exchange the values, through the store.
 """
 
 import json
@@ -13,17 +13,19 @@ from contextlib import suppress
 from zlib import crc32
 
 from chimera_runtime.errors import PeerLost, RanksDiffer
+from chimera_runtime.errors import ranks as mistakes
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group, group_name
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
 
 Text = dict[str, str]
-"""A value in words, by the names of its parts."""
+"""A value as text, by the names of its parts."""
 
 Fact = tuple[int, Callable[[], Text]]
-"""The digest of a value, and the value in words."""
+"""The digest of a value, and a function that returns the value as text."""
 
 Key = tuple[str, int | Group, int]
-"""A fact: its kind; the copy or the weight group that it is about, if it is about one; of data, which part."""
+"""A fact: its kind; the copy or the weight group that it is about, if any; for data, the part."""
 
 Facts = Mapping[Key, Fact]
 
@@ -34,7 +36,7 @@ PARTS = ("inputs", "targets", "keyword arguments")
 
 _BITS = 20
 _PATIENCE = 5.0
-"""Seconds that a rank waits for the values of others, which may be stuck in the next update."""
+"""Seconds that a rank waits for the values of other ranks, which may be stuck in the next update."""
 
 _TITLES = {
     "terms": "ranks differ in what they give step",
@@ -71,17 +73,17 @@ def short(number: int) -> int:
 
 
 def settings_of(group: Group) -> Key:
-    """The fact how optimizers step a weight group."""
+    """Key of the settings with which optimizers step a weight group."""
     return ("settings", group, 0)
 
 
 def weights_of(group: Group) -> Key:
-    """The fact which weights a weight group has."""
+    """Key of the weights of a weight group."""
     return ("weights", group, 0)
 
 
-class Comparison:
-    """The facts that the ranks of a world compare; all ranks list the same.
+class FactComparison:
+    """Comparison of facts over all ranks, which all list the same keys.
 
     Attributes
     ----------
@@ -89,25 +91,29 @@ class Comparison:
         The weight groups that several ranks hold.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.shared = tuple(group for group in world.job.groups if len(world.ranks_of(*group)) > 1)
+    def __init__(self, control_group: ControlGroup, job: Job) -> None:
+        self._control_group = control_group
+        self._place = place = control_group.place
+        self._job = job
+        self.shared = tuple(group for group in job.groups if len(place.ranks_of(job.members(group))) > 1)
+        # Each key has three places in the sum: the number of ranks that know the fact, the sum of their digests, and
+        # the sum of the squares of these.
         keys = [TERMS, STEPS, POSITION]
-        keys += [("data", copy, part) for copy in range(world.place.copies) for part in range(len(PARTS))]
+        keys += [("data", copy, part) for copy in range(place.copies) for part in range(len(PARTS))]
         keys += [of(group) for of in (settings_of, weights_of) for group in self.shared]
-        holders, workers = world.job.holders, world.place.workers
-        self._users = len(holders[0]), len(holders[-1]), workers  # of each part of the data, in a copy
+        holders, workers = job.holders, place.workers
+        self._users = len(holders[0]), len(holders[-1]), workers  # for each part of the data, in a copy
         self._places = {key: 3 * number for number, key in enumerate(keys)}
-        self._zeros = [0.0] * (3 * len(keys)) if len(world.members) > 1 else []
+        self._zeros = [0.0] * (3 * len(keys)) if len(control_group.members) > 1 else []
         self._comparisons = 0
 
     @property
     def size(self) -> int:
-        """How many numbers `numbers` returns: none on a single rank, which has nobody to differ from."""
+        """Length of what `numbers` returns: 0 on a single rank."""
         return len(self._zeros)
 
     def numbers(self, facts: Facts) -> list[float]:
-        """What this rank adds to the sum."""
+        """Returns the numbers that this rank adds to the sum."""
         numbers = self._zeros.copy()
         if numbers:
             for key, (digest, _) in facts.items():
@@ -116,12 +122,12 @@ class Comparison:
         return numbers
 
     def number(self) -> int:
-        """The number of the next comparison, the same on all ranks."""
+        """Counts a comparison and returns its number, the same on all ranks."""
         self._comparisons += 1
         return self._comparisons
 
     def differing(self, sums: Sequence[float]) -> list[Key]:
-        """The facts in which ranks differ, by the sums over all ranks; harmless differences are left out."""
+        """Returns the facts in which ranks differ, from the sums over all ranks, without harmless differences."""
         remaining = iter(sums)
         if all(n * squares == total * total for n, total, squares in zip(remaining, remaining, remaining, strict=True)):
             return []
@@ -130,55 +136,58 @@ class Comparison:
         return [key for key in keys if key[0] != "data" or self._is_harmful(parts[key[1]])]
 
     def _is_harmful(self, parts: Set[int]) -> bool:
-        """Whether it matters that ranks of a copy differ in these parts of the data.
+        """Whether ranks of a copy must not differ in these parts of the data.
 
-        It does for a part that several of them use. Of inputs that only one of them uses each rank may draw a variant
-        of its own, and of targets; if both differ, inputs of one mini-batch meet the targets of another.
+        They must not in a part that several of them use. If a single rank uses the inputs, the others may draw other
+        variants of them, and the same holds for targets. If both differ, inputs of one mini-batch would meet targets of
+        another.
         """
         return len(parts) > 1 or any(self._users[part] > 1 for part in parts)
 
     def error(self, number: int, where: str, keys: Sequence[Key], facts: Facts) -> RanksDiffer:
-        """Tells the other ranks the values of this one and describes all that are known in a few seconds.
+        """Exchanges values with the other ranks for a few seconds, and returns an error that describes them.
 
-        ``number`` is that of the comparison, ``where`` what begins the message.
+        ``number`` is the number of the comparison; the message begins with ``where``.
         """
         place = {str(self._places[key]): text() for key, (_, text) in facts.items() if key in keys}
         values = self._exchanged(number, place, {rank for key in keys for rank in self._ranks(key)})
         complaints = [self._complaint(key, values) for key in keys]
         advice = dict.fromkeys(advice for _, advice in complaints)
-        return RanksDiffer(f"{where}: {'; '.join(what for what, _ in complaints)}: {'; '.join(advice)}")
+        return mistakes.facts_differ(where, [difference for difference, _ in complaints], advice)
 
     def _exchanged(self, number: int, mine: Mapping[str, Text], ranks: Iterable[int]) -> dict[int, dict[str, Text]]:
-        """What each rank says, by rank; those that do not answer are left out."""
-        world = self._world
-        deadline = time.monotonic() + min(_PATIENCE, world.timeout)
-        said: dict[int, dict[str, Text]] = {world.place.rank: dict(mine)}
+        """Returns the values of the ranks that answer, by rank."""
+        control, me = self._control_group, self._place.rank
+        deadline = time.monotonic() + min(_PATIENCE, control.timeout)
+        values: dict[int, dict[str, Text]] = {me: dict(mine)}
         with suppress(RuntimeError):  # the store is gone
-            world.store.set(f"differ/{number}/{world.place.rank}", json.dumps(mine))
-            for rank in sorted({*ranks} - {world.place.rank}):
+            control.store.set(f"differ/{number}/{me}", json.dumps(mine))
+            for rank in sorted({*ranks} - {me}):
                 with suppress(PeerLost):
                     left = max(0.0, deadline - time.monotonic())
-                    said[rank] = json.loads(world.learn(f"differ/{number}/{rank}", rank, "for a value", left))
-        return dict(sorted(said.items()))
+                    text = control.wait_for_key(f"differ/{number}/{rank}", rank, "for a value", left)
+                    values[rank] = json.loads(text)
+        return dict(sorted(values.items()))
 
     def _ranks(self, key: Key) -> Sequence[int]:
         """The ranks that may know a fact."""
         kind, of, _ = key
-        place = self._world.place
+        place = self._place
         if isinstance(of, tuple):
-            return self._world.ranks_of(*of)
+            return place.ranks_of(self._job.members(of))
         return [place.rank_of(of, worker) for worker in range(place.workers)] if kind == "data" else place.ranks
 
     def _complaint(self, key: Key, values: Mapping[int, Mapping[str, Text]]) -> tuple[str, str]:
-        """What differs and where, and what to do."""
+        """A difference with its ranks, and the advice."""
         kind, of, part = key
-        known = {rank: said[str(self._places[key])] for rank, said in values.items() if str(self._places[key]) in said}
-        names = list(dict.fromkeys(name for text in known.values() for name in text))
-        differences = [words for name in names if (words := _compared(name, known))]
+        index = str(self._places[key])
+        texts = {rank: of_rank[index] for rank, of_rank in values.items() if index in of_rank}
+        names = list(dict.fromkeys(name for text in texts.values() for name in text))
+        differences = [words for name in names if (words := _compared(name, texts))]
         silent = [rank for rank in self._ranks(key) if rank not in values]
         if not differences:
             differences = [
-                f"{name} is {text[name]} on {_in_words([rank])}" for rank, text in known.items() for name in text
+                f"{name} is {text[name]} on {_in_words([rank])}" for rank, text in texts.items() for name in text
             ]
         if silent:
             differences.append(f"no answer from {_in_words(silent)}")
@@ -187,10 +196,10 @@ class Comparison:
         return f"{title} ({', '.join(differences)})", advice
 
 
-def _compared(name: str, known: Mapping[int, Text]) -> str | None:
-    """A part of a value with the ranks that have each of its values; None if all have one."""
+def _compared(name: str, texts: Mapping[int, Text]) -> str | None:
+    """A part of a value with the ranks of each of its texts; None if all ranks have the same text."""
     holders: dict[str, list[int]] = defaultdict(list)
-    for rank, text in known.items():
+    for rank, text in texts.items():
         holders[text.get(name, "not there")].append(rank)
     if len(holders) == 1:
         return None

@@ -1,11 +1,11 @@
-"""Communicators of messages, where a backend matches messages by their order as NCCL does: which ones share one."""
+"""Communicators of messages, for backends such as NCCL, which match messages by their order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import ranks as mistakes
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -13,35 +13,28 @@ if TYPE_CHECKING:
     from chimera_runtime.program.job import Job, Place
 
 DIRECTED = "directed"
-"""One communicator per directed pair of workers: every program is proven to finish."""
+"""One communicator per directed pair of workers; every program is proven to finish with these."""
 PAIR = "pair"
-"""One for both directions between two workers, half as many; their operations wait for each other in one stream."""
+"""One communicator for both directions between two workers; their operations wait for each other in one stream."""
 CHOICES = (DIRECTED, PAIR)
 
 
 def chosen(job: Job, backend: str, communicators: str | None) -> str:
-    """The choice of communicators; where None is given, the fewest that the program is proven to finish with.
+    """Returns the choice of communicators; for None, the fewest with which the program is proven to finish.
 
     Raises
     ------
     Misuse
-        If the program is not proven to finish with what is given, or the backend leaves no choice.
+        If the program is not proven to finish with the choice, or the backend leaves none.
     """
     if communicators is None:
         return PAIR if PAIR in job.communicators else DIRECTED
     if communicators not in CHOICES:
-        raise Misuse(f"communicators {communicators}: it is one of {', '.join(CHOICES)}")
+        raise mistakes.communicators_are_unknown(communicators, CHOICES)
     if communicators != DIRECTED and backend == "gloo":
-        raise Misuse(
-            f"communicators {communicators}: gloo finds messages by their tags, so there is nothing to choose: leave "
-            "it out"
-        )
+        raise mistakes.gloo_has_no_choice(communicators)
     if communicators not in job.communicators:
-        raise Misuse(
-            f"communicators {communicators}: {job.name} could wait for ever with one communicator for both directions "
-            "of a pair of workers; under communicators, report.json says where: compile it with "
-            "--communicators pair, or leave it at directed"
-        )
+        raise mistakes.communicators_are_not_proven(communicators, job.name)
     return communicators
 
 
@@ -52,9 +45,9 @@ def channels(
     make: Callable[[Sequence[int], str], dist.ProcessGroup | None],
     communicators: str,
 ) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """This rank's communicators, by sender and receiver; none for gloo, which matches messages by their tags.
+    """Makes this rank's communicators, by sender and receiver; none for gloo, which matches messages by their tags.
 
-    ``make`` makes a communicator over some ranks, for those among them; every rank calls it for all, in one order.
+    ``make`` makes a communicator over some ranks; every rank calls it for all communicators, in one order.
     """
     if backend == "gloo":
         return {}

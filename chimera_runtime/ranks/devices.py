@@ -1,4 +1,4 @@
-"""The device of a rank: what its backend is for, or what is asked for."""
+"""The device of a rank: the one that its backend is for, or the one that the user names."""
 
 import os
 
@@ -6,11 +6,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import ranks as mistakes
+
+QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+DEFAULT_QUEUES = 8
+"""Hardware queues of a device, over which CUDA distributes its streams."""
 
 
 def device_of(backend: str, on: str | None = None) -> torch.device:
-    """The device of this rank, which becomes torch's current one if it is a GPU.
+    """Returns the device of this rank, and makes it torch's current one if it is a GPU.
 
     With gloo, whose messages are staged through the host, ranks of a machine that has fewer GPUs share them.
 
@@ -27,7 +31,7 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
     kinds = dist.Backend.backend_capability.get(backend, ["cpu"])
     is_cuda = on == "cuda" if on is not None else "cpu" not in kinds
     if backend != "gloo" and on is not None and on not in kinds:
-        raise Misuse(f"--device {on}: --backend {backend} is for {', '.join(kinds)}; leave --device out")
+        raise mistakes.device_is_not_of_the_backend(f"{on}", backend, kinds)
     if not is_cuda:
         return torch.device("cpu")
     index = local_index(backend)
@@ -36,7 +40,7 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
 
 
 def known_device(asked: torch.device | str) -> torch.device:
-    """A device that is there; of GPUs torch's current one, if no number is given.
+    """Returns the device that ``asked`` names; for a GPU without a number, torch's current one.
 
     Raises
     ------
@@ -46,37 +50,33 @@ def known_device(asked: torch.device | str) -> torch.device:
     try:
         device = torch.device(asked)
     except RuntimeError as error:
-        raise Misuse(f"device={str(asked)!r}: torch knows no such device; it is cpu, cuda or as in cuda:1") from error
+        raise mistakes.device_is_unknown(str(asked)) from error
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count()
     if not count:
-        raise Misuse(f"device={str(asked)!r} needs a GPU, and {_why_none()}: use device='cpu' and a group of gloo")
+        raise mistakes.device_needs_a_gpu(str(asked), _why_none())
     if device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     if device.index >= count:
-        raise Misuse(f"device={str(asked)!r}: this machine has {count}, and they count from cuda:0")
+        raise mistakes.device_number_is_too_high(str(asked), count)
     return device
 
 
 def require_own_gpu(store: Store, rank: int, device: torch.device) -> None:
-    """Passes if no other rank of a store has come here with this GPU: NCCL may hang where two ranks share one.
+    """Passes if no other rank of a store has called it for the same GPU: NCCL may hang where two ranks share one.
 
     Raises
     ------
     Misuse
-        If one has.
+        If another rank has.
     """
     key = f"gpu/{torch.cuda.get_device_properties(device).uuid}"
     if store.add(f"{key}/ranks", 1) == 1:
         store.set(f"{key}/first", str(rank))
         return
     first = store.get(f"{key}/first").decode()
-    raise Misuse(
-        f"ranks {first} and {rank} are on one GPU, {device} of rank {rank}, which NCCL does not allow: before the "
-        'pipeline is made call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), or use a group of gloo, with '
-        "which ranks share a GPU"
-    )
+    raise mistakes.gpu_is_shared(first, rank, str(device))
 
 
 def _why_none() -> str:
@@ -84,7 +84,7 @@ def _why_none() -> str:
 
 
 def local_index(backend: str) -> int:
-    """The number of this rank's GPU on its machine.
+    """Returns the number of this rank's GPU on its machine.
 
     Raises
     ------
@@ -93,14 +93,26 @@ def local_index(backend: str) -> int:
     """
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     ranks = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    needed = "--device cuda needs a GPU" if backend == "gloo" else f"--backend {backend} needs one GPU per rank"
     if not count:
-        raise Misuse(f"{needed}, and {_why_none()}: use --device cpu --backend gloo")
+        raise mistakes.no_gpu(backend, _why_none())
     if backend == "gloo":
         return local % count
     if ranks > count:
-        raise Misuse(
-            f"{needed}; this machine has {count}, and torchrun starts {ranks} here: choose --nproc-per-node={count}, "
-            "or use --device cuda --backend gloo, with which ranks share a GPU"
-        )
+        raise mistakes.too_few_gpus(backend, count, ranks)
     return local
+
+
+def cuda_queue_warning(backend: str, device_type: str) -> list[str]:
+    """Returns a warning if there are fewer hardware queues than by default and messages need them.
+
+    With gloo nothing on the device waits for another rank. With other backends a receive that is posted ahead may block
+    later operations of its queue, and with them the send that it waits for.
+    """
+    text = os.environ.get(QUEUES_VARIABLE, "")
+    if backend == "gloo" or device_type != "cuda" or not text.isdecimal() or int(text) >= DEFAULT_QUEUES:
+        return []
+    return [
+        f"{QUEUES_VARIABLE} is {text}: with fewer than {DEFAULT_QUEUES} queues a message that is received ahead may "
+        f"hold up the computation that it waits for, and programs may hang until the timeout; unset {QUEUES_VARIABLE}, "
+        f"or set it to {DEFAULT_QUEUES} or more"
+    ]

@@ -1,4 +1,4 @@
-"""Results of ranks put together, outside of the schedule."""
+"""Numbers and outputs that ranks put together outside of the schedule."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.values.nested import mapped
 from chimera_runtime.values.shards import meshes_of, reduce_over
 
+_SUMS = "for the loss of an evaluation"
+_WEIGHTS = "for what a mini-batch counts on the other ranks of a mesh"
+_OUTPUTS = "for the outputs of an evaluation"
 
-def added_over_all(world: World, *numbers: float) -> list[float]:
-    """The sums over all ranks, of each number by itself: the same everywhere.
+
+def added_over_all(control_group: ControlGroup, *numbers: float) -> list[float]:
+    """Returns the sum of each number over all ranks.
 
     Raises
     ------
@@ -21,72 +25,69 @@ def added_over_all(world: World, *numbers: float) -> list[float]:
         If a rank does not answer in time, or has ended.
     """
     sums = torch.tensor(numbers, dtype=torch.float64)
-    with world.waiting(_SUMS):
-        work = dist.all_reduce(sums, group=world.chat, async_op=True)
-    world.settle(work, _SUMS)
-    return [float(total) for total in sums]
+    control_group.reduce(sums, _SUMS)
+    return sums.tolist()
 
 
-def averaged_in_mesh(world: World, numbers: Sequence[float], mesh: Any) -> list[float]:
-    """The means of numbers over the ranks of a mesh, which all call it; errors as in `added_over_all`."""
-    means = torch.tensor(numbers, dtype=torch.float64, device=world.device)
-    with world.waiting(_WEIGHTS):
-        reduce_over(mesh, means, lambda work: world.settle(work, _WEIGHTS))
+def averaged_in_mesh(
+    control_group: ControlGroup, numbers: Sequence[float], mesh: Any, device: torch.device
+) -> list[float]:
+    """Returns the means of numbers over the ranks of a mesh, which all call it; errors as in `added_over_all`."""
+    means = torch.tensor(numbers, dtype=torch.float64, device=device)
+    with control_group.waiting(_WEIGHTS):
+        reduce_over(mesh, means, lambda work: control_group.settle(work, _WEIGHTS))
     return means.tolist()
 
 
-def largest_of_rows(world: World, modules: Iterable[torch.nn.Module], number: float) -> float:
-    """The largest of a number over all pipelines that hold parts of the same parameters; errors as in `added_over_all`.
+def largest_of_rows(
+    control_group: ControlGroup, modules: Iterable[torch.nn.Module], number: float, device: torch.device
+) -> float:
+    """Returns the largest of a number over all pipelines that hold parts of the same parameters.
 
-    Every rank of them calls it, with its modules.
+    Every rank of these pipelines calls it, with its modules. Errors as in `added_over_all`.
     """
-    if len(world.members) == dist.get_world_size():
+    if len(control_group.members) == dist.get_world_size():
         return number
-    largest = torch.tensor([number], dtype=torch.float64, device=world.device)
-    with world.waiting(_WEIGHTS):
+    largest = torch.tensor([number], dtype=torch.float64, device=device)
+    with control_group.waiting(_WEIGHTS):
         for mesh in meshes_of(p for module in modules for p in module.parameters()):
-            reduce_over(mesh, largest, lambda work: world.settle(work, _WEIGHTS), largest=True)
-        work = dist.all_reduce(largest := largest.cpu(), dist.ReduceOp.MAX, group=world.chat, async_op=True)
-    world.settle(work, _WEIGHTS)
+            reduce_over(mesh, largest, lambda work: control_group.settle(work, _WEIGHTS), largest=True)
+    largest = largest.cpu()
+    control_group.reduce(largest, _WEIGHTS, dist.ReduceOp.MAX)
     return float(largest)
 
 
-def gathered(world: World, workers: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
-    """What some workers of a copy know by micro-batch, on every rank of the copy, in order, on the CPU.
+def gathered(control_group: ControlGroup, workers: Sequence[int], outputs: dict[int, Any]) -> dict[int, Any]:
+    """Returns the outputs of some workers, by micro-batch in order, on every rank of their copy, on the CPU.
 
     Raises
     ------
     PeerLost
         If a rank does not answer in time, or has ended.
     """
-    place = world.place
-    known: dict[int, Any] = {}
+    place = control_group.place
+    by_micro: dict[int, Any] = {}
     ranks = [place.rank_of(place.copy, worker) for worker in range(place.workers)]
     for worker in workers:
         source = ranks[worker]
         if source == place.rank:
-            content = mapped(mine, torch.Tensor.cpu)
+            content = mapped(outputs, torch.Tensor.cpu)
             bits = _packed(content)
             for rank in (rank for rank in ranks if rank != source):
-                world.send(torch.tensor([len(bits)]), rank, _OUTPUTS)
-                world.send(bits, rank, _OUTPUTS)
+                control_group.send(torch.tensor([len(bits)]), rank, _OUTPUTS)
+                control_group.send(bits, rank, _OUTPUTS)
         else:
             length = torch.zeros(1, dtype=torch.int64)
-            world.recv(length, source, _OUTPUTS)
+            control_group.recv(length, source, _OUTPUTS)
             received = bytearray(int(length))
-            world.recv(torch.frombuffer(received, dtype=torch.uint8), source, _OUTPUTS)
+            control_group.recv(torch.frombuffer(received, dtype=torch.uint8), source, _OUTPUTS)
             content = torch.load(io.BytesIO(received), weights_only=False)
-        known |= content
-    return {micro: known[micro] for micro in sorted(known)}
+        by_micro |= content
+    return {micro: by_micro[micro] for micro in sorted(by_micro)}
 
 
 def _packed(content: Any) -> torch.Tensor:
-    """A value with tensors as bytes; of a tensor that is a view, its part alone."""
+    """A value with tensors as bytes; a view is stored without the rest of its memory."""
     buffer = io.BytesIO()
     torch.save(mapped(content, torch.Tensor.clone), buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-
-
-_SUMS = "for the loss of an evaluation"
-_WEIGHTS = "for what a mini-batch counts on the other ranks of a mesh"
-_OUTPUTS = "for the outputs of an evaluation"

@@ -1,4 +1,4 @@
-"""The end of the interpreter, before which the threads of gloo must have let go of their last sums.
+"""A wait at the end of the interpreter, until the threads of gloo have released the tensors of their last sums.
 
 A thread of gloo releases the tensors of a sum after it has woken those that wait for the sum. For that it needs the
 interpreter. If the interpreter begins to end at that moment, CPython before 3.14 ends the thread, and C++ answers with
@@ -14,28 +14,30 @@ from pathlib import Path
 
 _NAME = "pt_gloo_runloop"
 _LIMIT = 5.0
-"""Seconds; a thread that waits for a rank that has ended may do so for longer, and asks for nothing meanwhile."""
+"""Seconds. A thread that waits for a dead rank may wait longer; it does not need the interpreter."""
 
 
 @cache
 def wait_for_gloo_at_exit() -> None:
-    """Lets this process end only when the threads of gloo rest."""
+    """Makes the end of this process wait until the threads of gloo sleep."""
     atexit.register(wait_for_gloo)
 
 
 def wait_for_gloo() -> None:
-    """Returns when no thread of gloo has run since a moment in which it could have had the interpreter."""
+    """Returns when no thread of gloo has run since a moment at which it could have taken the interpreter."""
     deadline, before = time.monotonic() + _LIMIT, None
     while time.monotonic() < deadline:
         now = _switches()
         if now == before and all(is_asleep for is_asleep, _ in now.values()):
             return
         before = now
-        time.sleep(max(0.01, 2 * min(sys.getswitchinterval(), 0.1)))  # who waits for the interpreter looks as often
+        time.sleep(
+            max(0.01, 2 * min(sys.getswitchinterval(), 0.1))
+        )  # a thread that waits for the interpreter looks as often
 
 
 def _switches() -> dict[str, tuple[bool, str]]:
-    """By thread of gloo, whether it sleeps and how often it has begun to; nothing where there is no /proc."""
+    """By thread of gloo, whether it sleeps and how often it has gone to sleep; empty where there is no /proc."""
     switches = {}
     for file in Path("/proc/self/task").glob("*/status"):
         try:

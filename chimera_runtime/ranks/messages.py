@@ -1,4 +1,4 @@
-"""Messages between workers."""
+"""Messages between workers: a `Peer` posts them, and a `MessageTransfer` waits for one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,24 +10,25 @@ import torch.distributed as dist
 from torch._C._autograd import _enable_record_function, _profiler_enabled
 
 from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.parent_death import Launcher
 from chimera_runtime.values.tensors import Tensors
 
 _TAGS = 2**30
-"""Tags on the wire repeat after so many: where micro-batches are counted over the whole run, theirs grow and grow."""
+"""Number of tags on the wire, after which they repeat: micro-batches may be counted over the whole run."""
 
 
 def tag_of(micros: Micros, source: int, target: int, stages: int) -> int:
-    """A number for a message; no two messages of a lane between the same stages share a micro-batch."""
+    """Returns the tag of a message: no two messages of a lane between the same stages share a micro-batch."""
     first = micros[0] if isinstance(micros, tuple) else micros
     return (first * stages + source) * 2 + (source > target)
 
 
 def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Posts an operation that torch's profiler, if it records, does not see.
+    """Posts an operation that torch's profiler does not record.
 
-    One that is under way when the profiler stops would, when it ends, write into memory that the profiler has let go.
+    A recorded operation that is under way when the profiler stops would later write into memory that is freed by then.
     """
     if not _profiler_enabled():
         return post(*arguments, **options)
@@ -40,7 +41,7 @@ def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 @dataclass(frozen=True)
 class Names:
-    """Turns what a handle knows about itself into words, when something went wrong."""
+    """Words for the messages of a rank about waits that failed."""
 
     rank: int
     worker: int
@@ -49,56 +50,45 @@ class Names:
     launcher: Launcher = field(default_factory=Launcher)
 
     def require_launcher(self) -> None:
-        """Passes as long as torchrun is there, if it has started this rank.
+        """Passes as long as torchrun is alive, if it has started this rank.
 
         Raises
         ------
         PeerLost
-            If it has died: no rank of the job is to go on.
+            If it has died: then all ranks of the job end.
         """
         if self.launcher.is_gone():
-            raise self._orphaned()
-
-    def _orphaned(self) -> PeerLost:
-        return PeerLost(f"rank {self.rank} (worker {self.worker}): torchrun has died, and its ranks end")
+            raise mistakes.torchrun_has_died(self.rank, self.worker)
 
     def operation(self, verb: str, tag: int) -> str:
-        """The line of schedule.sir behind a tag of `tag_of`, as in ``recv m0 s0->s1``."""
+        """The line of schedule.sir that has a tag, as in ``recv m0 s0->s1``: the inverse of `tag_of`."""
         micro, rest = divmod(tag, 2 * self.stages)
         source, backwards = divmod(rest, 2)
         return f"{verb} m{micro} s{source}->s{source - 1 if backwards else source + 1}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
-        """The one message that a failed wait leaves behind; no peers stand for all others."""
+        """Returns the error for a failed wait; no peers stand for all others."""
         if self.launcher.is_gone():
-            return self._orphaned()
-        peer = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}" if peers else "the other ranks"
-        text = str(error)
-        if "imed out" in text:
-            cause = f"no answer within {self.timeout:g} s (timeout); it may be stuck, or slower than that"
-        elif any(word in text for word in ("onnection", "reset", "roken pipe", "EOF")):
-            cause = "the connection was closed; it has died or ended"
-        else:
-            cause = text.split("\n", 1)[0]
-        return PeerLost(f"rank {self.rank} (worker {self.worker}): wait {operation}: {peer}: {cause}", peers)
+            return mistakes.torchrun_has_died(self.rank, self.worker)
+        return mistakes.wait_has_failed(self.rank, self.worker, operation, peers, why=str(error), timeout=self.timeout)
 
 
 class Pending(Protocol):
-    """What was posted to a backend and can be waited for."""
+    """An operation that was posted to a backend."""
 
     def wait(self, timeout: timedelta, /) -> object:
-        """Returns when it is over, or raises a RuntimeError."""
+        """Returns when the operation is over, or raises a RuntimeError."""
 
 
 Lost = Callable[[Exception], PeerLost]
-"""What to tell the user about an operation that has failed."""
+"""Makes the error for the user from the error of an operation."""
 
 Settle = Callable[[Pending, Lost], object]
 """Waits for an operation: raises a RuntimeError if it fails or takes too long, or a PeerLost at once."""
 
 
-class Transfer:
-    """Messages under way; ``tensors`` may be read (received) or let go (sent) after ``wait``."""
+class MessageTransfer:
+    """A message under way; after ``wait`` its ``tensors`` may be read if it is received, and freed if it is sent."""
 
     __slots__ = ("_peer", "_tag", "_verb", "_works", "tensors")
 
@@ -132,11 +122,12 @@ class Transfer:
 
 
 class Peer:
-    """Another worker of the same copy, reached by messages.
+    """Another worker of the same copy, to which messages go and from which they come.
 
-    Posts to the group itself: what ``dist.isend`` looks up and checks each time is known before the first message.
+    It posts to the process group itself: ``dist.isend`` would look up and check again, for each message, what is known
+    before the first one.
     ``rank`` is its number within the pipelines, ``member`` that in the default process group. ``staged`` makes
-    of a communicator what tensors of a GPU are posted to instead of it.
+    the object that tensors of a GPU are posted to in place of a communicator.
     """
 
     def __init__(
@@ -157,33 +148,33 @@ class Peer:
         self._names = names
         self.settle = settle
 
-    def isend(self, tensors: Tensors, tag: int) -> Transfer:
+    def isend(self, tensors: Tensors, tag: int) -> MessageTransfer:
         """Posts the sending of all the tensors of a message."""
         try:
             works = [unrecorded(self._outgoing.send, [_real(t)], self._target, tag % _TAGS) for t in tensors]
         except RuntimeError as error:
             raise self.lost("send", tag, error) from None
-        return Transfer(tensors, works, self, "send", tag)
+        return MessageTransfer(tensors, works, self, "send", tag)
 
-    def irecv(self, buffers: Tensors, tag: int) -> Transfer:
+    def irecv(self, buffers: Tensors, tag: int) -> MessageTransfer:
         """Posts the receipt of a message into buffers of the right shapes."""
         try:
             works = [unrecorded(self._incoming.recv, [_real(t)], self._source, tag % _TAGS) for t in buffers]
         except RuntimeError as error:
             raise self.lost("recv", tag, error) from None
-        return Transfer(buffers, works, self, "recv", tag)
+        return MessageTransfer(buffers, works, self, "recv", tag)
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
-        """What to tell the user when a message to or from this peer has failed."""
+        """Returns the error for the user when a message to or from this peer has failed."""
         return self._names.lost(self._names.operation(verb, tag), [self._rank], error)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a backend takes it: NCCL knows no complex numbers."""
+    """The tensor as a backend takes it: NCCL has no complex numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def waiter(timeout: float) -> Settle:
-    """How an operation of gloo is waited for: the host waits, as long as the time-out at most."""
+    """Returns the wait for operations of gloo: the host blocks, for the time-out at most."""
     limit = timedelta(seconds=timeout)
     return lambda work, _lost: work.wait(limit)

@@ -1,11 +1,11 @@
-"""``--timeout`` where a wait does not block the host: what is waited for is looked at again and again.
+"""Time-outs for waits that do not block the host: a thread polls the operations that are waited for.
 
 A wait on NCCL only tells the device to wait, and NCCL's own clock runs from when an operation was posted: it would end
 those that were posted ahead. So the clocks of its communicators are set to a day, and time is kept here.
 
-After the time-out communicators are aborted. The kernels that wait in them then end, with whatever has come by then,
-and calls that waited for the device return: the main thread raises the error where it comes to `Monitor.check`. What
-the device has computed since is worth nothing. Where the main thread does not come within `GRACE`, the process ends.
+After the time-out the communicators are aborted. The kernels that wait in them then end, with whatever data they have,
+and calls that waited for the device return: the main thread raises the error at its next `Monitor.check`. Results that
+the device has computed since the abort are invalid. If the main thread makes no check within `GRACE`, the process ends.
 """
 
 import os
@@ -23,14 +23,14 @@ from chimera_runtime.errors import FAILED, PeerLost
 from chimera_runtime.ranks.messages import Lost
 
 GRACE = 10.0
-"""Seconds that the main thread has to raise the error of a time-out, when what it may wait for has been aborted."""
+"""Seconds that the main thread has to raise the error of a time-out, after the communicators are aborted."""
 
 _POLL = 0.05
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
 
 class Awaited(NamedTuple):
-    """An operation that has to be over by the ``deadline``, in seconds of the monotonic clock."""
+    """An operation that must be over by the ``deadline``, in seconds of the monotonic clock."""
 
     deadline: float
     is_over: Callable[[], bool]
@@ -46,7 +46,7 @@ def end_process(error: PeerLost) -> None:
 
 @contextmanager
 def limited(timeout: float, late: PeerLost, end: Callable[[PeerLost], None]) -> Iterator[None]:
-    """Calls ``end`` in a thread if what is done meanwhile takes longer: for a call that keeps no time of its own."""
+    """Calls ``end`` in a thread if the code inside takes longer: for calls that have no time-out."""
     timer = threading.Timer(timeout, end, [late])
     timer.daemon = True
     timer.start()
@@ -57,9 +57,9 @@ def limited(timeout: float, late: PeerLost, end: Callable[[PeerLost], None]) -> 
 
 
 def abort(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Aborts communicators, each in a thread: one may wait for kernels that end when another is aborted.
+    """Aborts communicators, each in a thread: an abort may wait for kernels that end when another one is aborted.
 
-    One that cannot be aborted stays as it is.
+    A communicator that cannot be aborted stays as it is.
     """
 
     def abort_one(group: dist.ProcessGroup) -> None:
@@ -71,16 +71,16 @@ def abort(groups: Iterable[dist.ProcessGroup]) -> None:
 
 
 class Monitor:
-    """A thread that notes it when something has been waited for longer than the time-out.
+    """A thread that notices operations that have been waited for longer than the time-out.
 
     Parameters
     ----------
     timeout
-        In seconds. What the device has to do before it comes to a wait counts.
+        In seconds. It includes the work of the device before the wait.
     end
-        Called in the thread, with what was waited for and for whom, if `check` has not raised that within the grace.
+        Called in the thread with the error, if `check` has not raised it within the grace.
     groups
-        The communicators that are aborted after a time-out.
+        Communicators to abort after a time-out.
     grace
         In seconds.
     """
@@ -101,20 +101,20 @@ class Monitor:
         self._awaited: deque[Awaited] = deque()
         self._has_more = threading.Event()
         self._is_closed = False
-        threading.Thread(target=self._look, daemon=True, name="time-outs").start()
+        threading.Thread(target=self._watch_loop, daemon=True, name="time-outs").start()
 
     def settle(self, work: Any, lost: Lost) -> None:
-        """Waits for an operation as its backend does; from now on it has the time-out to be over. Errors of `check`."""
+        """Waits for an operation as its backend does; it must be over within the time-out. Errors as in `check`."""
         self.check()
         self._watch(work.is_completed, lost)
         try:
             work.wait()
         finally:
-            self.check()  # an operation that is aborted may say so, and in other words
+            self.check()  # the error of an aborted operation would hide the time-out
 
     @contextmanager
     def watching(self, lost: Lost) -> Iterator[None]:
-        """What is inside has to end within the time-out; errors of `check`."""
+        """Requires that the code inside ends within the time-out; errors as in `check`."""
         is_left = threading.Event()
         self._watch(is_left.is_set, lost)
         try:
@@ -124,19 +124,19 @@ class Monitor:
             self.check()
 
     def check(self) -> None:
-        """Passes as long as nothing has taken longer than the time-out; called by the thread that computes.
+        """Passes as long as no operation has taken longer than the time-out; the computing thread calls it.
 
         Raises
         ------
         PeerLost
-            If something has: then nothing that the device gives counts any more.
+            If one has: then no result of the device is valid any more.
         """
         if self._error is not None:
             self._is_raised.set()
             raise self._error
 
     def close(self) -> None:
-        """Nothing is waited for any more: the thread ends."""
+        """Ends the thread."""
         self._is_closed = True
         self._has_more.set()
 
@@ -144,8 +144,8 @@ class Monitor:
         self._awaited.append(Awaited(time.monotonic() + self._timeout, is_over, lost))
         self._has_more.set()
 
-    def _look(self) -> None:
-        """Deadlines are in the order in which operations were waited for: the first that is not over comes first."""
+    def _watch_loop(self) -> None:
+        """Loop of the thread. Deadlines are in the order of the waits, so it looks at the first operation alone."""
         while not self._is_closed:
             self._has_more.wait()
             self._has_more.clear()
@@ -159,7 +159,7 @@ class Monitor:
                     self._give_up(lost(RuntimeError("timed out")))
 
     def _give_up(self, error: PeerLost) -> None:
-        """The error is known before anything is aborted: what was computed until `check` has passed is whole."""
+        """Aborts the communicators. It sets the error before: results are valid if a later `check` has passed."""
         self._is_closed = True
         self._error = error
         abort(self._groups)

@@ -1,4 +1,4 @@
-"""What ranks tell each other outside of training: values of any kind, and complaints that all of them raise."""
+"""Exchange of objects outside of training: values of any kind, and errors that all ranks raise together."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -10,19 +10,20 @@ import torch.distributed as dist
 
 from chimera_runtime.blame import ModelError, describe
 from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost
+from chimera_runtime.errors import ranks as mistakes
 
 T = TypeVar("T")
 
 
-class Talk:
-    """Ranks that talk, over a group of gloo; all of them call each method.
+class ObjectExchange:
+    """Exchange of Python objects among ranks, by a group of gloo; all ranks call each method.
 
     Parameters
     ----------
     what
-        What they talk about, for messages.
+        The subject, for messages.
     timeout
-        Seconds that one of them waits for another, which may have files to read or write first.
+        Seconds that a rank waits for another one, which may have files to read or write first.
 
     Raises
     ------
@@ -37,20 +38,20 @@ class Talk:
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
 
-    def told(self, value: Any) -> Any:
-        """What the first rank knows."""
-        return self.heard(value if self.rank == 0 else None)[0]
+    def broadcast(self, value: Any) -> Any:
+        """Returns the value of the first rank."""
+        return self.all_gather(value if self.rank == 0 else None)[0]
 
-    def heard(self, value: Any) -> list[Any]:
-        """What each rank knows, in the order of ranks."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, in their order."""
         values: list[Any] = [None] * self.size
-        with self.lost():
+        with self.peer_lost_errors():
             dist.monitored_barrier(self.group, self._timeout)  # the gather has no time-out of its own
             dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def gathered(self, call: Callable[[], T], refused: Callable[[str], str] = str) -> list[T]:
-        """What a call returns on each rank; if it raises an error on any rank, all ranks raise one.
+    def gather_results(self, call: Callable[[], T], refused: Callable[[str], str] = str) -> list[T]:
+        """Returns the results of a call on all ranks; if it raises an error on any rank, all ranks raise one.
 
         A rank whose own call failed raises that error, the others the first one in the order of ranks. An error that
         is neither a `Misuse` nor one of the user's code becomes a `BadCheckpoint`.
@@ -58,7 +59,7 @@ class Talk:
         Parameters
         ----------
         refused
-            Makes the message of a `BadCheckpoint` of what is wrong.
+            Makes the message of a `BadCheckpoint` from the cause.
         """
         value: T | None = None
         error: Exception | None = None
@@ -67,42 +68,42 @@ class Talk:
         except (Misuse, ModelError) as raised:
             error = raised
         except BadCheckpoint as raised:
-            error = BadCheckpoint(refused(f"{raised}"))
+            error = mistakes.call_is_refused(refused(f"{raised}"))
         except PeerLost:
             raise
         except Exception as raised:
-            error = BadCheckpoint(refused(f"rank {self.rank}: {type(raised).__name__}: {raised}"))
+            error = mistakes.call_is_refused(refused(f"rank {self.rank}: {type(raised).__name__}: {raised}"))
             error.__cause__ = raised
-        heard = self.heard((_in_words(error), value))
+        results = self.all_gather((_in_words(error), value))
         if error is not None:
             raise error
-        for failure, _ in heard:
+        for failure, _ in results:
             if failure is not None:
                 kind, words = failure
                 raise kind(words)
-        return [value for _, value in heard]
+        return [value for _, value in results]
 
     def require_none(self, complaint: str | None, kind: type[Exception]) -> None:
         """Raises the first complaint of any rank on all of them."""
-        first = next(filter(None, self.heard(complaint)), None)
+        first = next(filter(None, self.all_gather(complaint)), None)
         if first is not None:
             raise kind(first)
 
     @contextmanager
-    def lost(self) -> Iterator[None]:
+    def peer_lost_errors(self) -> Iterator[None]:
         """Turns errors of the communication inside into `PeerLost`."""
         try:
             yield
         except RuntimeError as error:
-            said = str(error).splitlines()[0]
-            late = re.search(r"Rank (\d+) failed to pass", said)
+            cause = str(error).splitlines()[0]
+            late = re.search(r"Rank (\d+) failed to pass", cause)
             if late is not None:
-                said = f"no answer from rank {late[1]} within {self._timeout.total_seconds():g} s (timeout)"
-            raise PeerLost(f"rank {self.rank}: wait for what other ranks say of {self._what}: {said}") from None
+                cause = f"no answer from rank {late[1]} within {self._timeout.total_seconds():g} s (timeout)"
+            raise mistakes.objects_are_late(self.rank, self._what, cause) from None
 
 
 def _in_words(error: Exception | None) -> tuple[type[Exception], str] | None:
-    """What other ranks raise for an error of this one."""
+    """Class and message of the error that other ranks raise for an error of this one."""
     if error is None:
         return None
     if isinstance(error, ModelError):

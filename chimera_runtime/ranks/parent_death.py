@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that started them, however that ends."""
+"""Death of the parent: processes that end with the process that started them, however that ends."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def signal_when_parent_ends(number: int) -> bool:
-    """From now on this process gets the signal when the thread ends that started it; False if no one knows how.
+    """Asks for a signal when the thread that started this process ends; False where the system cannot send one.
 
-    Linux alone does.
+    Linux alone can.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -20,9 +20,9 @@ def signal_when_parent_ends(number: int) -> bool:
 
 
 class Launcher:
-    """The process that has started this one, if that is torchrun: it is gone when this process has another parent.
+    """torchrun, if it has started this process: it is gone when this process has another parent.
 
-    Ranks that were started otherwise may well outlive the process that started them.
+    Ranks that something else has started may outlive their parent.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Numbers that the host reads of the device, as losses are: the copy begins where they are computed, and is read later.
+"""Readout of numbers such as losses from the device: the copy starts when they are computed, the host reads it later.
 
 computing:  .., the last forward, its loss, copy, event, its backward, ..
 host:       puts all of that in, goes on to the end of the update, waits for the event, reads
 
-So the host waits for a forward that is behind the device, and not for all that it has put in since.
+So the host waits for a forward that is past already, and not for all operations that it has put in since.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ from chimera_runtime.ranks.accelerator import Accelerator
 from chimera_runtime.ranks.staging import Rooms
 
 Numbers = Callable[[], list[float]]
-"""Returns the numbers, once; waits until they are there."""
+"""Waits for the numbers and returns them; it may be called once."""
 
 Reader = Callable[[Sequence[torch.Tensor]], Numbers]
-"""Begins to read tensors of one number each, in the order of what is computed."""
+"""Starts to read tensors of one number each, in the order of the computation."""
 
 
 def from_host(tensors: Sequence[torch.Tensor]) -> Numbers:
-    """A `Reader` of tensors of the host: of copies, as a later forward may write them."""
+    """A `Reader` of tensors of the host. It copies them, as a later forward may write them."""
     copies = [tensor.clone() for tensor in tensors]
     return lambda: [copy.item() for copy in copies]
 
 
 class Readout:
-    """A `Reader` of tensors of a GPU, by way of pinned memory."""
+    """A `Reader` of tensors of a GPU, through pinned memory."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

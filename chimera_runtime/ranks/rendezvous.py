@@ -1,4 +1,4 @@
-"""The store of torchrun: where ranks meet, and what they leave there for one another."""
+"""Rendezvous: the store of torchrun, in which ranks leave texts for each other."""
 
 import json
 import os
@@ -13,25 +13,26 @@ from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import ranks as mistakes
 
 _FAILED = "failed"
-"""What a rank leaves, in place of all that others wait for, if it fails before the first update."""
+"""Key under which a rank that fails before the first update leaves its error, for ranks that wait for any key."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
-"""Seconds between two questions to the store."""
+"""Shortest and longest time between two looks at the store, in seconds."""
 
 _LATE_MOMENT, _LOST_MOMENT = 3.0, 1.0
-"""Seconds that ranks get to say what they wait for: that wait for each other, or that have closed a connection."""
+"""Seconds that other ranks have to say what they wait for, after a wait that was late or a connection that closed."""
 
 _MOST = 4
-"""Of how many other ranks a message tells what they wait for."""
+"""Number of other ranks whose waits a message reports."""
 
 
-def meet(timeout: float) -> tuple[Store, int, int]:
-    """The store, the rank and the world size that torchrun gave.
+def find_store(timeout: float) -> tuple[Store, int, int]:
+    """Returns the store, the rank and the world size that torchrun gave.
 
-    Ranks that torchrun has started again may get the store of those before, with all that these said in it.
+    Ranks that torchrun has started again may get the store of the ranks before, with all keys of these.
 
     Raises
     ------
@@ -39,16 +40,14 @@ def meet(timeout: float) -> tuple[Store, int, int]:
         If the program was not started by torchrun, or there is no store where the environment says.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        raise Misuse(
-            "start the program with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py"
-        )
+        raise mistakes.not_started_by_torchrun()
     limit = timedelta(seconds=timeout)
     try:
         store, rank, size = next(rendezvous("env://", timeout=limit))
     except (ValueError, RuntimeError) as error:
         where = ":".join(os.environ.get(name, "unset") for name in ("MASTER_ADDR", "MASTER_PORT"))
         headline = str(error).partition("\n")[0]
-        raise Misuse(f"no store at MASTER_ADDR:MASTER_PORT ({where}): {headline}; start with torchrun") from error
+        raise mistakes.no_store(where, headline) from error
     store = PrefixStore(f"chimera/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     store.set_timeout(limit)
     return store, rank, size
@@ -58,30 +57,30 @@ def fresh_store(timeout: float = 1800.0) -> dict[str, Any]:
     """The store, rank and world size that torchrun gave, as keyword arguments of ``init_process_group``.
 
     With ``init_process_group("gloo", **fresh_store())`` ranks that ``torchrun --max-restarts`` has started again read
-    nothing that the ranks before have left; else it does what ``init_process_group("gloo")`` does.
+    nothing that the ranks before have left. Otherwise it does what ``init_process_group("gloo")`` does.
 
     Parameters
     ----------
     timeout
-        Seconds to wait for the store, and for what other ranks are to leave in it.
+        Seconds to wait for the store, and for keys that other ranks leave in it.
 
     Raises
     ------
     Misuse
         If the program was not started by torchrun, or there is no store where the environment says.
     """
-    store, rank, size = meet(timeout)
+    store, rank, size = find_store(timeout)
     return {"store": store, "rank": rank, "world_size": size}
 
 
 def require_own_store() -> None:
-    """Passes if the store of the default process group is not that of the ranks which torchrun may start after these.
+    """Passes if ranks that torchrun may start after these will have another store for their default process group.
 
     Raises
     ------
     Misuse
-        If it is, and torchrun has been told to start ranks again: they would look for each other at addresses of dead
-        ranks.
+        If torchrun may start ranks again and they will get this store: they would look for each other at the addresses
+        of dead ranks.
     """
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) < 1:
         return
@@ -94,25 +93,22 @@ def require_own_store() -> None:
     is_shared = PrefixStore(f"{name}/", PrefixStore("default_pg", shared)).check([key])
     store.delete_key(key)
     if is_shared:
-        raise Misuse(
-            "ranks that torchrun starts again (--max-restarts) would look for each other where the ranks before were, "
-            "and fail: make the process group by init_process_group(BACKEND, **chimera_runtime.fresh_store())"
-        )
+        raise mistakes.store_of_ranks_before()
 
 
-def waits_of(store: Store, rank: int, message: str, others: Sequence[int], is_late: bool) -> list[str]:
-    """What others wait for, in words, once this rank has given up with a message, which the others learn.
+def waits_of(store: Store, rank: int, message: str, others: Sequence[int], *, is_late: bool) -> list[str]:
+    """Shares the message with which this rank has given up, and returns sentences about what the others wait for.
 
-    They have a moment to give up as well. If the wait was over because it ``is_late``, and not because a connection was
-    closed, a rank that says nothing is not in a call of the pipeline.
+    The others have a moment to give up as well. If the wait ``is_late``, and no connection was closed, a rank that
+    shares no message is not in a call of the pipeline.
     """
     notes, deadline = [], time.monotonic() + (_LATE_MOMENT if is_late else _LOST_MOMENT)
     with suppress(RuntimeError):
         store.set(f"waits/{rank}", message)
         for other in others[:_MOST]:
-            while not (has_said := store.check([f"waits/{other}"])) and time.monotonic() < deadline:
+            while not (has_message := store.check([f"waits/{other}"])) and time.monotonic() < deadline:
                 time.sleep(_LONGEST_PAUSE)
-            if has_said:
+            if has_message:
                 notes.append(f"at the same time: {store.get(f'waits/{other}').decode()}")
             elif is_late:
                 notes.append(
@@ -123,8 +119,8 @@ def waits_of(store: Store, rank: int, message: str, others: Sequence[int], is_la
 
 
 @contextmanager
-def failures_told(store: Store, rank: int) -> Iterator[None]:
-    """Leaves an error inside for the ranks that wait for this one in `learn`, which raise it as `PeerLost`."""
+def failures_shared(store: Store, rank: int) -> Iterator[None]:
+    """Leaves an error that is raised inside in the store: ranks that wait in `wait_for_key` raise it as `PeerLost`."""
     try:
         yield
     except PeerLost:
@@ -136,27 +132,27 @@ def failures_told(store: Store, rank: int) -> Iterator[None]:
         raise
 
 
-def learn(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
-    """What a rank leaves in the store; asks again and again: a thread that blocks in it would be deaf to signals.
+def wait_for_key(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
+    """Returns what a rank leaves in the store. It polls: a thread that blocks in the store handles no signals.
 
     Raises
     ------
     PeerLost
-        If it takes longer than ``seconds``, or a rank has failed, see `failures_told`.
+        If it takes longer than ``seconds``, or a rank has failed, see `failures_shared`.
     """
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
     while not store.check([key]):
         if store.check([_FAILED]):
             rank, headline = json.loads(store.get(_FAILED))
-            raise PeerLost(f"{what}: rank {rank} has failed: {headline}", [rank])
+            raise mistakes.peer_has_failed(what, rank, headline)
         if time.monotonic() > deadline:
-            raise PeerLost(f"{what}: no answer from rank {source} within {seconds:g} s (timeout)", [source])
+            raise mistakes.key_is_late(what, source, seconds)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     return bytes(store.get(key))
 
 
-def exchange(store: Store, key: str, rank: int, size: int, value: str, what: str, seconds: float) -> list[str]:
-    """What each rank leaves in the store, under a key of its own; all ranks call it. Errors as in `learn`."""
+def exchange(store: Store, key: str, rank: int, size: int, *, value: str, what: str, seconds: float) -> list[str]:
+    """Returns the values of all ranks, in their order; all ranks call it. Errors as in `wait_for_key`."""
     store.set(f"{key}/{rank}", value)
-    return [learn(store, f"{key}/{other}", other, what, seconds).decode() for other in range(size)]
+    return [wait_for_key(store, f"{key}/{other}", other, what, seconds).decode() for other in range(size)]

@@ -1,4 +1,4 @@
-"""Messages and sums of a GPU by gloo, which is on the host: through pinned memory, on two streams beside the computing.
+"""Staging: messages and sums of a GPU by gloo, which is on the host, through pinned memory and two more streams.
 
          computing    outgoing                    incoming                host
 send     .., event    wait event, copy, event'                            a thread: wait event', post to gloo
@@ -7,13 +7,13 @@ wait                                              wait event, copy,       wait f
          wait event''                             event''
 sum      as a send, then as the wait of a receive
 
-The thread that computes never waits for the GPU: where it waits, it waits for gloo. A receive is posted to gloo at
-once, so what is received ahead is ahead. The event of a receive is recorded when it is posted: the last use of its slot
-was put into the computing stream before.
+The thread that computes never waits for the GPU: it waits for gloo alone. A receive is posted to gloo at once, so a
+receive that the lane posts ahead is early. The event of a receive is recorded when it is posted: by then the last use
+of its slot is in the computing stream.
 
-What is sent stays untouched until the send has been waited for. By then gloo has sent the copy, so the copy is over,
-and the memory may go back to torch. Pinned memory is used again when gloo has sent it or, of a receive, when an event
-says that it was copied.
+A tensor that is sent stays untouched until the send has been waited for. By then gloo has sent the copy, so the copy is
+over, and the memory may go back to torch. Pinned memory is used again when gloo has sent it; after a receive, when an
+event says that it was copied to the GPU.
 """
 
 import threading
@@ -32,10 +32,10 @@ from chimera_runtime.ranks.accelerator import Accelerator
 from chimera_runtime.ranks.messages import Pending, unrecorded
 
 _SMALLEST = 512
-"""Bytes of pinned memory that are taken at least."""
+"""Smallest piece of pinned memory, in bytes."""
 
 _SHORTEST = timedelta(milliseconds=1)
-"""gloo takes less than this for no limit."""
+"""Shortest time-out for gloo, which takes a shorter one for no limit."""
 
 
 Post = Callable[[torch.Tensor], Pending]
@@ -44,7 +44,7 @@ Post = Callable[[torch.Tensor], Pending]
 
 @dataclass(frozen=True)
 class Room:
-    """Pinned memory, and the part of it that is in use, in the shape of a tensor; free again once ``after`` is over."""
+    """Pinned memory, and its used part in the shape of a tensor; it is free when the event ``after`` is over."""
 
     memory: torch.Tensor
     tensor: torch.Tensor
@@ -52,14 +52,14 @@ class Room:
 
 
 class Rooms:
-    """Pinned memory that is used again. Sizes are powers of two, to which torch rounds pinned memory as well."""
+    """Pool of pinned memory. Sizes are powers of two, to which torch rounds pinned memory as well."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._free: dict[int, list[Room]] = defaultdict(list)
 
     def take(self, like: torch.Tensor) -> Room:
-        """Room for a tensor, in one piece: new, where all that there is is in use."""
+        """Takes room for a tensor from the pool, or allocates it if all is in use."""
         size = max(_SMALLEST, 1 << (like.nbytes - 1).bit_length())
         free = self._free[size]
         place = next((i for i, room in enumerate(free) if self._is_free(room)), None)
@@ -70,12 +70,12 @@ class Rooms:
         return room.after is None or self._accelerator.is_over(room.after)
 
     def give(self, room: Room, after: Any = None) -> None:
-        """The room may be used again: once an event is over, if one is given."""
+        """Returns a room to the pool; it is free when the event ``after`` is over, if there is one."""
         self._free[room.memory.nbytes].append(Room(room.memory, room.memory, after))
 
 
-class Handed:
-    """What the thread posts to gloo when an event is over."""
+class DeferredPost:
+    """An operation that the staging thread posts to gloo when an event is over."""
 
     def __init__(self, event: Any, post: Callable[[], Pending]) -> None:
         self._event = event
@@ -85,7 +85,7 @@ class Handed:
         self._error: Exception | None = None
 
     def run(self, accelerator: Accelerator) -> None:
-        """In the thread: waits for the event and posts; `wait` raises what either raises."""
+        """Waits for the event and posts, in the staging thread; `wait` raises the errors of both."""
         try:
             accelerator.synchronise(self._event)
             self._work = self._post()
@@ -94,7 +94,7 @@ class Handed:
         self._is_posted.set()
 
     def wait(self, timeout: timedelta) -> None:
-        """Returns when gloo is done.
+        """Returns when the operation of gloo is over.
 
         Raises
         ------
@@ -118,11 +118,11 @@ class StagedSend:
     def __init__(self, staging: "Staging", tensor: torch.Tensor, post: Post) -> None:
         self._rooms = staging.rooms
         self._room = staging.rooms.take(tensor)
-        self._handed = staging.hand_over(self._room.tensor, tensor, lambda: post(self._room.tensor))
+        self._deferred = staging.hand_over(self._room.tensor, tensor, lambda: post(self._room.tensor))
 
     def wait(self, timeout: timedelta, /) -> None:
-        """Returns when gloo has sent it; errors as in `Handed.wait`."""
-        self._handed.wait(timeout)
+        """Returns when gloo has sent the message; errors as in `DeferredPost.wait`."""
+        self._deferred.wait(timeout)
         self._rooms.give(self._room)
 
 
@@ -137,7 +137,7 @@ class StagedReceive:
         self._work = post(self._room.tensor)
 
     def wait(self, timeout: timedelta, /) -> None:
-        """Returns when gloo has received it; what is computed from now on finds it. Errors as of gloo."""
+        """Returns when gloo has received the message; later operations of the GPU see it. Raises errors of gloo."""
         self._work.wait(timeout)
         staging = self._staging
         staging.accelerator.wait(staging.incoming, self._free)
@@ -145,12 +145,12 @@ class StagedReceive:
 
 
 class StagedSum:
-    """A tensor of a GPU that becomes what a collective of gloo makes of it.
+    """A tensor of a GPU in a collective operation of gloo, which replaces its content.
 
     Attributes
     ----------
     summed
-        The same on the host, after `wait` and until the next tensor is staged.
+        The result on the host, valid after `wait` and until the next tensor is staged.
     """
 
     def __init__(self, staging: "Staging", tensor: torch.Tensor, part: slice, post: Post) -> None:
@@ -158,19 +158,19 @@ class StagedSum:
         self._tensor = tensor
         self._room = staging.rooms.take(tensor)
         self.summed = self._room.tensor
-        self._handed = staging.hand_over(self.summed[part], tensor[part], lambda: post(self.summed))
+        self._deferred = staging.hand_over(self.summed[part], tensor[part], lambda: post(self.summed))
 
     def wait(self, timeout: timedelta, /) -> None:
-        """Returns when gloo has the sum; what is computed from now on finds it. Errors as in `Handed.wait`.
+        """Returns when gloo has the sum; later operations of the GPU see it. Errors as in `DeferredPost.wait`.
 
-        No event says that the tensor may be written: gloo had its copy, and nothing else reads it meanwhile.
+        It needs no event before it writes the tensor: gloo works on a copy, and nothing else reads the tensor.
         """
-        self._handed.wait(timeout)
+        self._deferred.wait(timeout)
         self._staging.bring_in(self._tensor, self._room, self.summed)
 
 
 class Staging:
-    """The streams of a rank beside the computing one, its pinned memory, and the thread that posts to gloo.
+    """Two streams of a rank for copies, its pinned memory, and the thread that posts to gloo.
 
     The thread posts in the order in which messages are staged, so that messages to a rank keep their order.
     """
@@ -180,11 +180,11 @@ class Staging:
         self.rooms = Rooms(accelerator)
         self.outgoing = accelerator.stream()
         self.incoming = accelerator.stream()
-        self._handed: SimpleQueue[Handed | None] = SimpleQueue()
+        self._deferred: SimpleQueue[DeferredPost | None] = SimpleQueue()
         threading.Thread(target=self._post, daemon=True, name="staging").start()
 
     def staged(self, group: Any) -> "StagedGroup":
-        """A communicator of gloo, for tensors of a GPU."""
+        """Wraps a communicator of gloo, for tensors of a GPU."""
         return StagedGroup(self, group)
 
     def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> StagedSum:
@@ -196,7 +196,7 @@ class Staging:
         return StagedSum(self, tensor, slice(None), post)
 
     def all_gather(self, rows: torch.Tensor, mine: int, group: dist.ProcessGroup | None) -> StagedSum:
-        """Posts that each rank of a communicator gets the rows of all others; ``mine`` is the row of this rank."""
+        """Posts the gathering of one row from each rank of a communicator; ``mine`` is the row of this rank."""
 
         def post(gathered: torch.Tensor) -> Pending:
             rooms = list(gathered.unbind())
@@ -204,17 +204,17 @@ class Staging:
 
         return StagedSum(self, rows, slice(mine, mine + 1), post)
 
-    def hand_over(self, room: torch.Tensor, tensor: torch.Tensor, post: Callable[[], Pending]) -> Handed:
-        """Copies a tensor to the host, after all that is computed by now; the thread posts it then."""
+    def hand_over(self, room: torch.Tensor, tensor: torch.Tensor, post: Callable[[], Pending]) -> DeferredPost:
+        """Copies a tensor to the host, after all earlier operations of the GPU; the thread then posts it."""
         accelerator = self.accelerator
         accelerator.wait(self.outgoing, accelerator.record(accelerator.computing))
         accelerator.copy(self.outgoing, room, tensor)
-        handed = Handed(accelerator.record(self.outgoing), post)
-        self._handed.put(handed)
-        return handed
+        deferred = DeferredPost(accelerator.record(self.outgoing), post)
+        self._deferred.put(deferred)
+        return deferred
 
     def bring_in(self, tensor: torch.Tensor, room: Room, content: torch.Tensor) -> None:
-        """Copies what came to the GPU, before all that is computed from now on."""
+        """Copies received content to the GPU, before all later operations of it."""
         accelerator = self.accelerator
         accelerator.copy(self.incoming, tensor, content)
         copied = accelerator.record(self.incoming)
@@ -222,13 +222,13 @@ class Staging:
         self.rooms.give(room, copied)
 
     def close(self) -> None:
-        """Nothing more is staged: the thread ends."""
-        self._handed.put(None)
+        """Ends the thread; no call may follow."""
+        self._deferred.put(None)
 
     def _post(self) -> None:
         self.accelerator.enter()
-        while (handed := self._handed.get()) is not None:
-            handed.run(self.accelerator)
+        while (deferred := self._deferred.get()) is not None:
+            deferred.run(self.accelerator)
 
 
 class StagedGroup:

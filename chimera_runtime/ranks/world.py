@@ -1,12 +1,9 @@
-"""The ranks of the job: process groups for messages, gradient sums and progress."""
+"""The world: a rank's device, and the communicators that it takes part in for control, sums and messages."""
 
 import ctypes
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cached_property
 from itertools import count
 from operator import itemgetter
 from types import MappingProxyType
@@ -16,164 +13,105 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.accelerator import Cuda
 from chimera_runtime.ranks.communicators import DIRECTED, channels, chosen
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.ranks.interpreter_end import wait_for_gloo_at_exit
-from chimera_runtime.ranks.messages import Names, Peer, Pending, Settle, waiter
+from chimera_runtime.ranks.messages import Names, Peer
 from chimera_runtime.ranks.monitor import Monitor, end_process, limited
-from chimera_runtime.ranks.process_groups import A_DAY, Groups, Sums, ranks_of, sums_of
+from chimera_runtime.ranks.process_groups import A_DAY, ProcessGroups, Sums, sums_of
 from chimera_runtime.ranks.readout import Reader, Readout, from_host
-from chimera_runtime.ranks.rendezvous import exchange, learn, require_own_store, waits_of
+from chimera_runtime.ranks.rendezvous import exchange, require_own_store, waits_of
 from chimera_runtime.ranks.staging import Staging
-from chimera_runtime.values.tensors import plain
-
-_LATE = "no answer within"
-"""In the message of a wait that took longer than the time-out."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place and the communicators it takes part in.
+    """A rank of a program, with its device and its communicators.
 
-    Ranks are counted within the pipelines; ``members`` are their numbers in the default process group. Messages and
-    sums of a GPU by gloo go through a ``staging``; a ``monitor`` keeps the time where gloo does not. Losses are read by
-    ``read``. ``store_of_all`` is that of the pipelines in the other rows of a mesh as well.
+    Attributes
+    ----------
+    control_group
+        Communication outside of the schedule.
+    store_of_all
+        The store of the pipelines in the other rows of a mesh as well.
+    backend
+        The backend of messages and sums.
+    sums
+        By weight group, the communicator of its gradient sums.
+    channels
+        By sender and receiver, the communicators of messages; none for gloo, whose messages take the control group.
+    staging
+        Carries messages and sums of a GPU by gloo.
+    read
+        Reads losses from the device.
     """
 
     job: Job
-    place: Place
-    members: tuple[int, ...]
     device: torch.device
-    names: Names
-    store: Store
+    control_group: ControlGroup
     store_of_all: Store
-    timeout: float
     backend: str
-    chat: dist.ProcessGroup
     sums: Sums
     channels: dict[tuple[int, int], dist.ProcessGroup]
     staging: Staging | None = None
-    monitor: Monitor | None = None
     read: Reader = from_host
 
-    def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
-        """What another rank leaves in the store.
-
-        Raises
-        ------
-        PeerLost
-            If it takes longer than ``seconds``.
-        """
-        doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
-        return learn(self.store, key, source, doing, seconds)
-
-    @contextmanager
-    def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
-        """Says in a failure of the communication inside what was waited for, and for whom.
-
-        Raises
-        ------
-        PeerLost
-            If the communication fails or takes longer than the time-out, or something has done so before.
-        """
-        self.check()
-        try:
-            yield
-        except RuntimeError as error:
-            self.check()
-            raise self.lost(operation, peers, error) from None
-
-    def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
-        """The one message that a failed wait leaves behind; no peers stand for all others, of two ranks the other."""
-        only = [1 - self.place.rank] if len(self.members) == 2 else []
-        return self.names.lost(operation, peers or only, error)
-
-    def check(self) -> None:
-        """Passes as long as every wait has ended in time, and torchrun is there.
-
-        Raises
-        ------
-        PeerLost
-            If not: see `Monitor.check`.
-        """
-        self.names.require_launcher()
-        if self.monitor is not None:
-            self.monitor.check()
-
-    def catch_up(self) -> None:
-        """Returns when the device has computed what it is to compute, and counts; errors as in `check`."""
-        if self.monitor is not None:
-            _synchronise(self.device)
-            self.monitor.check()
-
-    @cached_property
-    def wait(self) -> Settle:
-        """How a message or a sum is waited for.
-
-        What takes longer than the time-out is an error of the wait with gloo; elsewhere the monitor notes it.
-        """
-        return waiter(self.timeout) if self.monitor is None else self.monitor.settle
-
-    def settle(self, work: Pending | None, operation: str, peers: Sequence[int] = ()) -> None:
-        """Waits for an operation of the start-up, the check or the end; errors as in `waiting`."""
-        with self.waiting(operation, peers):
-            if work is not None:
-                work.wait(timedelta(seconds=self.timeout))
-
-    def send(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
-        """Sends a tensor outside of the schedule."""
-        with self.waiting(operation, [rank]):
-            work = dist.isend(plain(tensor.detach().cpu()), self.members[rank], group=self.chat)
-        self.settle(work, operation, [rank])
-
-    def recv(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
-        """Receives a tensor outside of the schedule."""
-        with self.waiting(operation, [rank]):
-            work = dist.irecv(tensor, self.members[rank], group=self.chat)
-        self.settle(work, operation, [rank])
-
-    def meet(self, operation: str) -> None:
-        """Returns when all ranks have come here."""
-        with self.waiting(operation):
-            work = dist.barrier(self.chat, async_op=True)
-        self.settle(work, operation)
+    @property
+    def place(self) -> Place:
+        """The place of this rank."""
+        return self.control_group.place
 
     def ranks_of(self, *stages: int) -> list[int]:
-        """All ranks that hold a stage, or any of several, ascending."""
-        return ranks_of(self.job, self.place, stages)
+        """All ranks that hold any of the stages, ascending."""
+        return self.place.ranks_of(self.job.members(stages))
+
+    def synchronize(self) -> None:
+        """Synchronizes the device, then raises if any wait has timed out, as in `Monitor.check`."""
+        if self.control_group.monitor is not None:
+            _synchronize(self.device)
+            self.control_group.monitor.check()
 
     def peer(self, worker: int) -> Peer:
-        """Another worker of this rank's copy."""
-        mine, rank = self.place.worker, self.place.rank_of(self.place.copy, worker)
-        outgoing = self.channels.get((mine, worker), self.chat)
-        incoming = self.channels.get((worker, mine), self.chat)
-        staged = None if self.staging is None else self.staging.staged
-        return Peer(rank, self.members[rank], outgoing, incoming, self.names, self.wait, staged)
+        """Another worker of this rank's copy, to exchange messages with."""
+        control, mine, rank = self.control_group, self.place.worker, self.place.rank_of(self.place.copy, worker)
+        return Peer(
+            rank,
+            control.members[rank],
+            outgoing=self.channels.get((mine, worker), control.group),
+            incoming=self.channels.get((worker, mine), control.group),
+            names=control.names,
+            settle=control.wait,
+            staged=None if self.staging is None else self.staging.staged,
+        )
 
-    def abandon(self, error: PeerLost, explains: bool = True) -> None:
+    def leak_groups(self, error: PeerLost, explains: bool = True) -> None:
         """Keeps gloo's communicators for ever: a process cannot end while it destroys one that still waits for a rank.
 
-        Gloo has no other way to give up an operation before its own time-out, which is a day. If ``explains``,
-        the error gets notes with what the ranks that were waited for have waited for themselves: one that gives up
-        closes its connections.
+        Gloo has no other way to give up an operation before its own time-out, which is a day. If ``explains``, the
+        error gets notes that say for what the ranks that were waited for have waited: a rank that gives up closes its
+        connections.
         """
-        for group in {self.chat, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
+        control = self.control_group
+        for group in {control.group, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         if not explains:
             return
         others = error.peers or [rank for rank in self.place.ranks if rank != self.place.rank]
-        for note in waits_of(self.store, self.place.rank, str(error), others, _LATE in str(error)):
+        is_late = mistakes.NO_ANSWER in str(error)
+        for note in waits_of(control.store, self.place.rank, str(error), others, is_late=is_late):
             error.add_note(note)
 
     def close(self) -> None:
-        """Lets the communicators go; the default process group stays."""
-        for helper in (self.staging, self.monitor):
+        """Destroys the communicators; the default process group stays."""
+        for helper in (self.staging, self.control_group.monitor):
             if helper is not None:
                 helper.close()
-        for group in {self.chat, *_groups_of(self.sums, self.channels)} - {dist.group.WORLD}:
+        for group in {self.control_group.group, *_groups_of(self.sums, self.channels)} - {dist.group.WORLD}:
             dist.destroy_process_group(group)
 
 
@@ -202,12 +140,7 @@ def begin(
     place = _place(job, rank, size, layout)
     device = device_of(backend, on)
     _agree_on_program(job, place, store, timeout)
-    late = PeerLost(
-        f"rank {rank} (worker {place.worker}): connecting with the other ranks: not done within {timeout:g} s "
-        "(timeout); one of them may be stuck, or ports or the address of a host cannot be reached",
-        (),
-    )
-    with limited(timeout, late, end):
+    with limited(timeout, mistakes.connecting_is_late(rank, place.worker, timeout), end):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=A_DAY)
     return place, device
 
@@ -215,15 +148,17 @@ def begin(
 def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout: float) -> World:
     """Sets up communicators over all ranks of a process group that `begin` made."""
     backend = _backend(dist.group.WORLD, device)
-    groups = Groups(place.rank, tuple(place.ranks), store, timeout)
-    return _connect(job, place, groups, store, device, timeout, backend, dist.group.WORLD)
+    groups = ProcessGroups(place.rank, tuple(place.ranks), store, timeout)
+    return _connect(
+        job, place, groups, store, device=device, timeout=timeout, backend=backend, everyone=dist.group.WORLD
+    )
 
 
 def join(
     job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
 ) -> World:
     """The default process group and the communicators over it; arguments and errors as in `begin`."""
-    place, device = begin(job, store, rank, size, layout, backend, timeout, on)
+    place, device = begin(job, store, rank, size, layout=layout, backend=backend, timeout=timeout, on=on)
     return join_all(job, place, store, device, timeout)
 
 
@@ -251,9 +186,9 @@ def join_group(
         is no such device, or with NCCL another rank has it.
     """
     if not dist.is_initialized():
-        raise Misuse("there is no process group: call torch.distributed.init_process_group() before")
+        raise mistakes.no_process_group()
     if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise Misuse("this rank is not in the group that it gave: every rank gives one that it is a part of")
+        raise mistakes.not_in_the_group()
     require_own_store()
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     used = known_device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
@@ -265,8 +200,18 @@ def join_group(
     _agree_on_program(job, place, store, timeout, {"layout": layout, "communicators": communicators, **arguments})
     if backend == "nccl":
         require_own_gpu(store, place.rank, used)
-    groups = Groups(place.rank, members, of_all, timeout)
-    return _connect(job, place, groups, store, used, timeout, backend, None, communicators, end)
+    groups = ProcessGroups(place.rank, members, of_all, timeout)
+    return _connect(
+        job,
+        place,
+        groups,
+        store,
+        device=used,
+        timeout=timeout,
+        backend=backend,
+        communicators=communicators,
+        end=end,
+    )
 
 
 _number = count()
@@ -275,69 +220,63 @@ _number = count()
 
 def _place(job: Job, rank: int, size: int, layout: str) -> Place:
     if size % job.workers:
-        lower, upper = size // job.workers * job.workers, (size // job.workers + 1) * job.workers
-        fitting = f"{lower} or {upper}" if lower else f"{upper}"
-        raise Misuse(
-            f"{job.name} runs on {job.workers} workers and there {'is' if size == 1 else 'are'} {size} "
-            f"{'rank' if size == 1 else 'ranks'}; start a multiple of {job.workers}: --nproc-per-node={fitting}"
-        )
+        raise mistakes.copies_are_not_whole(job.name, job.workers, size)
     return Place(rank, job.workers, size // job.workers, layout)
 
 
 def _agree_on_program(
     job: Job, place: Place, store: Store, timeout: float, arguments: Mapping[str, object] = MappingProxyType({})
 ) -> None:
-    what = f"rank {place.rank} (worker {place.worker}): wait for all ranks to start"
+    what = f"{mistakes.place_text(place.rank, place.worker)}: wait for all ranks to start"
     mine = json.dumps({name: str(value) for name, value in arguments.items()})
-    answers = exchange(store, "here", place.rank, len(place.ranks), f"{job.program} {mine}", what, timeout)
+    text = f"{job.program} {mine}"
+    answers = exchange(store, "here", place.rank, len(place.ranks), value=text, what=what, seconds=timeout)
     if any(answer.split(" ")[0] != job.program for answer in answers):
-        raise Misuse(
-            "the ranks run different programs: compile again before they start, or copy the whole directory to every "
-            "machine again"
-        )
-    given = [json.loads(answer.partition(" ")[2]) for answer in answers]
+        raise mistakes.programs_differ()
+    arguments_of = [json.loads(answer.partition(" ")[2]) for answer in answers]
     for name in arguments:
-        values = [of_rank[name] for of_rank in given]
+        values = [of_rank[name] for of_rank in arguments_of]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
-            raise Misuse(
-                f"{name} is {values[0]} on rank 0 and {values[other]} on rank {other}: every rank makes the pipeline "
-                "with the same arguments"
-            )
+            raise mistakes.arguments_differ(name, values[0], values[other], other)
 
 
 def _connect(
     job: Job,
     place: Place,
-    groups: Groups,
+    groups: ProcessGroups,
     store: Store,
+    *,
     device: torch.device,
     timeout: float,
     backend: str,
-    chat: dist.ProcessGroup | None,
+    everyone: dist.ProcessGroup | None = None,
     communicators: str = DIRECTED,
     end: Callable[[PeerLost], None] = end_process,
 ) -> World:
-    """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
+    """Makes the communicators; ``everyone`` is an unused group of gloo over all members, if there is one."""
     wait_for_gloo_at_exit()
-    everyone = groups.everyone() if chat is None or backend != "gloo" else chat
+    # All ranks make all communicators in one order: first that of the control group, then sums, then messages.
+    control = groups.everyone() if everyone is None or backend != "gloo" else everyone
     sums = sums_of(job, place, backend, groups)
     by_link = channels(job, place, backend, groups.make, communicators)
     world = World(
         job=job,
-        place=place,
-        members=groups.members,
         device=device,
-        names=Names(place.rank, place.worker, job.stages, timeout),
-        store=store,
+        control_group=ControlGroup(
+            group=control,
+            store=store,
+            place=place,
+            members=groups.members,
+            names=Names(place.rank, place.worker, job.stages, timeout),
+            timeout=timeout,
+            monitor=None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link)),
+        ),
         store_of_all=groups.store,
-        timeout=timeout,
         backend=backend,
-        chat=everyone,
         sums=sums,
         channels=by_link,
         staging=staging_of(device, backend),
-        monitor=None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link)),
         read=reader_of(device),
     )
     if backend != "gloo":
@@ -374,26 +313,27 @@ def _warm_up(world: World) -> None:
     On NCCL the first operation of a communicator sets it up and blocks the host until its peers are there; in the loop,
     where posting must not block, that could close a cycle.
     """
-    assert world.monitor is not None
-    with world.monitor.watching(lambda error: world.lost("for the first use of communicators", (), error)):
+    control = world.control_group
+    assert control.monitor is not None
+    with control.monitor.watching(lambda error: control.lost("for the first use of communicators", (), error)):
         _use_all(world)
 
 
 def _use_all(world: World) -> None:
-    me, token = world.place, torch.zeros(1, device=world.device)
+    me, members, token = world.place, world.control_group.members, torch.zeros(1, device=world.device)
     for source, target in world.job.links:
         channel = world.channels.get((source, target))
         if me.worker == source:
-            dist.send(token, world.members[me.rank_of(me.copy, target)], group=channel)
+            dist.send(token, members[me.rank_of(me.copy, target)], group=channel)
         if me.worker == target:
-            dist.recv(token, world.members[me.rank_of(me.copy, source)], group=channel)
-        _synchronise(world.device)
+            dist.recv(token, members[me.rank_of(me.copy, source)], group=channel)
+        _synchronize(world.device)
     for _, (group, _) in sorted(world.sums.items(), key=itemgetter(0)):
         if group is not None:
             dist.all_reduce(token, group=group)
-            _synchronise(world.device)
+            _synchronize(world.device)
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

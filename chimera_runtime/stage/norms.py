@@ -25,11 +25,11 @@ def total_norm(world: World, gradients: Mapping[Group, Sequence[torch.Tensor]], 
     numbers = torch.tensor([float(norm) for norm in norms], dtype=torch.float64)
     largest, power = math.isinf(norm_type), norm_type or 1.0  # a norm of order 0 is a count, and counts add up
     total = (numbers.amax() if largest and norms else (numbers**power).sum()).reshape(1)
-    with world.waiting("for the norm of the gradients"):
+    with world.control_group.waiting("for the norm of the gradients"):
         work = dist.all_reduce(
-            total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=world.chat, async_op=True
+            total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=world.control_group.group, async_op=True
         )
-    world.settle(work, "for the norm of the gradients")
+    world.control_group.settle(work, "for the norm of the gradients")
     return (total if largest else total ** (1 / power)).reshape(())
 
 
@@ -72,8 +72,8 @@ def agree_on_infinite(world: World, scaler: torch.amp.GradScaler, optimizer: tor
     if not flags:
         flags[world.device] = torch.zeros((), device=world.device)
     largest = torch.tensor([max(map(float, flags.values()))], dtype=torch.float64)
-    with world.waiting("for what any rank has found infinite"):
-        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=world.chat, async_op=True)
-    world.settle(work, "for what any rank has found infinite")
+    with world.control_group.waiting("for what any rank has found infinite"):
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=world.control_group.group, async_op=True)
+    world.control_group.settle(work, "for what any rank has found infinite")
     for flag in flags.values():
         flag.fill_(float(largest))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from chimera_runtime.blame import Calling, ModelError, Operation
+from chimera_runtime.blame import LaneOperation, ModelError, UserCode
 from chimera_runtime.errors import FAILED, BadModel
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
@@ -111,8 +111,8 @@ class Stage(WeightGroup):
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
         self._outputs: dict[Micros, tuple[Tensors, list[int]]] = {}
         self._input_gradients: dict[Micros, Tensors] = {}
-        self._forwarding = Calling(f"the forward of stage {number}", FAILED)
-        self._going_back = Calling(f"the backward of stage {number}", FAILED)
+        self._forwarding = UserCode(f"the forward of stage {number}", FAILED)
+        self._going_back = UserCode(f"the backward of stage {number}", FAILED)
 
     def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
         """Allocates the receive buffers: for each slot of activations and gradients, room for so many micro-batches."""
@@ -370,7 +370,7 @@ class Stage(WeightGroup):
         self._recomputing.compare(update, micro, waiting, partial(self._compared, passed, roots, waiting.of))
         return SavedGraph(passed.leaves, roots, roots_of(passed.auxiliary))
 
-    def _operation(self, kind: str, micros: Micros) -> Operation:
+    def _operation(self, kind: str, micros: Micros) -> LaneOperation:
         return self._numbering.operation(kind, micros, self.number)
 
     # ---- update

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from chimera_runtime.blame import ModelError, Operation
+from chimera_runtime.blame import LaneOperation, ModelError
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.weight_groups import Group, group_key
 from chimera_runtime.stage.sums import GradientSum
@@ -68,7 +68,7 @@ class WeightGroup:
         try:
             self._weights.step()
         except ModelError as error:
-            error.during(Operation("step", group_key(self.group), (), self.updates))
+            error.during(LaneOperation("step", group_key(self.group), (), self.updates))
             raise
         if not self._weights.gradients_stay:
             self._sum.clear()

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED
 
-_STEPPING = Calling("the optimizer's step", FAILED)
+_STEPPING = UserCode("the optimizer's step", FAILED)
 
 
 class Weights:

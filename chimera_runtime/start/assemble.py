@@ -14,7 +14,7 @@ from chimera_runtime.model.ties import by_group, declared, unite
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import spread
 from chimera_runtime.program.weight_groups import Group, group_text
-from chimera_runtime.ranks.cuda_queues import few_queues
+from chimera_runtime.ranks.devices import cuda_queue_warning
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
@@ -35,8 +35,8 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
     """
     ties = declared(model, world.job)
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
-    has_others = len(world.members) < dist.get_world_size()
-    members = world.members if has_others and not world.job.period else None
+    has_others = len(world.control_group.members) < dist.get_world_size()
+    members = world.control_group.members if has_others and not world.job.period else None
     built = {s: model.stage(s, world.job.stages, seed, world.device, members) for s in held}
     unite(world, built, ties, model)
     label(parameters_by_name(model, built, ties))
@@ -50,7 +50,7 @@ def remarks(world: World, findings: Findings) -> list[str]:
     return [
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
-        *few_queues(world.backend, world.device.type),
+        *cuda_queue_warning(world.backend, world.device.type),
     ]
 
 
@@ -65,9 +65,9 @@ def agree_on_weights(world: World, built: dict[int, torch.nn.Module]) -> None:
     for number, module in built.items():
         first, *_ = world.ranks_of(number)
         mine = digest(map(local, module.parameters()))
-        world.store.set(f"weights/{number}/{world.place.rank}", mine)
+        world.control_group.store.set(f"weights/{number}/{world.place.rank}", mine)
         what = f"for the initial weights of stage {number}"
-        if world.learn(f"weights/{number}/{first}", first, what, world.timeout).decode() != mine:
+        if world.control_group.wait_for_key(f"weights/{number}/{first}", first, what).decode() != mine:
             raise Misuse(
                 f"stage {number} starts with other weights on rank {world.place.rank} than on rank {first}: "
                 "a stage or a layer may draw random numbers from torch alone, which is seeded alike on all ranks"
@@ -96,7 +96,15 @@ def assemble(
         kind = GradientSum if sum_dtype is None else WideGradientSum
         count = None if expected is None else Count(group[0], expected, world.device)
         gradients = kind(
-            group_text(group), trained, peers, members, world.names, world.wait, sum_dtype, count, world.staging
+            group_text(group),
+            trained,
+            peers,
+            members,
+            world.control_group.names,
+            world.control_group.wait,
+            sum_dtype,
+            count,
+            world.staging,
         )
         return _weights(setting, trained, optimizer), gradients
 

@@ -7,7 +7,7 @@ import sys
 import torch
 
 from chimera_runtime.program.rank_facts import KeptMicros, RankFacts
-from chimera_runtime.values.sizes import shown
+from chimera_runtime.values.byte_text import byte_text
 
 
 def memory_state(device: torch.device, facts: RankFacts | None) -> str:
@@ -37,8 +37,9 @@ def _on_gpu(device: torch.device) -> str:
     free, total = torch.cuda.mem_get_info(device)
     allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     return (
-        f"{shown(allocated)} of tensors in {shown(reserved)} that torch holds, {shown(free)} free of "
-        f"{shown(total)} on {device}; at most {shown(torch.cuda.max_memory_allocated(device))} of tensors before"
+        f"{byte_text(allocated)} of tensors in {byte_text(reserved)} that torch holds, {byte_text(free)} free "
+        f"of {byte_text(total)} on {device}; at most {byte_text(torch.cuda.max_memory_allocated(device))} of tensors "
+        "before"
     )
 
 
@@ -46,4 +47,4 @@ def _on_host() -> str:
     """Peak of this process (``ru_maxrss``, which macOS counts in bytes) and the size of the machine's memory."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"this process has used at most {shown(peak)}, of {shown(total)} in the machine"
+    return f"this process has used at most {byte_text(peak)}, of {byte_text(total)} in the machine"

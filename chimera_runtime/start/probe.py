@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.batches import MicroBatchSource
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.model.model import Model
@@ -23,7 +23,7 @@ from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
 from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
 from chimera_runtime.stage.splitting import SecondHalf, SplitBackward, WholeBackward, obstacle
-from chimera_runtime.values.aliases import Dropped
+from chimera_runtime.values.aliases import ReleasedTensors
 from chimera_runtime.values.boundary import Boundary, Traits, with_shared
 from chimera_runtime.values.keywords import Keywords, accepted, require_unused
 from chimera_runtime.values.losses import as_pair, expected_count
@@ -90,7 +90,7 @@ def find(
     expected = expected_count(prober.count(), world.job.passes * world.place.copies)
     known = [replace(b, counted=expected is not None) for b in prober.forget(prober.backward(boundaries))]
     if expected is not None:
-        expected = largest_of_rows(world, built.values(), expected)
+        expected = largest_of_rows(world.control_group, built.values(), expected, world.device)
     names = sorted({name for of_stage in traits for name in of_stage.auxiliary})
     return Findings(known, with_shared(traits), prober.footprints, expected, tuple(names))
 
@@ -183,7 +183,7 @@ class _Prober:
 
     def forget(self, boundaries: list[Boundary]) -> list[Boundary]:
         """The boundaries, once it is known which tensors' memory outlives their graph: the stage keeps it."""
-        dropped = {stage: Dropped(seen.outputs) for stage, seen in self._runs.items()}
+        dropped = {stage: ReleasedTensors(seen.outputs) for stage, seen in self._runs.items()}
         self._runs.clear()
         self._given.clear()
         for stage, outputs in dropped.items():
@@ -238,28 +238,28 @@ class _Prober:
             self.footprints[stage] = self.footprints[stage].with_halves(*self._hear(f"halves/{stage}", stage))
 
     def _describe(self, stage: int, boundary: Boundary) -> None:
-        self._world.store.set(f"boundary/{stage}", pickle.dumps(boundary).hex())
+        self._world.control_group.store.set(f"boundary/{stage}", pickle.dumps(boundary).hex())
 
     def _described(self, stage: int) -> Boundary:
         """What another rank of this job has found; classes in its structure may be the user's."""
         what = f"for what stage {stage} hands on"
-        text = self._world.learn(f"boundary/{stage}", self._rank(stage), what, self._world.timeout).decode()
+        text = self._world.control_group.wait_for_key(f"boundary/{stage}", self._rank(stage), what).decode()
         boundary: Boundary = pickle.loads(bytes.fromhex(text))
         return boundary
 
     def _say(self, key: str, fact: object) -> None:
-        self._world.store.set(key, json.dumps(fact))
+        self._world.control_group.store.set(key, json.dumps(fact))
 
     def _hear(self, key: str, stage: int) -> Any:
         what = f"for what stage {stage} does with the first micro-batch"
-        return json.loads(self._world.learn(key, self._rank(stage), what, self._world.timeout))
+        return json.loads(self._world.control_group.wait_for_key(key, self._rank(stage), what))
 
     def _pass_on(self, stage: int) -> None:
         """Sends the outputs of a stage to the rank of the next one, unless it is this one."""
         target = self._rank(stage + 1)
         if target != self._world.place.rank:
             for tensor in self._runs[stage].outputs:
-                self._world.send(tensor, target, f"for stage {stage + 1} to take the first micro-batch")
+                self._world.control_group.send(tensor, target, f"for stage {stage + 1} to take the first micro-batch")
 
     def _handed(self, stage: int, before: Boundary | None) -> Any:
         """What a stage is called on: the first inputs of the dataset, or what the stage before returned."""
@@ -270,7 +270,9 @@ class _Prober:
             return self._runs[stage - 1].outputs
         buffers = before.buffers(torch.device("cpu"))
         for tensor in buffers:
-            self._world.recv(tensor, self._rank(stage - 1), f"for the first micro-batch of stage {stage - 1}")
+            self._world.control_group.recv(
+                tensor, self._rank(stage - 1), f"for the first micro-batch of stage {stage - 1}"
+            )
         return tuple(t.to(device) for t in buffers)
 
 
@@ -290,7 +292,7 @@ def look(model: Model, stage: int, module: torch.nn.Module, given: Given, measur
     random, beside = _random_state(), states_beside_torch()
     saved = SavedTensors(module.parameters)
     with saved.watching() if measures else nullcontext():
-        with Calling(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
+        with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
             returned = module(argument, **keywords)
         form, outputs = model.outputs(stage, returned) if not last else (ONE_TENSOR, ())
         count = None
@@ -341,7 +343,7 @@ def weigh_halves(
     roots = tuple([t for t in (*handed_on, *seen.auxiliary) if t.requires_grad])
     gradients = tuple(map(torch.zeros_like, roots))
     before, inputs, received = dict(saved.sizes), memory_of(seen.inputs), memory_of(gradients)
-    with Calling(f"the backward of stage {stage}", FAILED):
+    with UserCode(f"the backward of stage {stage}", FAILED):
         begun: SecondHalf = (
             WholeBackward(roots, gradients, module.parameters(), apart=False)
             if whole
@@ -364,7 +366,7 @@ def look_back(stage: int, module: torch.nn.Module, seen: Sight, follow: tuple[bo
     handed_on = seen.outputs if follow is None else compress(seen.outputs, follow)
     roots = [t for t in (*handed_on, *seen.auxiliary) if t.requires_grad]
     if roots:
-        with Calling(f"the backward of stage {stage}", FAILED):
+        with UserCode(f"the backward of stage {stage}", FAILED):
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
     for parameter in module.parameters():
         parameter.grad = None

@@ -7,7 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from chimera_runtime.blame import ModelError, Operation
+from chimera_runtime.blame import LaneOperation, ModelError
 from chimera_runtime.data.batches import MicroBatchSource
 from chimera_runtime.lane.lane import Lane, Load
 from chimera_runtime.lane.message_links import Incoming, Outgoing
@@ -90,7 +90,7 @@ class Setting:
                 return to_device(load(update, micro), device)
             except ModelError as error:
                 later, number = divmod(micro, passes)
-                error.during(Operation(kind, stage, (number,), update + later))
+                error.during(LaneOperation(kind, stage, (number,), update + later))
                 raise
 
         return loaded

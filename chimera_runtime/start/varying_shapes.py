@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.ranks.world import World
@@ -129,13 +129,13 @@ class Lengths:
             if self._rank(number) == world.place.rank:
                 handed = self._handed(number, known, outputs, first)
                 outputs[number] = self._run(number, handed, first)
-                world.store.set(f"{name}/{number}", json.dumps([list(t.shape) for t in outputs[number]]))
+                world.control_group.store.set(f"{name}/{number}", json.dumps([list(t.shape) for t in outputs[number]]))
                 after = self._rank(number + 1)
                 if after != world.place.rank and number + 1 < len(self._largest):
                     for tensor in outputs[number]:
-                        world.send(tensor, after, f"for stage {number + 1} to see new shapes")
+                        world.control_group.send(tensor, after, f"for stage {number + 1} to see new shapes")
             what = f"for the shapes of what stage {number} hands on"
-            heard = json.loads(world.learn(f"{name}/{number}", self._rank(number), what, world.timeout))
+            heard = json.loads(world.control_group.wait_for_key(f"{name}/{number}", self._rank(number), what))
             known.append(replace(largest, shapes=tuple(map(tuple, heard))))
         return known
 
@@ -150,7 +150,7 @@ class Lengths:
             return before.form.filled(outputs[number - 1])
         buffers = before.buffers(torch.device("cpu"))
         for tensor in buffers:
-            world.recv(tensor, self._rank(number - 1), f"for new shapes of stage {number - 1}")
+            world.control_group.recv(tensor, self._rank(number - 1), f"for new shapes of stage {number - 1}")
         return before.form.filled([t.to(world.device) for t in buffers])
 
     @torch.no_grad()
@@ -160,7 +160,7 @@ class Lengths:
         loaded = to_device(first[1], self._world.device) if names else {}
         state, before = state_of(module)
         torch.manual_seed(draw_seed("shapes", number))
-        with Calling(f"the forward of stage {number}", FAILED):
+        with UserCode(f"the forward of stage {number}", FAILED):
             tensors, form = taken_apart(module(handed, **fresh({name: loaded[name] for name in names})))
         state.restore(before)
         rest(module)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
-from chimera_runtime.ranks.object_exchange import Talk
+from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.state.state import State
 
 _SAFE = ".safetensors"
@@ -44,22 +44,22 @@ def export_weights(state: State, path: Path) -> None:
 
     Where pipelines in several rows of a mesh hold parts of one model, those of the first row write it.
     """
-    talk = Talk(state.group, f"{path}", _PATIENCE)
+    exchange = ObjectExchange(state.group, f"{path}", _PATIENCE)
 
     def require() -> None:
         state.require_values()
         state.saved()  # what a module cannot say is known before ranks wait for one another
-        if talk.rank == 0:
+        if exchange.rank == 0:
             require_writable(path)
 
-    talk.gathered(require)
+    exchange.gather_results(require)
     values = state.whole()
     complaint = None
     if values is None:
         complaint = state.learn_verdict(_PATIENCE)
-    elif talk.rank == 0:
+    elif exchange.rank == 0:
         complaint = _complaint(path, values, state)
-    complaint = next(filter(None, talk.heard(complaint)), None)
+    complaint = next(filter(None, exchange.all_gather(complaint)), None)
     state.tell_verdict(complaint)
     if complaint is not None:
         raise BadCheckpoint(complaint)
@@ -67,16 +67,16 @@ def export_weights(state: State, path: Path) -> None:
 
 def load_weights(state: State, path: Path) -> list[str]:
     """Every rank reads what it holds: the names in the file that none of them does; errors are raised on all ranks."""
-    talk = Talk(state.group, f"{path}", _PATIENCE)
-    extra = set[str]().union(*talk.gathered(lambda: state.extra))
+    exchange = ObjectExchange(state.group, f"{path}", _PATIENCE)
+    extra = set[str]().union(*exchange.gather_results(lambda: state.extra))
 
     def taken() -> set[str]:
         with _opened(path, extra) as values:
             state.take(values)
             return {*values}
 
-    there = talk.gathered(taken, lambda words: f"{path}: {words}")[talk.rank]
-    return sorted(there.difference(*talk.heard(state.names)))
+    there = exchange.gather_results(taken, lambda words: f"{path}: {words}")[exchange.rank]
+    return sorted(there.difference(*exchange.all_gather(state.names)))
 
 
 def _complaint(path: Path, values: dict[str, Any], state: State) -> str | None:

@@ -17,7 +17,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import weights_of
-from chimera_runtime.ranks.object_exchange import Talk
+from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.stage.replicas import Replicas, digest
 from chimera_runtime.start.assemble import remarks
 from chimera_runtime.start.rank_context import Setting
@@ -122,7 +122,7 @@ class Holding:
     @property
     def first_rank(self) -> int:
         """The number of the first rank of these pipelines in the default process group."""
-        return self._setting.world.members[0]
+        return self._setting.world.control_group.members[0]
 
     @property
     def optimizers(self) -> dict[int | Group, Any]:
@@ -212,8 +212,14 @@ class Holding:
             self._uses[place.worker],
             ItemOrder(dataset, drawn_by, shuffle, sampler),
             EpochLength(self._setting.world, readers, self._loaders, self._messages),
-            self._located.alike(),
-            DataWorkers(num_workers, prefetch_factor, multiprocessing_context, pin_memory, self._setting.world.timeout),
+            self._located.for_loader(),
+            DataWorkers(
+                num_workers,
+                prefetch_factor,
+                multiprocessing_context,
+                pin_memory,
+                self._setting.world.control_group.timeout,
+            ),
             drop_last,
         )
 
@@ -289,10 +295,12 @@ class Holding:
         world, value = self._setting.world, list[T]()
 
         def located() -> None:
-            with self._located.alike():
+            with self._located.for_loader():
                 value.append(call())
 
-        Talk(world.chat, "the state of a pipeline", max(world.timeout, _PATIENCE)).gathered(located)
+        ObjectExchange(
+            world.control_group.group, "the state of a pipeline", max(world.control_group.timeout, _PATIENCE)
+        ).gather_results(located)
         return value[0]
 
     def export_weights(self, path: str | Path) -> None:
@@ -345,10 +353,10 @@ class Holding:
         if self._located.failed:
             raise Misuse("an update has failed on this pipeline: make a new one, from the last checkpoint")
         with self._located:
-            self._setting.world.check()
+            self._setting.world.control_group.check()
 
     def _catch_up(self) -> None:
         """Completes what is under way, on the device as well: what is kept of it counts."""
         self._finish()
         with self._located:
-            self._setting.world.catch_up()
+            self._setting.world.synchronize()

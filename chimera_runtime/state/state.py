@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.errors import FAILED, MISUSED, BadCheckpoint, Misuse
 from chimera_runtime.model.naming import name_in_model, names_in_model
-from chimera_runtime.ranks.object_exchange import Talk
-from chimera_runtime.ranks.rendezvous import learn
+from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.ranks.rendezvous import wait_for_key
 from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.values.meta_weights import fill, require_values
 from chimera_runtime.values.shards import local, meshes_of, rest, spread_out, whole
@@ -127,7 +127,7 @@ class State:
     @property
     def group(self) -> dist.ProcessGroup:
         """The ranks that have parts of the model."""
-        return self._setting.world.chat
+        return self._setting.world.control_group.group
 
     @property
     def names(self) -> list[str]:
@@ -154,7 +154,7 @@ class State:
     def rank(self) -> int:
         """The number of this rank in the default process group."""
         world = self._setting.world
-        return world.members[world.place.rank]
+        return world.control_group.members[world.place.rank]
 
     @property
     def _leader(self) -> int:
@@ -167,7 +167,7 @@ class State:
             return None
         what = f"rank {self.rank}: wait for the ranks of another row of the mesh to export the weights"
         key = f"exported/{self._exports}/{self._leader}"
-        return learn(self._setting.world.store_of_all, key, self._leader, what, patience).decode() or None
+        return wait_for_key(self._setting.world.store_of_all, key, self._leader, what, patience).decode() or None
 
     def tell_verdict(self, complaint: str | None) -> None:
         """Lets the other rows of the mesh know what has become of the file."""
@@ -181,9 +181,9 @@ class State:
         """
         world = self._setting.world
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
-        talk = Talk(self.group, "the weights that are exported", world.timeout)
+        exchange = ObjectExchange(self.group, "the weights that are exported", world.control_group.timeout)
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()}
-        heard, leads = zip(*talk.heard((described, self._leader == self.rank)), strict=True)
+        heard, leads = zip(*exchange.all_gather((described, self._leader == self.rank)), strict=True)
         if not all(leads):
             for name in sorted(mine):
                 whole(mine[name])
@@ -194,15 +194,15 @@ class State:
             tensor = whole(mine[name]).detach() if name in mine else None
             what = f"for {name}, which is to be exported"
             if world.place.rank == owner and owner and tensor is not None:
-                world.send(tensor, 0, what)
+                world.control_group.send(tensor, 0, what)
             elif world.place.rank == 0:
                 shape, dtype = heard[owner][name]
                 gathered[name] = torch.empty(shape, dtype=dtype)
                 if tensor is None:
-                    world.recv(gathered[name], owner, what)
+                    world.control_group.recv(gathered[name], owner, what)
                 else:
                     gathered[name].copy_(tensor)
-        extra = talk.gathered(
+        extra = exchange.gather_results(
             lambda: {name: packed(value, name) for replica, _, _, name, value in self._extra() if not replica}
         )
         return gathered | {name: unpacked(value) for of_rank in extra for name, value in of_rank.items()}
@@ -270,7 +270,7 @@ class State:
         for stage, module in self._built.items():
             tensors = dict(_tensors_of(module))
             ids = {id(tensor) for tensor in tensors.values()}
-            with Calling(f"state_dict() of stage {stage}", FAILED):
+            with UserCode(f"state_dict() of stage {stage}", FAILED):
                 entries = module.state_dict(keep_vars=True)
             for name, value in entries.items():
                 if name not in tensors and id(value) not in ids:
@@ -291,7 +291,7 @@ class State:
             state = module.state_dict()
             state.update(entries)
             try:
-                with Calling(f"load_state_dict() of stage {stage}", MISUSED):
+                with UserCode(f"load_state_dict() of stage {stage}", MISUSED):
                     module.load_state_dict(state)
             except ModelError as error:
                 if "in loading state_dict" in str(error.__cause__):  # torch's own words of keys

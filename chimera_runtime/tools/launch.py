@@ -15,7 +15,7 @@ from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, BadCheckpoint, Ba
 from chimera_runtime.model.model import load as load_model
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.compiled_program import load as load_program
-from chimera_runtime.ranks.rendezvous import meet
+from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import begin
 from chimera_runtime.start.memory_report import memory_state
 from chimera_runtime.tools.check.compare import CheckFailed
@@ -44,7 +44,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != directory]
     options, misuse = _options()
     try:
-        store, rank, size = meet(options.timeout)
+        store, rank, size = find_store(options.timeout)
     except Misuse as error:
         tell(f"train.py: {misuse or error}")
         leave(MISUSED)
@@ -99,7 +99,7 @@ def _run(
 ) -> None:
     """Joins the ranks, runs ``train`` and parts from them: together, or one would close what another reads from."""
     job = compiled.job
-    require_fitting(options, job)  # before ranks meet
+    require_fitting(options, job)  # before ranks find_store
     if options.backend_module is not None:
         register(options.backend, options.backend_module)
     asked = options.layout, options.backend, options.timeout, options.device

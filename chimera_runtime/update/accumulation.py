@@ -71,7 +71,9 @@ class Accumulation:
             weights = [step.weight for step in (*self._before, outcome)]
             weights_of = dict.fromkeys((None, *meshes_of(self._parameters)), weights)
             if self._counting is not None:
-                weights_of |= {m: averaged_in_mesh(self._counting, weights, m) for m in weights_of if m is not None}
+                control, device = self._counting.control_group, self._counting.device
+                meshes = [mesh for mesh in weights_of if mesh is not None]
+                weights_of |= {mesh: averaged_in_mesh(control, weights, mesh, device) for mesh in meshes}
             for parameter, since in self._since.items():
                 if since < len(self._before):
                     self._add_kept(parameter, _share(weights_of[mesh_of(parameter)][since:]))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import PeerLost, RanksDiffer
-from chimera_runtime.ranks.agreement import Comparison, Fact, Facts, Key
+from chimera_runtime.ranks.agreement import Fact, FactComparison, Facts, Key
 from chimera_runtime.ranks.messages import unrecorded
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.losses import Tally
@@ -67,9 +67,9 @@ class Outcome:
 
     def settle(self) -> None:
         """Returns when the sum is over; errors as in `loss`."""
-        self._world.check()
+        self._world.control_group.check()
         if self._work is not None:
-            self._world.settle(self._work, "for the loss of a step")
+            self._world.control_group.settle(self._work, "for the loss of a step")
             self._work = None
         if self._compare is not None:
             self._compare(self._numbers[self._losses + 1 :])
@@ -106,7 +106,7 @@ class Outcomes:
         self._counted = counted
         self.asked_to_stop = False
         self.facts_of: Callable[[int], dict[Key, Fact]] = lambda _update: {}
-        self.agreement = Comparison(world)
+        self.agreement = FactComparison(world.control_group, world.job)
         self._difference: RanksDiffer | None = None
         self._at_once = min(world.job.lag + 1, _AT_ONCE)
         self._under_way: deque[Outcome] = deque()
@@ -131,9 +131,11 @@ class Outcomes:
         """Raises RanksDiffer on all ranks if these facts differ between any; every rank calls it."""
         numbers = array("d", self.agreement.numbers(facts))
         if numbers:
-            with self._world.waiting("to compare replicas"):
-                work = unrecorded(dist.all_reduce, _tensor(numbers), group=self._world.chat, async_op=True)
-            self._world.settle(work, "to compare replicas")
+            with self._world.control_group.waiting("to compare replicas"):
+                work = unrecorded(
+                    dist.all_reduce, _tensor(numbers), group=self._world.control_group.group, async_op=True
+                )
+            self._world.control_group.settle(work, "to compare replicas")
             self._compare(self.agreement.number(), where, facts, numbers)
 
     def launch(self, update: int, tally: Tally) -> Outcome:
@@ -142,8 +144,8 @@ class Outcomes:
         losses = [*tally.numbers(self._names), float(self.asked_to_stop)]
         numbers = array("d", losses + self.agreement.numbers(facts))
         compare = partial(self._compare, self.agreement.number(), f"update {update + 1}", facts)
-        with self._world.waiting("for the loss of a step"):
-            work = unrecorded(dist.all_reduce, _tensor(numbers), group=self._world.chat, async_op=True)
+        with self._world.control_group.waiting("for the loss of a step"):
+            work = unrecorded(dist.all_reduce, _tensor(numbers), group=self._world.control_group.group, async_op=True)
         while len(self._under_way) >= self._at_once:
             self._under_way.popleft().settle()
         self._under_way.append(Outcome(update, tally, self._world, self._counted, self._names, numbers, work, compare))

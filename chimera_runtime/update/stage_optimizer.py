@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.model.ties import Modules, Tie, by_group
 from chimera_runtime.program.weight_groups import Group, group_key, group_name
@@ -14,7 +14,7 @@ from chimera_runtime.program.weight_groups import Group, group_key, group_name
 Named = list[tuple[str, torch.nn.Parameter]]
 """Parameters with their names in the model: see `Pipeline.named_parameters`."""
 
-_MAKING = Calling("optimizer(named_parameters)", MISUSED)
+_MAKING = UserCode("optimizer(named_parameters)", MISUSED)
 
 
 @dataclass
@@ -62,8 +62,8 @@ class Stepper:
         self.on_step: Callable[[Group, int], None] = lambda _group, _update: None
         self.group = group
         self._hooks = hooks
-        self._before = Calling(f"before_step of {group_name(group)}", FAILED)
-        self._after = Calling(f"after_step of {group_name(group)}", FAILED)
+        self._before = UserCode(f"before_step of {group_name(group)}", FAILED)
+        self._after = UserCode(f"after_step of {group_name(group)}", FAILED)
         self._next = StageStep(group_key(group), 0, module, self._made(named) if named else None, named)
 
     def _made(self, named: Named) -> Any:

@@ -82,8 +82,8 @@ def _require_given(stage: int, earlier: int, micro: int, storage: Any, given: An
         )
 
 
-class Dropped:
-    """Tensors of which nothing is to be left; make it before they are let go of."""
+class ReleasedTensors:
+    """Tensors whose memory should be free soon; make it before the last references go."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._memory = [tensor.untyped_storage()._weak_ref() for tensor in tensors]

@@ -232,7 +232,7 @@ def streamed(directory: Path) -> dict[str, Any]:
     found = {"before": beside(setting, stages)}
     setting.run(setting.lane(setting.parts(stages)), 3)
     found["after"] = beside(setting, stages)
-    world.meet("for everybody to finish")
+    world.control_group.barrier("for everybody to finish")
     world.close()
     return found
 
@@ -248,8 +248,8 @@ def beside(setting: Setting, stages: dict[int, Stage]) -> dict[str, Any]:
             for of in evaluation.rounds(each):
                 evaluation.run(of)
                 if last is keeping:
-                    outputs += gathered(setting.world, [job.placement[0][-1]], keeping.take()).values()
-    total, items = added_over_all(setting.world, weighing.total, weighing.items)
+                    outputs += gathered(setting.world.control_group, [job.placement[0][-1]], keeping.take()).values()
+    total, items = added_over_all(setting.world.control_group, weighing.total, weighing.items)
     mean = total / items
     one = in_one_process(everywhere({number: stage.module.state_dict() for number, stage in stages.items()}))
     expected, theirs = reference(one, batches)

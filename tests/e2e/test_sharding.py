@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import chimera_ir
 from chimera_ir.commands.profile_command import profile_command
-from chimera_runtime.values.sizes import shown
+from chimera_runtime.values.byte_text import byte_text
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all
 
 CLUSTER = """
@@ -93,7 +93,7 @@ def test_a_rank_needs_the_bytes_of_the_report(outcomes: dict[str, Outcome], fold
         told = re.search(r"^memory: .* rank (\d) .* optimizer (\S+ \w+),", outcomes[name].said[0], re.M)
         assert told is not None, outcomes[name].said[0]
         rank = int(told[1])
-        assert told[2] == shown(states[sharded][rank] + (more.get(rank, 0) if sharded else 0))
+        assert told[2] == byte_text(states[sharded][rank] + (more.get(rank, 0) if sharded else 0))
 
 
 def test_streams_and_other_optimizers_are_refused_in_one_message(outcomes: dict[str, Outcome]) -> None:

@@ -111,10 +111,10 @@ def _beside_own_model(setting: Setting, model: ModelFile, reference: Reference) 
     if model.reference is None:
         return []
     if world.place.rank:
-        world.learn("check/own", 0, "for the model of reference()", math.inf)
+        world.control_group.wait_for_key("check/own", 0, "for the model of reference()", math.inf)
         return []
     agreement = full_model.compare(reference, model, [ends for tie in setting.ties for ends in tie.parameters])
-    world.store.set("check/own", "1")
+    world.control_group.store.set("check/own", "1")
     return [str(agreement)]
 
 

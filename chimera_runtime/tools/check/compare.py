@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.program.weight_groups import Group, group_name, group_text
 from chimera_runtime.ranks.world import World
@@ -160,7 +160,9 @@ def compare(
     """
     _publish_digests(world, recorded)
     summed = torch.tensor([tally.numbers(names) for tally in recorded.losses], dtype=torch.float64)
-    world.settle(dist.all_reduce(summed, group=world.chat, async_op=True), "for the sum of the losses")
+    world.control_group.settle(
+        dist.all_reduce(summed, group=world.control_group.group, async_op=True), "for the sum of the losses"
+    )
     if world.place.rank:
         _hand_over(world, recorded, updates)
         return None
@@ -200,7 +202,7 @@ def _train_beside(
     """The training in one process, which steps as the ranks did, and how far their gradients and weights are off."""
     gradients: list[Deviation] = []
     weights: list[Deviation] = []
-    alone = Calling("training in one process, to compare with", FAILED)
+    alone = UserCode("training in one process, to compare with", FAILED)
     with alone:
         training = begin()
     inspect(training.modules)
@@ -248,12 +250,12 @@ def _taken(world: World, recorded: Recorded, group: Group, part: int, like: Sequ
     if rank == 0:
         return _part(recorded, group, part)
     key = group_text(group)
-    world.store.set(f"check/turn/{part}/{key}", "1")
-    present = json.loads(world.learn(f"check/present/{part}/{key}", rank, what, world.timeout))
+    world.control_group.store.set(f"check/turn/{part}/{key}", "1")
+    present = json.loads(world.control_group.wait_for_key(f"check/present/{part}/{key}", rank, what))
     room = [torch.empty_like(t, device="cpu") if there else None for t, there in zip(like, present, strict=True)]
     for tensor in room:
         if tensor is not None:
-            world.recv(tensor, rank, what)
+            world.control_group.recv(tensor, rank, what)
     return room
 
 
@@ -264,18 +266,20 @@ def _hand_over(world: World, recorded: Recorded, updates: int) -> None:
         for group in mine:
             key = group_text(group)
             # How long the reference takes nobody knows; should rank 0 die meanwhile, torchrun ends this rank.
-            world.learn(f"check/turn/{part}/{key}", 0, "for the one-process reference", math.inf)
+            world.control_group.wait_for_key(f"check/turn/{part}/{key}", 0, "for the one-process reference", math.inf)
             tensors = _part(recorded, group, part)
-            world.store.set(f"check/present/{part}/{key}", json.dumps([t is not None for t in tensors]))
+            world.control_group.store.set(f"check/present/{part}/{key}", json.dumps([t is not None for t in tensors]))
             for tensor in tensors:
                 if tensor is not None:
-                    world.send(tensor, 0, f"for the comparison of {group_name(group)}")
+                    world.control_group.send(tensor, 0, f"for the comparison of {group_name(group)}")
 
 
 def _publish_digests(world: World, recorded: Recorded) -> None:
     for group, gradients in recorded.gradients.items():
         bits = digest(tensor for part in (*gradients, recorded.weights[group]) for tensor in part)
-        world.store.set(f"check/replica/{group_text(group)}/{world.place.rank}", json.dumps([len(gradients), bits]))
+        world.control_group.store.set(
+            f"check/replica/{group_text(group)}/{world.place.rank}", json.dumps([len(gradients), bits])
+        )
 
 
 def _unequal(world: World, updates: int) -> Iterator[str]:
@@ -285,7 +289,7 @@ def _unequal(world: World, updates: int) -> Iterator[str]:
         seen: dict[str, list[int]] = {}
         for rank in world.ranks_of(*group):
             key, what = f"check/replica/{group_text(group)}/{rank}", f"for the digest of {name}"
-            steps, bits = json.loads(world.learn(key, rank, what, world.timeout))
+            steps, bits = json.loads(world.control_group.wait_for_key(key, rank, what))
             if steps != updates:
                 raise CheckFailed(
                     f"check: FAILED\n  {name} on rank {rank}: the optimizer has made {steps} "

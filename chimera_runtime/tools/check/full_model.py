@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import names_in_model
@@ -67,7 +67,7 @@ def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[End]
 def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
     assert model.reference is not None
     torch.manual_seed(0)
-    with Calling("reference()", MISUSED):
+    with UserCode("reference()", MISUSED):
         whole = model.reference()
     if not isinstance(whole, torch.nn.Module):
         raise Misuse(f"{model.file}: reference returned a {type(whole).__name__}, not a torch.nn.Module")
@@ -214,7 +214,7 @@ class Partners:
 def _agreement(
     reference: Reference, model: ModelFile, stages: Sequence[torch.nn.Module], whole: torch.nn.Module, pairs: Partners
 ) -> Agreement:
-    with Calling("an update of the stages and of reference(), side by side", FAILED):
+    with UserCode("an update of the stages and of reference(), side by side", FAILED):
         batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its own
         losses = [
             [_pass(reference, modules, batch, number) for modules, batch in zip((stages, [whole]), pair, strict=True)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED, Misuse
 
 
@@ -28,7 +28,7 @@ def register(backend: str, module: Path) -> None:
         raise Misuse(f"--backend-module {module}: not a Python file (its name must end in .py)")
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
-    with Calling("importing the backend module", MISUSED):
+    with UserCode("importing the backend module", MISUSED):
         spec.loader.exec_module(loaded)
     if not known(backend):
         raise Misuse(

@@ -10,7 +10,7 @@ from typing import NoReturn
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.communicators import CHOICES
 from chimera_runtime.tools.open.stdio import say
-from chimera_runtime.values.sizes import UNITS
+from chimera_runtime.values.byte_text import UNITS
 
 _BUILT_IN = ("gloo", "nccl")
 KINDS = ("F", "B", "I", "W", "pair")

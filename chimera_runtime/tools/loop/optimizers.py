@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling, ModelError, Operation
+from chimera_runtime.blame import LaneOperation, ModelError, UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.ties import Modules, Tie, by_group
@@ -15,7 +15,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.weight_group import WeightGroup
 from chimera_runtime.values.tensors import draw_seed, seed_torch
 
-_STEPPING = Calling("the optimizer's step", FAILED)
+_STEPPING = UserCode("the optimizer's step", FAILED)
 
 
 class Optimizers:
@@ -110,7 +110,7 @@ class Optimizers:
             with _STEPPING:
                 self._optimizers[group].step()
         except ModelError as error:
-            error.during(Operation("step", group_key(group), (), self._update))
+            error.during(LaneOperation("step", group_key(group), (), self._update))
             raise
 
 

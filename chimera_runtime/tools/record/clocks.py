@@ -50,13 +50,13 @@ def compare(world: World) -> Offset:
     if world.place.rank == 0:
         for rank in world.place.ranks[1:]:
             for _ in range(ROUNDS):
-                world.recv(token, rank, "for a question about the time")
-                world.send(torch.tensor([time.monotonic_ns()]), rank, "an answer about the time")
+                world.control_group.recv(token, rank, "for a question about the time")
+                world.control_group.send(torch.tensor([time.monotonic_ns()]), rank, "an answer about the time")
         return Offset(time.monotonic_ns(), 0, 0)
 
     def ask() -> int:
-        world.send(token, 0, "a question about the time")
-        world.recv(token, 0, "for an answer about the time")
+        world.control_group.send(token, 0, "a question about the time")
+        world.control_group.recv(token, 0, "for an answer about the time")
         return int(token.item())
 
     return estimate(ask, time.monotonic_ns)

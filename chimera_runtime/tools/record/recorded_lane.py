@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.ranks.messages import Peer, Transfer
+from chimera_runtime.ranks.messages import MessageTransfer, Peer
 from chimera_runtime.start.rank_context import Parts
 from chimera_runtime.tools.record import recorder as to
 from chimera_runtime.tools.record.recorder import Recorder
@@ -19,7 +19,7 @@ class RecordedTransfer:
 
     __slots__ = ("_recorder", "_tag", "_transfer", "_verb")
 
-    def __init__(self, transfer: Transfer, recorder: Recorder, verb: int, tag: int) -> None:
+    def __init__(self, transfer: MessageTransfer, recorder: Recorder, verb: int, tag: int) -> None:
         self._transfer = transfer
         self._recorder = recorder
         self._verb = verb
@@ -27,7 +27,7 @@ class RecordedTransfer:
 
     @property
     def tensors(self) -> Tensors:
-        """The buffers of the message, as of `Transfer`."""
+        """The buffers of the message, as of `MessageTransfer`."""
         return self._transfer.tensors
 
     def wait(self) -> None:

@@ -54,7 +54,7 @@ def prepare(world: World, directory: Path, scripts: Path) -> None:
             put(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
     except OSError as error:
         raise Misuse(f"--trace {error.filename or directory}: {error.strerror}") from error
-    world.meet("for the directory of the trace")
+    world.control_group.barrier("for the directory of the trace")
 
 
 def _empty(directory: Path) -> None:
@@ -187,7 +187,7 @@ class Recorder:
                 first, second = divmod(number, stages * self._job.passes)
                 return f"{self._told(FORWARD, first)} & {self._told(BACKWARD, second)}"
             case 4 | 5 | 6 | 7:
-                return self._world.names.operation(name, number)
+                return self._world.control_group.names.operation(name, number)
             case 8 | 9 | 10:
                 return f"{name} {group_text(groups[number])}"
             case _:

@@ -21,10 +21,11 @@ def smallest_share(world: World) -> int:
     """
     if world.device.type != "cuda":
         raise Misuse("--memory-limit device: the ranks are on the CPU; give a size, as in --memory-limit 16GiB")
-    world.store.set(f"memory/share/{world.place.rank}", json.dumps(share_of(world.device)))
+    world.control_group.store.set(f"memory/share/{world.place.rank}", json.dumps(share_of(world.device)))
     what = "for the memory of its device"
     return min(
-        int(json.loads(world.learn(f"memory/share/{rank}", rank, what, world.timeout))) for rank in world.place.ranks
+        int(json.loads(world.control_group.wait_for_key(f"memory/share/{rank}", rank, what)))
+        for rank in world.place.ranks
     )
 
 

@@ -87,11 +87,11 @@ def peak_seconds(
     else:
         known = peak * _TERA
     mine = [s for s in modules if world.place.rank == world.place.rank_of(0, world.job.placement[0][s])]
-    world.store.set(
+    world.control_group.store.set(
         f"flops/{world.place.rank}", json.dumps([sum(of_stage(setting, modules[s], s) for s in mine), known])
     )
     what = "for the floating-point operations of its stages"
-    learnt = [json.loads(world.learn(f"flops/{r}", r, what, world.timeout)) for r in world.place.ranks]
+    learnt = [json.loads(world.control_group.wait_for_key(f"flops/{r}", r, what)) for r in world.place.ranks]
     operations, peaks = map(sum, zip(*learnt, strict=True))
     return float(operations * world.job.passes * world.place.copies / peaks)
 

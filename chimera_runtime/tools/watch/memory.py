@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.model.ties import by_group
 from chimera_runtime.optimizer.sharding import Sharding
 from chimera_runtime.program.rank_facts import KeptMicros
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.start.rank_context import Setting
-from chimera_runtime.values.sizes import shown
+from chimera_runtime.values.byte_text import byte_text
 from chimera_runtime.values.tensors import generators_kept
 
 
@@ -64,23 +64,23 @@ def refuse_beyond(
     world = setting.world
     mine = RankNeed(setting, optimizer, built, is_sharded)
     need = mine.need()
-    world.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
+    world.control_group.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
     ranks = world.place.ranks
     heard = [
-        json.loads(world.learn(f"memory/{rank}", rank, f"for the memory that rank {rank} needs", world.timeout))
+        json.loads(world.control_group.wait_for_key(f"memory/{rank}", rank, f"for the memory that rank {rank} needs"))
         for rank in ranks
     ]
     needs = [total for total, _ in heard]
     fullest = max(ranks, key=needs.__getitem__)
     if needs[fullest] <= limit:
-        return f"memory: of {shown(limit)}, {heard[fullest][1]}"
+        return f"memory: of {byte_text(limit)}, {heard[fullest][1]}"
     excess = sum(total > limit for total in needs) - 1
     others = f"; {excess} other rank{'s need' if excess > 1 else ' needs'} too much as well" if excess else ""
     job = world.job
     replicated = any(len(world.ranks_of(stage)) > 1 for stage in range(job.stages))
     further = ", or --shard-optimizer" if replicated and not job.period and not is_sharded else ""
     raise Misuse(
-        f"--memory-limit {shown(limit)}: {heard[fullest][1]}{others}; "
+        f"--memory-limit {byte_text(limit)}: {heard[fullest][1]}{others}; "
         f"choose a smaller --micro-batch-size, a scheme that recomputes, or more stages{further}"
     )
 
@@ -121,19 +121,19 @@ class RankNeed:
     def words(self, need: Need) -> str:
         """A need with the figures of the stages behind it."""
         place = self._setting.world.place
-        parts = ", ".join(f"{name} {shown(count)}" for name, count in asdict(need).items())
+        parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())
         fullest = max(self._facts.kept, key=self._moment, default=())
         stages = "; ".join(self._stage_in_words(*kept) for kept in fullest)
-        return f"rank {place.rank} (worker {place.worker}) needs {shown(need.total)}: {parts} ({stages})"
+        return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages})"
 
     def _stage_in_words(self, stage: int, activations: int, inputs: int, begun: int) -> str:
         footprint, weights = self._setting.findings.footprints[stage], self._weights_of(stage)
-        kept = [f"{activations} x M_a = {shown(footprint.activations)}"] if activations else []
-        kept += [f"{inputs} inputs of {shown(footprint.inputs)}"] if inputs else []
+        kept = [f"{activations} x M_a = {byte_text(footprint.activations)}"] if activations else []
+        kept += [f"{inputs} inputs of {byte_text(footprint.inputs)}"] if inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
-        kept += [f"{begun} between I and W of {shown(halfway)}"] if begun else []
+        kept += [f"{begun} between I and W of {byte_text(halfway)}"] if begun else []
         copies = self._facts.stages[stage].copies
-        return f"stage {stage}: {copies} x M_theta = {shown(weights)}{''.join(f', {part}' for part in kept)}"
+        return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in kept)}"
 
     def _weights(self) -> int:
         """Buffers and frozen parameters have no versions; of the buffers of a stage that recomputes there is a copy."""
@@ -244,7 +244,7 @@ def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: lis
     try:
         with generators_kept():
             steps = make([_stand_in(parameter) for parameter in parameters])
-            with Calling("a step to measure the state of the optimizer", FAILED):
+            with UserCode("a step to measure the state of the optimizer", FAILED):
                 steps.step()
         states = getattr(steps, "state", {}).values()
         return bytes_of(t for state in states for t in state.values() if isinstance(t, torch.Tensor))

@@ -13,7 +13,7 @@ import torch
 
 from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.tools.watch.memory import RankNeed
-from chimera_runtime.values.sizes import shown
+from chimera_runtime.values.byte_text import byte_text
 
 _STATUS = Path("/proc/self/status")
 _PEAK, _NOW = "VmHWM", "VmRSS"
@@ -57,7 +57,7 @@ class PeakMemory:
 
         Every rank calls it, while all are there.
         """
-        place, store = self._world.place, self._world.store
+        place, store = self._world.place, self._world.control_group.store
         store.set(f"peak/{place.rank}", json.dumps([self._copies, self._activations, self._need, self._used()]))
         if place.rank:
             return []
@@ -65,9 +65,9 @@ class PeakMemory:
         for rank in place.ranks:
             what = "for the memory that it has used"
             copies, activations, need, used = json.loads(
-                self._world.learn(f"peak/{rank}", rank, what, self._world.timeout)
+                self._world.control_group.wait_for_key(f"peak/{rank}", rank, what)
             )
-            rows.append((str(rank), str(copies), str(activations), shown(need), shown(used)))
+            rows.append((str(rank), str(copies), str(activations), byte_text(need), byte_text(used)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         measured = ON_GPU if self._world.device.type == "cuda" else ON_HOST

@@ -91,7 +91,7 @@ class Progress:
         self._line: str | None = None
         self._shown = -math.inf
         self._duration: float | None = None
-        self._group = world.chat
+        self._group = world.control_group.group
         self._updates = updates
         self._rehearsal = rehearsal
         self._apart = rehearsal and not world.job.period
@@ -111,7 +111,7 @@ class Progress:
     def begin(self) -> None:
         """An update begins now, or all of those that overlap; in a rehearsal at the same moment everywhere."""
         if self._rehearsal:
-            self._world.meet("for the step to begin")
+            self._world.control_group.barrier("for the step to begin")
         self._cpu = time.process_time()
         self._start = time.time()
         self._before = self._before or self._start
@@ -181,7 +181,7 @@ class Progress:
         self.say(f"step {self._number}  held out {held_out:.6f}")
 
     def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
-        self._world.settle(work, "for the losses and times of a step")
+        self._world.control_group.settle(work, "for the losses and times of a step")
         if room is None:
             self._details.clear()
             return

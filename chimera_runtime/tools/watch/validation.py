@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from chimera_runtime.blame import Calling
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.loading import Loading, Triple
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.model.model import ModelFile
@@ -11,7 +11,7 @@ from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.values.tensors import generators_kept
 
-_COUNTING = Calling("the length of validation()", MISUSED)
+_COUNTING = UserCode("the length of validation()", MISUSED)
 _EPOCH = -1
 """Of what is drawn for held-out items: none of the training's."""
 

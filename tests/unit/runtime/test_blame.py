@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chimera_runtime.blame import Calling, Located, ModelError, Operation, describe, ran_out
+from chimera_runtime.blame import LaneOperation, Located, ModelError, UserCode, describe, ran_out
 from chimera_runtime.errors import PeerLost
 
 SOURCE = """
@@ -76,7 +76,7 @@ def test_an_error_is_told_by_its_line_and_with_the_traceback_from_there(
     model: tuple[Path, dict[str, Callable[[], None]]], function: str, headline: str
 ) -> None:
     file, functions = model
-    with pytest.raises(ModelError) as raised, Calling("the forward of stage 3", 1):
+    with pytest.raises(ModelError) as raised, UserCode("the forward of stage 3", 1):
         functions[function]()
     first, second, *rest = describe(raised.value).splitlines()
     assert first.startswith(f"the forward of stage 3: {headline.format(file)}")
@@ -87,17 +87,17 @@ def test_an_error_is_told_by_its_line_and_with_the_traceback_from_there(
 
 def test_an_error_without_frames_of_the_user_is_a_line() -> None:
     dataset = {0: "item"}
-    with pytest.raises(ModelError) as raised, Calling("an item of the dataset", 2):
+    with pytest.raises(ModelError) as raised, UserCode("an item of the dataset", 2):
         dataset[1]
     assert describe(raised.value).splitlines()[0].endswith("KeyError: 1")
 
 
 def test_ctrl_c_passes_where_it_raises_and_is_an_error_of_the_model_elsewhere() -> None:
-    with pytest.raises(KeyboardInterrupt), Calling("the loss", 1):
+    with pytest.raises(KeyboardInterrupt), UserCode("the loss", 1):
         raise KeyboardInterrupt
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        with pytest.raises(ModelError), Calling("the loss", 1):
+        with pytest.raises(ModelError), UserCode("the loss", 1):
             raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
@@ -105,20 +105,20 @@ def test_ctrl_c_passes_where_it_raises_and_is_an_error_of_the_model_elsewhere() 
 
 def test_the_loss_of_another_rank_is_nobodys_code() -> None:
     """The user's code may wait for others, as in ``on_step``."""
-    with pytest.raises(PeerLost), Calling("on_step(pipe, outcome)", 1):
+    with pytest.raises(PeerLost), UserCode("on_step(pipe, outcome)", 1):
         raise PeerLost("rank 0: wait recv m0 s0->s1: rank 1: no answer", [1])
 
 
 def test_what_raises_nothing_passes_its_value_on() -> None:
     def call() -> int:
-        with Calling("the loss", 1):
+        with UserCode("the loss", 1):
             return 5
 
     assert call() == 5
 
 
 def test_what_a_call_within_the_call_has_blamed_stays_so() -> None:
-    with pytest.raises(ModelError) as raised, Calling("the step", 1), Calling("the hook", 2):
+    with pytest.raises(ModelError) as raised, UserCode("the step", 1), UserCode("the hook", 2):
         raise ValueError("no")
     assert (raised.value.doing, raised.value.status) == ("the hook", 2)
     assert isinstance(raised.value.__cause__, ValueError)
@@ -147,7 +147,7 @@ def test_an_error_in_a_module_that_the_file_imports_is_named_by_its_own_line_and
     monkeypatch.delitem(sys.modules, "helper", raising=False)
     import user  # type: ignore[import-not-found]
 
-    with pytest.raises(ModelError) as raised, Calling("the forward of stage 0", 1):
+    with pytest.raises(ModelError) as raised, UserCode("the forward of stage 0", 1):
         user.Module()(1)
     headline, *_ = describe(raised.value).splitlines()
     assert headline == (
@@ -169,10 +169,10 @@ def test_an_uncaught_error_is_the_users_traceback_once_and_then_the_line_that_ca
 
     def deep() -> None:
         try:
-            with Calling("the forward of stage 2", 1):
+            with UserCode("the forward of stage 2", 1):
                 failing()
         except ModelError as error:
-            error.during(Operation("F", 2, (5,), 8))
+            error.during(LaneOperation("F", 2, (5,), 8))
             raise
 
     with pytest.raises(ModelError) as raised:
@@ -187,19 +187,19 @@ def test_an_uncaught_error_is_the_users_traceback_once_and_then_the_line_that_ca
     words = "rank 3 (worker 1): the forward of stage 2 (micro-batch 5 of update 9, F m5 s2): "
     assert last.startswith(f"chimera_runtime.blame.ModelError: {words}")
     assert last.endswith("in failing: ValueError: went wrong")
-    assert (error.rank, error.worker, error.operation) == (3, 1, Operation("F", 2, (5,), 8))
+    assert (error.rank, error.worker, error.operation) == (3, 1, LaneOperation("F", 2, (5,), 8))
     assert isinstance(error.__cause__, ValueError)
 
 
 @pytest.mark.parametrize(
     ("operation", "words"),
     [
-        (Operation("B", 0, (1,), 0), "micro-batch 1 of update 1, B m1 s0"),
-        (Operation("F", 3, (0, 1), 2), "micro-batches 0, 1 of update 3, F m0,m1 s3"),
-        (Operation("step", 3, (), 2), "update 3, step s3"),
+        (LaneOperation("B", 0, (1,), 0), "micro-batch 1 of update 1, B m1 s0"),
+        (LaneOperation("F", 3, (0, 1), 2), "micro-batches 0, 1 of update 3, F m0,m1 s3"),
+        (LaneOperation("step", 3, (), 2), "update 3, step s3"),
     ],
 )
-def test_an_operation_is_told_as_in_the_schedule_and_in_words(operation: Operation, words: str) -> None:
+def test_an_operation_is_told_as_in_the_schedule_and_in_words(operation: LaneOperation, words: str) -> None:
     assert operation.words == words
 
 
@@ -211,7 +211,7 @@ def test_what_memory_there_was_is_noted_where_it_ran_out() -> None:
         with pytest.raises(type(error)) as ours, Located(0, 0, lambda: "memory: all used"):
             raise error
         assert ours.value.__notes__ == ["memory: all used"]
-        with pytest.raises(ModelError) as users, Located(0, 0, lambda: "memory: all used"), Calling("the loss", 1):
+        with pytest.raises(ModelError) as users, Located(0, 0, lambda: "memory: all used"), UserCode("the loss", 1):
             raise error
         assert describe(users.value).splitlines()[-1] == "memory: all used"
     assert not ran_out(RuntimeError("another"))

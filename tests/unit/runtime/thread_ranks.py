@@ -12,6 +12,7 @@ from torch.distributed import HashStore, PrefixStore
 from torch.distributed import distributed_c10d as registry
 
 from chimera_runtime.program.job import Job, Place
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.ranks.world import World
 
@@ -77,12 +78,14 @@ def worlds(alone: World, of: Job, copies: int = 1, timeout: float = 20.0) -> Ite
             replace(
                 alone,
                 job=of,
-                place=place,
-                members=tuple(range(size)),
-                names=Names(place.rank, place.worker, of.stages, timeout),
-                store=store,
-                timeout=timeout,
-                chat=member,
+                control_group=ControlGroup(
+                    group=member,
+                    store=store,
+                    place=place,
+                    members=tuple(range(size)),
+                    names=Names(place.rank, place.worker, of.stages, timeout),
+                    timeout=timeout,
+                ),
                 sums=dict.fromkeys(of.groups, (None, (place.rank,))),
             )
             for place, member in zip(places, members, strict=True)

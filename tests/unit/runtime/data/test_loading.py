@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.loading import Failure, Loading, MiniBatch, as_triple, failure, sendable
 from chimera_runtime.errors import FAILED, Misuse
@@ -110,7 +110,7 @@ def test_an_error_travels_with_its_traceback_whatever_it_is() -> None:
     def decode() -> None:
         raise Local("broken file")
 
-    with pytest.raises(ModelError) as raised, Calling("item 3 of the dataset", FAILED):
+    with pytest.raises(ModelError) as raised, UserCode("item 3 of the dataset", FAILED):
         decode()
     there = pickle.loads(pickle.dumps(failure(raised.value)))
     assert isinstance(there, Failure)

@@ -13,7 +13,7 @@ from tests.unit.runtime.thread_ranks import job, together, worlds
 
 def test_numbers_are_added_over_all_ranks_of_all_copies(alone: World) -> None:
     with worlds(alone, job(), copies=2) as ranks:
-        calls = [partial(added_over_all, world, 10.0**rank, rank) for rank, world in enumerate(ranks)]
+        calls = [partial(added_over_all, world.control_group, 10.0**rank, rank) for rank, world in enumerate(ranks)]
         assert together(calls) == [[1111.0, 6.0]] * 4
 
 
@@ -25,7 +25,9 @@ def test_outputs_are_on_every_rank_of_their_copy_in_order(alone: World) -> None:
             micros = (0, 3) if rank % 2 == 0 else (1, 2)
             return {micro: (torch.full((2,), 10.0 * rank + micro), "plain") for micro in reversed(micros)}
 
-        of_copies = together([partial(gathered, world, [0, 1], mine(rank)) for rank, world in enumerate(ranks)])
+        of_copies = together(
+            [partial(gathered, world.control_group, [0, 1], mine(rank)) for rank, world in enumerate(ranks)]
+        )
     for rank, outputs in enumerate(of_copies):
         first = rank // 2 * 2
         assert list(outputs) == [0, 1, 2, 3]
@@ -42,7 +44,8 @@ def test_outputs_are_gathered_where_there_is_no_numpy(alone: World, monkeypatch:
     monkeypatch.setattr(torch.Tensor, "numpy", numpy)
     with worlds(alone, job()) as ranks:
         calls = [
-            partial(gathered, world, [0], {0: torch.ones(2)} if rank == 0 else {}) for rank, world in enumerate(ranks)
+            partial(gathered, world.control_group, [0], {0: torch.ones(2)} if rank == 0 else {})
+            for rank, world in enumerate(ranks)
         ]
         assert [outputs[0].tolist() for outputs in together(calls)] == [[1.0, 1.0]] * 2
 
@@ -51,7 +54,10 @@ def test_of_a_view_only_its_part_travels(alone: World) -> None:
     large = torch.arange(1e6)
     with worlds(alone, job()) as ranks:
         both = together(
-            [partial(gathered, ranks[0], [0], {0: large[5:7]}), partial(gathered, ranks[1], [0], {})],
+            [
+                partial(gathered, ranks[0].control_group, [0], {0: large[5:7]}),
+                partial(gathered, ranks[1].control_group, [0], {}),
+            ],
         )
     assert [outputs[0].tolist() for outputs in both] == [[5.0, 6.0]] * 2
     assert both[1][0].untyped_storage().nbytes() == 8
@@ -59,4 +65,4 @@ def test_of_a_view_only_its_part_travels(alone: World) -> None:
 
 def test_a_rank_that_does_not_answer_is_named(alone: World) -> None:
     with worlds(alone, job(), timeout=0.2) as ranks, pytest.raises(PeerLost, match="for the outputs of an evaluation"):
-        gathered(ranks[0], [1], {})
+        gathered(ranks[0].control_group, [1], {})

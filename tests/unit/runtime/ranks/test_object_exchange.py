@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed import distributed_c10d as registry
 
-from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.errors import FAILED, BadCheckpoint, Misuse, PeerLost
-from chimera_runtime.ranks.object_exchange import Talk
+from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.thread_ranks import groups, together
 
 
 @contextmanager
-def talks(size: int, timeout: float = 20.0) -> Iterator[list[Talk]]:
+def talks(size: int, timeout: float = 20.0) -> Iterator[list[ObjectExchange]]:
     """Those of so many ranks, each of them on a thread."""
     with groups(size) as members:
         wrapped = [dist.ProcessGroup(HashStore(), rank, size) for rank in range(size)]
@@ -28,7 +28,7 @@ def talks(size: int, timeout: float = 20.0) -> Iterator[list[Talk]]:
             registry._world.pg_map[group] = ("gloo", None)
             registry._world.pg_group_ranks[group] = {0: rank}  # a thread's number in the default group is 0
         try:
-            yield [Talk(group, "a checkpoint", timeout) for group in wrapped]
+            yield [ObjectExchange(group, "a checkpoint", timeout) for group in wrapped]
         finally:
             for group in wrapped:
                 del registry._world.pg_map[group], registry._world.pg_group_ranks[group]
@@ -36,45 +36,48 @@ def talks(size: int, timeout: float = 20.0) -> Iterator[list[Talk]]:
 
 def test_all_hear_what_each_says_in_the_order_of_ranks(alone: World) -> None:
     with talks(3) as ranks:
-        heard = together([partial(talk.heard, {"rank": talk.rank}) for talk in ranks])
+        heard = together([partial(exchange.all_gather, {"rank": exchange.rank}) for exchange in ranks])
         assert heard == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 3
-        assert together([partial(talk.told, name) for talk, name in zip(ranks, "abc", strict=True)]) == ["a"] * 3
+        assert (
+            together([partial(exchange.broadcast, name) for exchange, name in zip(ranks, "abc", strict=True)])
+            == ["a"] * 3
+        )
 
 
 @pytest.mark.parametrize(("complaints", "first"), [((None, "b", "c"), "b"), (("a", None, None), "a")])
 def test_the_first_complaint_of_any_is_raised_by_all(
     alone: World, complaints: tuple[str | None, ...], first: str
 ) -> None:
-    def raised(talk: Talk, complaint: str | None) -> str:
+    def raised(exchange: ObjectExchange, complaint: str | None) -> str:
         with pytest.raises(BadCheckpoint) as error:
-            talk.require_none(complaint, BadCheckpoint)
+            exchange.require_none(complaint, BadCheckpoint)
         return str(error.value)
 
     with talks(3) as ranks:
-        together([partial(talk.require_none, None, BadCheckpoint) for talk in ranks])
-        calls = [partial(raised, talk, complaint) for talk, complaint in zip(ranks, complaints, strict=True)]
+        together([partial(exchange.require_none, None, BadCheckpoint) for exchange in ranks])
+        calls = [partial(raised, exchange, complaint) for exchange, complaint in zip(ranks, complaints, strict=True)]
         assert together(calls) == [first] * 3
 
 
 def test_a_rank_that_does_not_answer_is_an_error_that_says_for_what(
     alone: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with talks(1) as (talk,):
+    with talks(1) as (exchange,):
 
         def gone(*_: object, **__: object) -> None:
             raise RuntimeError("Connection closed by peer [127.0.0.1]:1234\nand more")
 
         monkeypatch.setattr("torch.distributed.all_gather_object", gone)
         with pytest.raises(PeerLost) as lost:
-            talk.heard(1)
+            exchange.all_gather(1)
     assert str(lost.value) == (
         "rank 0: wait for what other ranks say of a checkpoint: Connection closed by peer [127.0.0.1]:1234"
     )
 
 
 def test_a_rank_that_does_not_come_is_named_in_time(alone: World) -> None:
-    with talks(2, 0.2) as (talk, _), pytest.raises(PeerLost) as lost:
-        talk.heard(1)
+    with talks(2, 0.2) as (exchange, _), pytest.raises(PeerLost) as lost:
+        exchange.all_gather(1)
     assert str(lost.value) == (
         "rank 0: wait for what other ranks say of a checkpoint: no answer from rank 1 within 0.2 s (timeout)"
     )
@@ -83,20 +86,20 @@ def test_a_rank_that_does_not_come_is_named_in_time(alone: World) -> None:
 def test_what_fails_on_one_rank_fails_on_all_with_what_that_one_says(alone: World) -> None:
     """Its own error on that rank, one with its words on the others; else each has what the call returns on each."""
 
-    def outcome(talk: Talk, error: Exception | None) -> Any:
+    def outcome(exchange: ObjectExchange, error: Exception | None) -> Any:
         def call() -> int:
             if error is not None:
                 raise error
-            return talk.rank
+            return exchange.rank
 
         try:
-            return talk.gathered(call, lambda words: f"the checkpoint: {words}")
+            return exchange.gather_results(call, lambda words: f"the checkpoint: {words}")
         except (Misuse, BadCheckpoint, ModelError) as raised:
             return raised
 
     def of_user() -> Exception:
         try:
-            with Calling("state_dict()", FAILED):
+            with UserCode("state_dict()", FAILED):
                 raise KeyError("key")
         except ModelError as error:
             return error
@@ -104,7 +107,7 @@ def test_what_fails_on_one_rank_fails_on_all_with_what_that_one_says(alone: Worl
     with talks(2) as ranks:
 
         def outcomes(*errors: Exception | None) -> list[Any]:
-            return together([partial(outcome, talk, error) for talk, error in zip(ranks, errors, strict=True)])
+            return together([partial(outcome, exchange, error) for exchange, error in zip(ranks, errors, strict=True)])
 
         assert outcomes(None, None) == [[0, 1], [0, 1]]
         misuse, broken = Misuse("wrong"), of_user()

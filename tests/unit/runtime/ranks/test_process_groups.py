@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from chimera_runtime.errors import PeerLost
-from chimera_runtime.ranks.process_groups import A_DAY, Groups
+from chimera_runtime.ranks.process_groups import A_DAY, ProcessGroups
 from chimera_runtime.ranks.world import World
 
 
@@ -31,7 +31,7 @@ def test_all_ranks_make_the_communicators_of_all_pipelines_in_one_order(four: li
     store = HashStore()
     for rank, members in enumerate(("[0, 1]", "[0, 1]", "", "[2, 3]")):
         store.set(f"members/{rank}", members)
-    groups = Groups(0, (2, 3), store, 20.0)
+    groups = ProcessGroups(0, (2, 3), store, 20.0)
     assert str(groups.everyone()) == "[2, 3]"
     assert groups.make([1], "nccl") is None
     assert four == [([0, 1], "gloo"), ([2, 3], "gloo"), ([1], "nccl"), ([3], "nccl")]
@@ -41,7 +41,7 @@ def test_a_rank_that_makes_no_pipeline_is_named_in_time(four: list[tuple[list[in
     store = HashStore()
     store.set("members/0", "[0, 1]")
     with pytest.raises(PeerLost) as lost:
-        Groups(0, (2, 3), store, 0.05)
+        ProcessGroups(0, (2, 3), store, 0.05)
     assert str(lost.value) == (
         "rank 2: wait for all ranks of the default process group to make a pipeline: no answer from rank 1 within "
         "0.05 s (timeout)"
@@ -50,4 +50,4 @@ def test_a_rank_that_makes_no_pipeline_is_named_in_time(four: list[tuple[list[in
 
 
 def test_pipelines_over_all_ranks_need_not_ask(alone: World) -> None:
-    assert Groups(0, (0,), HashStore(), 0.05).members == (0,)
+    assert ProcessGroups(0, (0,), HashStore(), 0.05).members == (0,)

@@ -1,4 +1,4 @@
-"""The store: ranks meet there, and leave there what others learn."""
+"""The store: ranks find_store there, and leave there what others wait_for_key."""
 
 import os
 
@@ -10,11 +10,11 @@ from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.ranks import rendezvous
 from chimera_runtime.ranks.rendezvous import (
     exchange,
-    failures_told,
+    failures_shared,
+    find_store,
     fresh_store,
-    learn,
-    meet,
     require_own_store,
+    wait_for_key,
     waits_of,
 )
 
@@ -24,20 +24,20 @@ TIMEOUT = 20.0
 def test_what_another_rank_leaves_is_learned() -> None:
     store = HashStore()
     store.set("key", "value")
-    assert learn(store, "key", 1, "rank 0: wait", TIMEOUT) == b"value"
+    assert wait_for_key(store, "key", 1, "rank 0: wait", TIMEOUT) == b"value"
 
 
 def test_all_ranks_get_what_each_leaves_in_the_order_of_ranks() -> None:
     store = HashStore()
     store.set("key/0", "a")
-    assert exchange(store, "key", 1, 2, "b", "rank 1: wait", TIMEOUT) == ["a", "b"]
+    assert exchange(store, "key", 1, 2, value="b", what="rank 1: wait", seconds=TIMEOUT) == ["a", "b"]
 
 
 def test_a_program_that_torchrun_did_not_start_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(Misuse, match=r"start the program with torchrun, as in: torchrun --nproc-per-node"):
-        meet(TIMEOUT)
+        find_store(TIMEOUT)
 
 
 def test_a_store_that_is_not_there_is_said_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,14 +50,14 @@ def test_a_store_that_is_not_there_is_said_with_its_address(monkeypatch: pytest.
         for name, value in {"RANK": "1", "WORLD_SIZE": "2", **settings}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(Misuse, match=said):
-            meet(0.5)
+            find_store(0.5)
 
 
 def test_rank_and_size_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in settings.items():
         monkeypatch.setitem(os.environ, name, value)
-    store, rank, size = meet(TIMEOUT)
+    store, rank, size = find_store(TIMEOUT)
     store.set("key", "value")
     assert (rank, size, store.get("key")) == (0, 1, b"value")
 
@@ -78,11 +78,11 @@ def test_ranks_that_are_started_again_read_nothing_of_those_before(monkeypatch: 
 def test_a_rank_that_fails_at_start_is_told_to_those_that_wait_for_it() -> None:
     store = HashStore()
     store.set("there", "value")
-    with pytest.raises(ValueError, match="went wrong"), failures_told(store, 1):
+    with pytest.raises(ValueError, match="went wrong"), failures_shared(store, 1):
         raise ValueError("went wrong\nin two lines")
-    assert learn(store, "there", 1, "rank 0: wait", TIMEOUT) == b"value"
+    assert wait_for_key(store, "there", 1, "rank 0: wait", TIMEOUT) == b"value"
     with pytest.raises(PeerLost, match=r"^rank 0: wait for all: rank 1 has failed: went wrong$") as lost:
-        learn(store, "missing", 2, "rank 0: wait for all", TIMEOUT)
+        wait_for_key(store, "missing", 2, "rank 0: wait for all", TIMEOUT)
     assert lost.value.peers == (1,)
 
 
@@ -94,7 +94,7 @@ def test_ranks_that_give_up_tell_each_other_what_they_wait_for(monkeypatch: pyte
     (silent,) = waits_of(store, 0, "rank 0: wait recv", [1], is_late=True)
     assert silent.startswith("rank 1 is in no call of the pipeline that has timed out")
     for is_late in (True, False):
-        notes = waits_of(store, 1, "rank 1: wait for the norm", [0], is_late)
+        notes = waits_of(store, 1, "rank 1: wait for the norm", [0], is_late=is_late)
         assert notes == ["at the same time: rank 0: wait recv"]
 
 

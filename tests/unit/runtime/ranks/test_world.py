@@ -46,7 +46,8 @@ def test_a_stage_is_held_by_ranks_of_every_copy(alone: World, layout: str, ranks
     """Both pipes of a bidirectional schedule: worker 3 holds the first stage of the second."""
     both = job(workers=4, stages=4, placement=((0, 1, 2, 3), (3, 2, 1, 0)))
     with worlds(alone, both) as found:
-        world = replace(found[0], place=Place(0, 4, 2, layout))
+        place = Place(0, 4, 2, layout)
+        world = replace(found[0], control_group=replace(found[0].control_group, place=place))
         assert world.ranks_of(0) == ranks
 
 
@@ -84,19 +85,19 @@ def test_who_has_joined_knows_its_place_and_needs_no_communicator_alone(alone: W
     assert alone.sums == {(0,): (None, (0,)), (1,): (None, (0,))}
     assert alone.channels == {}
     assert alone.device == torch.device("cpu")
-    alone.meet("for nobody")
+    alone.control_group.barrier("for nobody")
 
 
 def test_a_group_that_is_there_is_joined_with_communicators_of_ones_own(alone: World) -> None:
     """As often as one likes: what one leaves in the store is not read by the next."""
     first, second = (join_group(alone_job(), None, "pipeline", None, TIMEOUT) for _ in range(2))
-    assert first.members == (0,)
+    assert first.control_group.members == (0,)
     assert first.device == torch.device("cpu")
-    assert len({first.chat, second.chat, dist.group.WORLD}) == 3
-    first.store.set("key", "value")
-    assert not second.store.check(["key"])
+    assert len({first.control_group.group, second.control_group.group, dist.group.WORLD}) == 3
+    first.control_group.store.set("key", "value")
+    assert not second.control_group.store.check(["key"])
     for world in (first, second):
-        world.meet("for nobody")
+        world.control_group.barrier("for nobody")
         world.close()
     assert dist.is_initialized()
 
@@ -118,7 +119,7 @@ def test_communicators_that_the_program_is_not_proven_for_are_refused(alone: Wor
 
 def test_what_nobody_leaves_is_given_up_with_who_was_waited_for(alone: World) -> None:
     with pytest.raises(PeerLost) as lost:
-        alone.learn("key", 3, "for the weights", 0.03)
+        alone.control_group.wait_for_key("key", 3, "for the weights", 0.03)
     assert str(lost.value) == ("rank 0 (worker 0): wait for the weights: no answer from rank 3 within 0.03 s (timeout)")
     assert lost.value.peers == (3,)
 
@@ -136,24 +137,32 @@ def test_a_tensor_is_sent_outside_of_the_schedule_as_it_is(two: list[World]) -> 
     """Also one that is a view, and one that has a gradient."""
     message = torch.arange(6.0).reshape(2, 3).requires_grad_().t()
     received = torch.zeros(3, 2)
-    together([lambda: two[0].send(message, 1, "a test"), lambda: two[1].recv(received, 0, "for a test")])
+    together(
+        [
+            lambda: two[0].control_group.send(message, 1, "a test"),
+            lambda: two[1].control_group.recv(received, 0, "for a test"),
+        ]
+    )
     assert torch.equal(received, message.detach())
 
 
 def test_all_ranks_meet(two: list[World]) -> None:
-    together([lambda world=world: world.meet("for each other") for world in two])  # type: ignore[misc]
+    together([lambda world=world: world.control_group.barrier("for each other") for world in two])  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda world: world.recv(torch.zeros(1), 1, "for a test"), "wait for a test: rank 1: no answer within 0.05 s"),
-        (lambda world: world.meet("for the end"), "wait for the end: rank 1: no answer within 0.05 s"),
+        (
+            lambda control: control.recv(torch.zeros(1), 1, "for a test"),
+            "wait for a test: rank 1: no answer within 0.05 s",
+        ),
+        (lambda control: control.barrier("for the end"), "wait for the end: rank 1: no answer within 0.05 s"),
     ],
 )
 def test_a_rank_that_does_not_answer_is_given_up(alone: World, call: Any, words: str) -> None:
     with worlds(alone, job(), timeout=0.05) as ranks, pytest.raises(PeerLost) as lost:
-        call(ranks[0])
+        call(ranks[0].control_group)
     assert words in str(lost.value)
 
 
@@ -161,7 +170,7 @@ def test_a_worker_reaches_another_of_its_own_copy(alone: World) -> None:
     with worlds(alone, job(), copies=2) as ranks:
         peers: list[Any] = []
         for rank in ranks:
-            channels = {(0, 1): rank.chat, (1, 0): rank.chat}
+            channels = dict.fromkeys([(0, 1), (1, 0)], rank.control_group.group)
             peers.append(replace(rank, channels=channels).peer(1 - rank.place.worker))
         assert all(isinstance(peer, Peer) for peer in peers)
         assert [peer._target for peer in peers] == [peer._source for peer in peers] == [1, 0, 3, 2]
@@ -212,8 +221,9 @@ def test_where_gloo_does_not_keep_the_time_a_monitor_does(alone: World) -> None:
         def close(self) -> None:
             seen.append("closed")
 
-    world = replace(alone, monitor=Watching(), chat=dist.group.WORLD)
-    world.wait("work", "what is lost")  # type: ignore[arg-type]
+    control = replace(alone.control_group, monitor=Watching(), group=dist.group.WORLD)  # type: ignore[arg-type]
+    world = replace(alone, control_group=control)
+    world.control_group.wait("work", "what is lost")  # type: ignore[arg-type]
     world.close()
     assert seen == [("work", "what is lost"), "closed"]
 
@@ -223,12 +233,13 @@ def test_after_a_time_out_whatever_a_rank_waits_for_raises_its_error(alone: Worl
         def check(self) -> None:
             raise PeerLost("rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer", [1])
 
-    world = replace(alone, monitor=Late())  # type: ignore[arg-type]
-    for call in (world.check, world.catch_up, lambda: world.meet("for all")):
+    control = replace(alone.control_group, monitor=Late())  # type: ignore[arg-type]
+    world = replace(alone, control_group=control)
+    for call in (world.control_group.check, world.synchronize, lambda: world.control_group.barrier("for all")):
         with pytest.raises(PeerLost, match="wait recv m0"):
             call()
-    alone.check()
-    alone.catch_up()
+    alone.control_group.check()
+    alone.synchronize()
 
 
 def test_ranks_that_give_other_arguments_do_not_start() -> None:

@@ -46,11 +46,11 @@ def run(alone: World, compiled: Path) -> Callable[..., Run]:
         return Run(
             parsed,
             load(compiled),
-            alone.store,
+            alone.control_group.store,
             place,
             torch.device("cpu"),
             model() if used is None else used,
-            Faults(alone.store, 0),
+            Faults(alone.control_group.store, 0),
         )
 
     return made
@@ -265,9 +265,9 @@ def streamed(alone: World, stream: Path) -> Callable[..., Run]:
 
     def ran(*options: str, **functions: Any) -> Run:
         parsed = parse(["--model", "model.py", f"--micro-batch-size={B}", f"--steps={STEPS}", *options])
-        place, faults = Place(0, 1, 1, "pipeline"), Faults(alone.store, 0)
+        place, faults = Place(0, 1, 1, "pipeline"), Faults(alone.control_group.store, 0)
         used = replace(model(), optimizer=adam, **functions)
-        run = Run(parsed, load(stream), alone.store, place, torch.device("cpu"), used, faults)
+        run = Run(parsed, load(stream), alone.control_group.store, place, torch.device("cpu"), used, faults)
         trained(run, stream)
         return run
 

@@ -44,7 +44,7 @@ def test_what_nobody_reads_is_let_go_once_it_is_over(alone: World) -> None:
             outcomes = Outcomes(world, False)
             for update in range(200):
                 outcomes.launch(update, Tally())
-                world.meet("for the other one")
+                world.control_group.barrier("for the other one")
             return len(outcomes._under_way)
 
         assert max(together([partial(updates, world) for world in ranks])) < 10

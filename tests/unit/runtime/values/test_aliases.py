@@ -11,7 +11,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
 from chimera_runtime.values import aliases
-from chimera_runtime.values.aliases import Dropped, Slots, is_shared, lend, unshared, versions
+from chimera_runtime.values.aliases import ReleasedTensors, Slots, is_shared, lend, unshared, versions
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.nested import ONE_TENSOR
 from chimera_runtime.values.tensors import Tensors
@@ -139,7 +139,7 @@ def test_memory_that_nothing_holds_any_more_is_not_kept() -> None:
     tensors = [torch.ones(1) for _ in range(2)]
     circle: list[Any] = [torch.ones(1)]
     circle.append(circle)
-    dropped = Dropped([*tensors, circle[0]])
+    dropped = ReleasedTensors([*tensors, circle[0]])
     del tensors[0], circle
     assert dropped.kept() == [False, True, False]
 

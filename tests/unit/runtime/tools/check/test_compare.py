@@ -222,7 +222,7 @@ def test_stages_of_other_ranks_are_handed_to_rank_0_with_the_gradients_that_are_
                 for world, part in zip(ranks, parts, strict=True)
             ]
         )
-        assert json.loads(ranks[0].store.get("check/present/0/s1")) == [False, True]
+        assert json.loads(ranks[0].control_group.store.get("check/present/0/s1")) == [False, True]
     assert nothing is None
     assert verdict is not None
     assert verdict.passed, verdict

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.blame import ModelError, Operation
+from chimera_runtime.blame import LaneOperation, ModelError
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.loop.optimizers import Optimizers
 from chimera_runtime.values.tensors import draw_seed
@@ -80,7 +80,7 @@ def test_an_error_of_an_optimizer_names_the_step() -> None:
 
     with pytest.raises(ModelError, match="the optimizer's step") as raised:
         made({5: nn.Linear(1, 1)}, Failing).step()
-    assert raised.value.operation == Operation("step", 5, (), 0)
+    assert raised.value.operation == LaneOperation("step", 5, (), 0)
 
 
 def test_a_sharded_state_is_gathered_after_all_steps_and_schedulers_see_a_step(alone: World) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.watch.memory import Need, bytes_of, refuse_beyond, state_bytes
-from chimera_runtime.values.sizes import shown
+from chimera_runtime.values.byte_text import byte_text
 from tests.unit.runtime.models import facts, model, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
@@ -43,8 +43,8 @@ def test_weights_gradients_and_optimizer_are_counted(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
         text = said(world, facts(0, 1, kept=(((0, 0, 0), (1, 0, 0)),)))
     assert need(text) == {
-        "weights": shown(FIRST + LAST),
-        "gradients": shown(FIRST + LAST + 2 * BYTES + FIRST),
+        "weights": byte_text(FIRST + LAST),
+        "gradients": byte_text(FIRST + LAST + 2 * BYTES + FIRST),
         "optimizer": "0 B",
         "messages": "0 B",
         "activations": "0 B",
@@ -64,14 +64,14 @@ def test_every_further_copy_counts_what_is_trained(alone: World) -> None:
 
     with worlds(alone, alone_job(stages=1)) as (world,):
         text = said(world, facts(0, copies=3), of_model=model(Frozen))
-    assert need(text)["weights"] == shown((3 * 4 + 5 + 7) * BYTES)
+    assert need(text)["weights"] == byte_text((3 * 4 + 5 + 7) * BYTES)
 
 
 def test_receive_buffers_and_what_is_on_its_way_are_messages(alone: World) -> None:
     """The middle one of three stages has slots for 2 + 1 activations and a gradient, and sends 1 and 2 of them."""
     with worlds(alone, alone_job(stages=3)) as (world,):
         text = said(world, facts(1, inputs=(2, 1), gradients=(1,), sending=(1, 2)))
-        assert need(text)["messages"] == shown((3 + 1 + 0 + 2) * MESSAGE)
+        assert need(text)["messages"] == byte_text((3 + 1 + 0 + 2) * MESSAGE)
 
 
 def test_of_what_is_sent_and_run_again_nothing_was_saved(alone: World) -> None:
@@ -79,41 +79,41 @@ def test_of_what_is_sent_and_run_again_nothing_was_saved(alone: World) -> None:
     known = facts(0, sending=(1, 0))
     for recomputing, messages in (((), 0), ((0,), MESSAGE)):
         with worlds(alone, alone_job(recomputing=recomputing)) as (world,):
-            assert need(said(world, known))["messages"] == shown(messages)
+            assert need(said(world, known))["messages"] == byte_text(messages)
 
 
 def test_activations_are_those_of_the_fullest_moment(alone: World) -> None:
     """A forward of stage 0 keeps input and result; stage 1 its input, which is that result, and losses aside."""
     with worlds(alone, alone_job()) as (world,):
         text = said(world, facts(0, kept=(((0, 1, 0),), ((0, 3, 0),), ((0, 2, 0),))))
-        assert need(text)["activations"] == shown(3 * 2 * MESSAGE)
-        assert f"(stage 0: 1 x M_theta = {shown(FIRST)}, 3 x M_a = {shown(2 * MESSAGE)})" in text
+        assert need(text)["activations"] == byte_text(3 * 2 * MESSAGE)
+        assert f"(stage 0: 1 x M_theta = {byte_text(FIRST)}, 3 x M_a = {byte_text(2 * MESSAGE)})" in text
 
 
 def test_of_what_a_forward_keeps_a_received_input_is_among_the_messages(alone: World) -> None:
     """The last stage keeps its input, and its output less the target for the loss."""
     kept = (((1, 3, 0),),)
     with worlds(alone, alone_job()) as (world,):
-        assert need(said(world, facts(1, kept=kept)))["activations"] == shown(3 * (MESSAGE + TARGET))
+        assert need(said(world, facts(1, kept=kept)))["activations"] == byte_text(3 * (MESSAGE + TARGET))
     with worlds(alone, job()) as ranks:
         known = [facts(0, kept=(((0, 0, 0),),)), facts(1, copies=40, kept=kept)]
         text, _ = together([lambda w=w, k=k: said(w, k) for w, k in zip(ranks, known, strict=True)])  # type: ignore[misc]
     assert "rank 1 (worker 1) needs" in text
-    assert need(text)["activations"] == shown(3 * TARGET)
+    assert need(text)["activations"] == byte_text(3 * TARGET)
 
 
 def test_of_a_forward_that_runs_again_its_input_is_kept_and_its_target(alone: World) -> None:
     """Unless that lies in a receive buffer already: stage 1 of two workers receives all of its inputs."""
     with worlds(alone, alone_job(recomputing=(0, 1))) as (world,):
-        assert need(said(world, facts(0, kept=(((0, 0, 2),),))))["activations"] == shown(2 * MESSAGE)
-        assert need(said(world, facts(1, kept=(((1, 0, 2),),))))["activations"] == shown(2 * (MESSAGE + TARGET))
+        assert need(said(world, facts(0, kept=(((0, 0, 2),),))))["activations"] == byte_text(2 * MESSAGE)
+        assert need(said(world, facts(1, kept=(((1, 0, 2),),))))["activations"] == byte_text(2 * (MESSAGE + TARGET))
     two = job(recomputing=(0, 1))
     with worlds(alone, two) as ranks:
         kept = [facts(0, kept=(((0, 0, 2),),)), facts(1, kept=(((1, 0, 40),),))]
         texts = together([lambda w=w, k=k: said(w, k) for w, k in zip(ranks, kept, strict=True)])  # type: ignore[misc]
     assert texts[0] == texts[1]
     assert texts[0].split(": ")[2].startswith("weights")
-    assert need(texts[0])["activations"] == shown(40 * TARGET)
+    assert need(texts[0])["activations"] == byte_text(40 * TARGET)
     assert "rank 1 (worker 1) needs" in texts[0]
 
 
@@ -204,5 +204,5 @@ def test_replicas_that_share_the_state_need_a_share_of_it_and_others_are_told_th
             with pytest.raises(Misuse, match=r"or more stages(, or --shard-optimizer)?$") as error:
                 together([partial(text, world, 1) for world in pair])
             assert str(error.value).endswith("--shard-optimizer") != is_sharded
-    assert need(needed[False])["optimizer"] == shown(FIRST + LAST)
-    assert need(needed[True])["optimizer"] == shown((FIRST + LAST) // 2)
+    assert need(needed[False])["optimizer"] == byte_text(FIRST + LAST)
+    assert need(needed[True])["optimizer"] == byte_text((FIRST + LAST) // 2)

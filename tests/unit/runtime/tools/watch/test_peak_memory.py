@@ -10,7 +10,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.watch import peak_memory
 from chimera_runtime.tools.watch.memory import RankNeed
 from chimera_runtime.tools.watch.peak_memory import ON_GPU, ON_HOST, PeakMemory, resident
-from chimera_runtime.values.sizes import shown
+from chimera_runtime.values.byte_text import byte_text
 from tests.unit.runtime.models import facts, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
@@ -60,8 +60,8 @@ def test_rank_0_has_a_line_for_every_rank(alone: World, monkeypatch: pytest.Monk
     assert said[0] == f"peak memory ({ON_HOST})"
     assert [" ".join(line.split()) for line in said[1:]] == [
         "rank M_theta M_a needs used",
-        f"0 3 2 {shown(first)} 1 MiB",
-        f"1 1 1 {shown(second)} 2 MiB",
+        f"0 3 2 {byte_text(first)} 1 MiB",
+        f"1 1 1 {byte_text(second)} 2 MiB",
     ]
 
 

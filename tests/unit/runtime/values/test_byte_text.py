@@ -2,11 +2,11 @@
 
 import pytest
 
-from chimera_runtime.values.sizes import shown
+from chimera_runtime.values.byte_text import byte_text
 
 
 def test_sizes_are_shown_with_three_digits() -> None:
-    assert [shown(size) for size in (0, 12, 4096, 16 * 2**30, 1234567)] == [
+    assert [byte_text(size) for size in (0, 12, 4096, 16 * 2**30, 1234567)] == [
         "0 B",
         "12 B",
         "4 KiB",
@@ -20,4 +20,4 @@ def test_sizes_are_shown_with_three_digits() -> None:
 )
 def test_no_size_is_shown_with_an_exponent(size: int, text: str) -> None:
     """Also between the units, and beyond the largest."""
-    assert shown(size) == text
+    assert byte_text(size) == text

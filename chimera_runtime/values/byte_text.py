@@ -6,7 +6,7 @@ _FOUR_DIGITS = 999.5
 """From here on a number needs a fourth digit."""
 
 
-def shown(count: int) -> str:
+def byte_text(count: int) -> str:
     """Bytes with three digits, as in ``1.18 MiB``."""
     value, unit = float(count), "B"
     for larger in UNITS:

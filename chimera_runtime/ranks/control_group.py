@@ -1,0 +1,136 @@
+"""The control group: what ranks exchange outside of the schedule, as tensors by gloo and as texts in a store."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.program.job import Place
+from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded, waiter
+from chimera_runtime.ranks.monitor import Monitor
+from chimera_runtime.ranks.rendezvous import wait_for_key
+from chimera_runtime.values.tensors import plain
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """All ranks of the pipelines: they send each other tensors by gloo, and leave texts for each other in a store.
+
+    Attributes
+    ----------
+    group
+        The communicator of gloo.
+    store
+        Keys and values for these ranks alone.
+    place
+        This rank's place. Ranks are counted within the pipelines.
+    members
+        The numbers of the ranks in the default process group.
+    names
+        Words for messages about failed waits.
+    timeout
+        Seconds that a wait may take.
+    monitor
+        Keeps the time of waits that do not block the host; None where all messages go by gloo.
+    """
+
+    group: dist.ProcessGroup
+    store: Store
+    place: Place
+    members: tuple[int, ...]
+    names: Names
+    timeout: float
+    monitor: Monitor | None = None
+
+    def wait_for_key(self, key: str, source: int, what: str, seconds: float | None = None) -> bytes:
+        """Returns what another rank leaves in the store.
+
+        Raises
+        ------
+        PeerLost
+            If it takes longer than ``seconds``, by default the time-out.
+        """
+        doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
+        return wait_for_key(self.store, key, source, doing, self.timeout if seconds is None else seconds)
+
+    @contextmanager
+    def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
+        """Turns failures of the communication inside into an error that names the operation and the peers.
+
+        Raises
+        ------
+        PeerLost
+            If the communication fails or takes longer than the time-out, or something has done so before.
+        """
+        self.check()
+        try:
+            yield
+        except RuntimeError as error:
+            self.check()
+            raise self.lost(operation, peers, error) from None
+
+    def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
+        """Returns the error for a failed wait; no peers stand for all others, and of two ranks for the other one."""
+        only = [1 - self.place.rank] if len(self.members) == 2 else []
+        return self.names.lost(operation, peers or only, error)
+
+    def check(self) -> None:
+        """Passes as long as every wait has ended in time, and torchrun is there.
+
+        Raises
+        ------
+        PeerLost
+            If not: see `Monitor.check`.
+        """
+        self.names.require_launcher()
+        if self.monitor is not None:
+            self.monitor.check()
+
+    @cached_property
+    def wait(self) -> Settle:
+        """Function that waits for a message or a sum.
+
+        A wait that takes longer than the time-out is an error with gloo; elsewhere the monitor notes it.
+        """
+        return waiter(self.timeout) if self.monitor is None else self.monitor.settle
+
+    def settle(self, work: Pending | None, operation: str, peers: Sequence[int] = ()) -> None:
+        """Waits for an operation outside of the schedule; errors as in `waiting`."""
+        with self.waiting(operation, peers):
+            if work is not None:
+                work.wait(timedelta(seconds=self.timeout))
+
+    def send(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
+        """Sends a tensor to a rank; errors as in `waiting`."""
+        with self.waiting(operation, [rank]):
+            work = dist.isend(plain(tensor.detach().cpu()), self.members[rank], group=self.group)
+        self.settle(work, operation, [rank])
+
+    def recv(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
+        """Receives a tensor from a rank; errors as in `waiting`."""
+        with self.waiting(operation, [rank]):
+            work = dist.irecv(tensor, self.members[rank], group=self.group)
+        self.settle(work, operation, [rank])
+
+    def post_reduce(
+        self, tensor: torch.Tensor, operation: str, kind: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> dist.Work | None:
+        """Posts the sum, or another ``kind`` of reduction, of a tensor over all ranks; `settle` waits for it."""
+        with self.waiting(operation):
+            return unrecorded(dist.all_reduce, tensor, kind, group=self.group, async_op=True)  # type: ignore[no-any-return]
+
+    def reduce(self, tensor: torch.Tensor, operation: str, kind: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+        """Replaces a tensor by its sum, or another ``kind`` of it, over all ranks; errors as in `waiting`."""
+        self.settle(self.post_reduce(tensor, operation, kind), operation)
+
+    def barrier(self, operation: str) -> None:
+        """Returns when all ranks have called it; errors as in `waiting`."""
+        with self.waiting(operation):
+            work = dist.barrier(self.group, async_op=True)
+        self.settle(work, operation)
