@@ -120,12 +120,12 @@ def between(module: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> float
     """What is kept between the halves, gradients included, as a share of what the forward saves."""
     saved = SavedTensors(module.parameters)
     leaf = x.detach().requires_grad_()
-    with saved.watching():
+    with saved.counting():
         output = module(leaf)
     activations = sum(saved.sizes.values())
     begun = SplitBackward((output,), (gradient,), (leaf,))
     del output
-    return (sum(saved.sizes.values()) + sum(memory_of(begun.kept).values())) / activations
+    return (sum(saved.sizes.values()) + sum(memory_of(begun.operands).values())) / activations
 
 
 def measured(name: str, rounds: int) -> list[str]:

@@ -56,7 +56,7 @@ SEEDED_BY_THE_RUNTIME = {
         "unit/runtime/tools/check/test_reference_data.py",
     ),
     *("unit/runtime/evaluate/test_inference.py", "unit/runtime/start/test_probe_traces.py"),
-    *("unit/runtime/stage/test_recomputing.py",),
+    *("unit/runtime/stage/test_recomputation.py",),
     "e2e/loops/twice.py",
 }
 """They draw where the runtime has set the seed, which is what their tests are about."""

@@ -313,7 +313,7 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, seen
         numbering,
         recomputed={_AGAIN},
         load_keywords=_keywords(batches, device, seen.sight.traits.keywords),
-        compared=in_none,
+        is_compared=in_none,
     )
     runnable.reserve((1,), (1,), device)
     for gradient in runnable.gradients[0] if runnable.gradients.rooms else ():

@@ -1,4 +1,4 @@
-"""Auxiliary losses: what a stage adds to the loss from within its forward, wherever the stage is."""
+"""Auxiliary losses: terms of the loss that any stage adds from within its forward."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import torch
 
-from chimera_runtime.errors import BadModel
+from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.readout import Numbers, Reader
 from chimera_runtime.values.losses import Tally, added
 
@@ -15,63 +15,60 @@ Auxiliary = list[tuple[str, torch.Tensor]]
 """The auxiliary losses of a forward, by name; a name may come several times."""
 
 _NO_BACKWARD = -1
-"""What torch has in place of the number of a backward in a thread that runs none."""
+"""The value that torch has for the number of the running backward in a thread that runs none."""
 
-_HEARD: ContextVar[Auxiliary | None] = ContextVar("auxiliary losses", default=None)
+_COLLECTED: ContextVar[Auxiliary | None] = ContextVar("auxiliary losses", default=None)
 
 
 def auxiliary_loss(name: str, value: torch.Tensor) -> None:
-    """Adds to the loss of the micro-batch that a stage is called on; to be called within the stage's forward.
+    """Adds a term to the loss of a micro-batch; call it within the forward of a stage.
 
-    Outside of a pipeline, as where the module is used by itself, it does nothing; nor does it in a backward, where
-    torch.utils.checkpoint runs a part of a forward again that has been counted.
+    Outside of a pipeline, where the module is used by itself, it does nothing. Nor does it in a backward, in which
+    torch.utils.checkpoint runs again what has been counted before.
 
     Parameters
     ----------
     name
-        By which `Outcome.auxiliary` has it; those of one name are added up, over layers and stages.
+        Its key in `Outcome.auxiliary`; losses of one name are added up, over layers and stages.
     value
-        A tensor of one number, with its weight: a mean over the micro-batch or, where ``loss`` returns a sum and a
-        count, a sum, which is divided by the same count.
+        A tensor of one number, already multiplied by its weight: a mean over the micro-batch; or a sum, if ``loss``
+        returns a sum and a count, and then it is divided by the same count.
 
     Raises
     ------
     TypeError
-        If the value is no tensor of one number.
+        If the value is not a tensor of one number.
     BadModel
-        If it is added where torch records nothing, so that it would have no gradient.
+        If torch records no graph there, so that the loss would have no gradient.
     """
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         raise TypeError(f"the auxiliary loss {name} is to be a tensor of one number")
-    heard = _HEARD.get()
-    if heard is None or torch._C._current_graph_task_id() != _NO_BACKWARD:
+    collected = _COLLECTED.get()
+    if collected is None or torch._C._current_graph_task_id() != _NO_BACKWARD:
         return
     if not torch.is_grad_enabled():
-        raise BadModel(
-            f"the auxiliary loss {name} would have no gradient: it is added under torch.no_grad(), or in a "
-            "torch.utils.checkpoint with use_reentrant=True; use use_reentrant=False"
-        )
-    heard.append((name, value))
+        raise mistakes.auxiliary_loss_has_no_gradient(name)
+    collected.append((name, value))
 
 
 @contextmanager
 def collecting() -> Iterator[Auxiliary]:
-    """The auxiliary losses of the forwards inside, in this thread."""
-    heard: Auxiliary = []
-    token = _HEARD.set(heard)
+    """Collects the auxiliary losses of the forwards that this thread runs inside."""
+    collected: Auxiliary = []
+    token = _COLLECTED.set(collected)
     try:
-        yield heard
+        yield collected
     finally:
-        _HEARD.reset(token)
+        _COLLECTED.reset(token)
 
 
 def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
-    """Where the backward of auxiliary losses begins."""
+    """The auxiliary losses at which a backward begins: those with a graph."""
     return tuple([value for _, value in auxiliary if value.requires_grad])
 
 
 class AuxiliaryLosses:
-    """Those of a stage, added up by update; ``names`` are those that it had for the first micro-batch."""
+    """The auxiliary losses of a stage, added up by update; ``names`` are those of the first micro-batch."""
 
     def __init__(self, stage: int, names: Collection[str], read: Reader) -> None:
         self._stage = stage
@@ -80,23 +77,20 @@ class AuxiliaryLosses:
         self._losses: defaultdict[int, list[tuple[Sequence[str], Numbers]]] = defaultdict(list)
 
     def add(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
-        """Begins to read those of a forward; only a stage that has none runs several micro-batches at once.
+        """Begins to read the losses of a forward; a stage with any runs micro-batches one by one.
 
         Raises
         ------
         BadModel
-            If it had one of another name.
+            If the first micro-batch had no loss of one of the names.
         """
         names = [name for name, _ in auxiliary]
         if unknown := [name for name in names if name not in self._names]:
-            raise BadModel(
-                f"stage {self._stage} has the auxiliary loss {unknown[0]} for micro-batch {micro}, and had it not for "
-                "the first; have the same every time, of 0 where there is nothing to add"
-            )
+            raise mistakes.auxiliary_loss_is_new(self._stage, unknown[0], micro)
         if names:
             self._losses[update].append((names, self._read([value.detach() for _, value in auxiliary])))
 
     def take(self, update: int) -> Tally:
-        """Those of an update; they are forgotten."""
+        """Takes the losses of an update."""
         read = ((names, numbers()) for names, numbers in self._losses.pop(update, []))
         return added(Tally(auxiliary={name: number}) for pair in read for name, number in zip(*pair, strict=True))

@@ -1,8 +1,8 @@
-"""The state of a module beside its parameters: buffers, attributes, and generators of its own.
+"""The state of a module except its parameters: buffers, attributes, and random generators that it holds.
 
 A module is made of containers, which hold elements: its ``__dict__`` and those of its submodules, and the dicts, lists
-and sets in them. Objects are looked into unless their class is torch's or Python's. Containers are compared and put
-back element by element, tensors by their values.
+and sets in them. The attributes of other objects count unless their class is from torch or Python. Containers are
+compared and restored element by element, tensors by their values.
 """
 
 import pickle
@@ -21,11 +21,11 @@ from chimera_runtime.values.shards import local
 _KINDS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 _PLAIN = (bool, int, float, str)
 _CLOSED = frozenset({"builtins", "torch", "numpy", "chimera_runtime", *sys.stdlib_module_names})
-"""The packages whose objects are not looked into, modules aside."""
+"""The packages whose objects have no containers for us, except modules."""
 
 
 class TensorVersion(NamedTuple):
-    """A tensor, and a copy of what it holds at a version."""
+    """A tensor, one of its version numbers, and a copy of its values at that version."""
 
     tensor: torch.Tensor
     number: int
@@ -33,9 +33,9 @@ class TensorVersion(NamedTuple):
 
 
 class StateSnapshot(NamedTuple):
-    """The state at some time: containers with copies of them, versions of tensors, states of generators; all by id.
+    """The state of a module at one time, by id: copies of containers, versions of tensors, states of generators.
 
-    ``written`` are the ids of what a forward that began with this state has changed.
+    ``written`` are the ids of the containers, tensors and generators that the forward after it has changed.
     """
 
     containers: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
@@ -48,11 +48,11 @@ _NOTHING = StateSnapshot()
 
 
 class ModuleState:
-    """Watches the state of a module over its forwards, without a copy for each of them.
+    """Takes snapshots of a module's state around its forwards, and restores them.
 
-    Of each tensor there is one copy, until the tensor changes; a `StateSnapshot` keeps those that it needs. Changes of
-    buffers are seen by their version counters. All else is looked at where a call is to be ``thorough``; what was once
-    seen to change is watched from then on.
+    Snapshots share the copy of a tensor until the tensor changes. An ordinary snapshot covers buffers, whose version
+    counters tell changes, and the containers in which something has changed before. A ``thorough`` one covers all
+    containers and compares values; it is slower.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -62,15 +62,15 @@ class ModuleState:
         self._containers: dict[int, tuple[str, Any]] = {}
         self._watched: list[Any] = []
 
-    def find(self) -> None:
-        """Finds the containers that the module is made of now."""
+    def find_containers(self) -> None:
+        """Finds all containers of the module as it is now."""
         self._containers = {id(container): (name, container) for name, container in _containers_in(self._module)}
         self._watch()
 
-    def look(self, thorough: bool = False) -> StateSnapshot:
-        """The state now; what lies in no container that is watched is left out unless it is to be ``thorough``."""
+    def snapshot(self, thorough: bool = False) -> StateSnapshot:
+        """The state now: of the watched containers, or of all if ``thorough``."""
         if not self._containers:
-            self.find()
+            self.find_containers()
         containers = [container for _, container in self._containers.values()] if thorough else self._watched
         if not containers:
             return _NOTHING
@@ -89,8 +89,8 @@ class ModuleState:
         self._versions = versions
         return StateSnapshot(copies, versions, generators)
 
-    def learn(self, before: StateSnapshot, thorough: bool = False) -> StateSnapshot:
-        """After a forward that began with ``before``: the same, with what the forward has changed marked as written."""
+    def with_changes(self, before: StateSnapshot, thorough: bool = False) -> StateSnapshot:
+        """The snapshot ``before`` a forward, with the forward's changes as ``written``; call it after the forward."""
         written = self._changes(before, thorough)
         if not written:
             return before
@@ -102,13 +102,14 @@ class ModuleState:
 
     @contextmanager
     def as_of(self, then: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
-        """Inside the module has an earlier state, afterwards that of now: nothing remains of what is done inside.
+        """Gives the module an earlier state inside the context, and afterwards the present one again.
 
-        Yields a list, which afterwards has the names of what was changed inside and not by the first forward that began
-        with that state.
+        Yields a list. Afterwards it has the names of what was changed inside, except what the first forward from that
+        state had changed as well.
         """
         strays: list[str] = []
-        now = self.look(thorough)
+        now = self.snapshot(thorough)
+        # Replace what differs between then and now, and what the second run will write: tensors by clones of then.
         differing = self._differing(then, now.versions) | then.written
         clones: dict[int, torch.Tensor] = {}
 
@@ -139,7 +140,7 @@ class ModuleState:
 
     @torch.no_grad()
     def restore(self, then: StateSnapshot) -> None:
-        """Gives the module an earlier state back, tensors in the memory that they had."""
+        """Gives the module an earlier state again; tensors keep their memory."""
         differing = self._changes(then, thorough=True)
         for container, copy in then.containers.values():
             if id(container) in differing:
@@ -154,11 +155,11 @@ class ModuleState:
             _set_state(generator, state)
 
     def changed(self, before: StateSnapshot) -> list[str]:
-        """The names of what is no longer as it was, as far as it was looked at."""
+        """The names of what has changed since a snapshot, as far as the snapshot covers it."""
         return self.names(before, self._changes(before, thorough=True))
 
     def names(self, before: StateSnapshot, keys: Set[int]) -> list[str]:
-        """The names of containers, tensors and generators, each by the last container that has it."""
+        """The names of containers, tensors and generators with some ids, each by the last container that holds it."""
         names: dict[str, None] = {}
         for key, (container, copy) in before.containers.items():
             place, _ = self._containers.get(key, ("", None))
@@ -175,19 +176,19 @@ class ModuleState:
 
     def _version(self, tensor: torch.Tensor, thorough: bool) -> TensorVersion:
         number = 0 if tensor.is_inference() else tensor._version
-        known = self._versions.get(id(tensor))
-        if known is not None and known.tensor is tensor and known.number == number:
-            if not thorough or _equal(tensor, known.copy):
-                return known
-        elif known is not None and known.tensor is tensor and thorough and _equal(tensor, known.copy, unknown=False):
-            return known._replace(number=number)
+        last = self._versions.get(id(tensor))
+        if last is not None and last.tensor is tensor and last.number == number:
+            if not thorough or _equal(tensor, last.copy):  # a write through .data leaves the number as it is
+                return last
+        elif last is not None and last.tensor is tensor and thorough and _equal(tensor, last.copy, unknown=False):
+            return last._replace(number=number)
         return TensorVersion(tensor, number, tensor.detach().clone())
 
     def _changes(self, before: StateSnapshot, thorough: bool) -> set[int]:
-        """The ids of what is no longer as it was."""
+        """The ids of what has changed since a snapshot."""
         if not before.containers:
             return set()
-        return self._differing(before, self.look(thorough).versions)
+        return self._differing(before, self.snapshot(thorough).versions)
 
     def _differing(self, before: StateSnapshot, versions: Mapping[int, TensorVersion]) -> set[int]:
         differing = {key for key, (container, copy) in before.containers.items() if not _same(container, copy)}
@@ -202,7 +203,7 @@ class ModuleState:
 
 
 def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The containers that a module is made of, each with the name that its elements begin with."""
+    """The containers of a module, each with the prefix of the names of its elements."""
     reached: set[int] = set()
     ahead: list[tuple[str, Any]] = [("", module)]
     while ahead:
@@ -219,7 +220,7 @@ def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _named(name: str, container: Any) -> Iterator[tuple[str, Any]]:
-    """The elements of a container with their names; the parameters of a module are none of them."""
+    """The elements of a container with their names, except the parameters of a module."""
     if not isinstance(container, dict):
         yield from ((name, element) for element in container)
         return
@@ -233,7 +234,7 @@ def _name(name: str, key: Any) -> str:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether the attributes of an object are looked into."""
+    """Whether the attributes of an object are a container."""
     if isinstance(value, torch.nn.Module | SimpleNamespace):
         return True
     package = str(type(value).__module__).split(".")[0]
@@ -252,11 +253,11 @@ def _same(container: Any, copy: Any) -> bool:
     if len(container) != len(copy):
         return False
     if isinstance(container, dict):
-        return all(key in copy and _alike(element, copy[key]) for key, element in container.items())
-    return bool(container == copy) if isinstance(container, set) else all(map(_alike, container, copy))
+        return all(key in copy and _same_element(element, copy[key]) for key, element in container.items())
+    return bool(container == copy) if isinstance(container, set) else all(map(_same_element, container, copy))
 
 
-def _alike(element: Any, former: Any) -> bool:
+def _same_element(element: Any, former: Any) -> bool:
     return element is former or (type(element) is type(former) and isinstance(element, _PLAIN) and element == former)
 
 
@@ -267,7 +268,7 @@ def _different(place: str, copy: Any, container: Any) -> Iterator[str]:
         return
     absent = object()
     for key in {**copy, **container}:
-        if not _alike(copy.get(key, absent), container.get(key, absent)):
+        if not _same_element(copy.get(key, absent), container.get(key, absent)):
             yield _name(place, key)
 
 
@@ -278,7 +279,7 @@ def _mapped(copy: Any, change: Any) -> Any:
 
 
 def _put(container: Any, elements: Any) -> None:
-    """Makes a container hold these elements and no others."""
+    """Replaces the elements of a container."""
     if not isinstance(container, dict):
         container.clear()
         (container.update if isinstance(container, set) else container.extend)(elements)
@@ -291,7 +292,7 @@ def _put(container: Any, elements: Any) -> None:
 
 
 def _equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bool:
-    """Whether a tensor holds what its copy does; ``unknown`` is the answer where it has no values."""
+    """Whether a tensor has the values of its copy; ``unknown`` is the answer if it has no values to read."""
     values, copied = local(tensor), local(copy)
     if values.is_meta or values.layout != torch.strided:
         return unknown

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.stage import norm_is_negative
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.sums import main_gradient
@@ -15,10 +15,10 @@ from chimera_runtime.values.shards import by_layout, local, whole
 
 
 def total_norm(world: World, gradients: Mapping[Group, Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
-    """The norm over all weights, a number in float64, the same on every rank; every rank calls it.
+    """The norm over all weights, a number in float64, the same on every rank. Every rank must call it.
 
-    ``gradients`` are those of this rank by weight group. Replicas have the same ones: the first rank that holds a group
-    counts them.
+    ``gradients`` are the gradients on this rank by weight group. Replicas of a group have equal gradients: the first
+    rank that holds the group counts them.
     """
     counted = [g for group, tensors in gradients.items() if _counts(world, group) for g in tensors]
     norms = [whole(torch.nn.utils.get_total_norm(tensors, norm_type)) for tensors in by_layout(counted)]
@@ -34,7 +34,7 @@ def total_norm(world: World, gradients: Mapping[Group, Sequence[torch.Tensor]], 
 
 
 def _counts(world: World, group: Group) -> bool:
-    """Whether it is this rank that counts a weight group that it holds."""
+    """Whether this rank is the first of those that hold a weight group."""
     return world.ranks_of(*group)[0] == world.place.rank
 
 
@@ -54,7 +54,7 @@ def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: 
         If ``max_norm`` is negative, which would turn the gradients around, or not a number.
     """
     if not max_norm >= 0:
-        raise Misuse(f"max_norm={max_norm}: a norm is 0 or more")
+        raise norm_is_negative(max_norm)
     share = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     shown = [(parameter.grad, main_gradient(parameter)) for parameter in parameters]
     gradients = {id(gradient): gradient for pair in shown for gradient in pair if gradient is not None}
@@ -64,9 +64,9 @@ def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: 
 
 
 def agree_on_infinite(world: World, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """After ``scaler.unscale_(optimizer)``: gradients that any rank has found infinite make all ranks skip the step.
+    """Makes all ranks skip the step if any rank has found infinite gradients in ``scaler.unscale_(optimizer)``.
 
-    Every rank calls it. A rank without gradients, such as one with a frozen stage, has found nothing.
+    Every rank must call it. A rank without gradients, such as one with a frozen stage, has found none.
     """
     flags: dict[Any, torch.Tensor] = scaler._found_inf_per_device(optimizer)
     if not flags:

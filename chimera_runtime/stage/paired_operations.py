@@ -1,8 +1,8 @@
 """Pairs: a forward and a backward of different micro-batches that a rank runs as one operation.
 
 A module may have a method for both, ``forward_and_backward(inputs, backward, **keywords)``: it returns what its forward
-returns for the inputs, and runs a `Backward` beside it, in whatever order and on whatever streams it likes. Without the
-method, or where the forward keeps its input alone or is over several micro-batches, one runs after the other.
+returns for the inputs, and also runs a `Backward`, in any order and on any CUDA streams. Without the method the forward
+runs first and then the backward; so they do if the forward is recomputed or is over several micro-batches.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from chimera_runtime.errors import BadModel
+from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.values.tensors import Tensors
 
 METHOD = "forward_and_backward"
@@ -19,17 +19,17 @@ METHOD = "forward_and_backward"
 
 
 class Backward:
-    """The backward of a pair, for the method of the forward's module.
+    """The backward of a pair, an argument of the method of the forward's module.
 
-    Calling it runs the backward: it adds to the ``.grad`` of the leaves of the graph. A method that does so in pieces
-    of its own asks for ``roots`` and ``gradients``, and never calls.
+    A call runs the backward, which adds to the ``.grad`` of the leaves of the graph. A method that runs it piece by
+    piece takes ``roots`` and ``gradients`` instead.
 
     Attributes
     ----------
     module
-        The module whose graph it is; it may be another stage's.
+        The module whose graph it is; it may belong to another stage.
     begun
-        Whether the method has run the backward, or taken it into its own hands.
+        Whether the method has run the backward, or taken its roots to do so.
     """
 
     def __init__(self, module: torch.nn.Module, roots: Tensors, gradients: Tensors) -> None:
@@ -41,14 +41,14 @@ class Backward:
     def __call__(self) -> None:
         """Runs the backward, in one go."""
         if self.begun:
-            raise BadModel("the backward of a pair runs once: it was called, or its roots were taken, before")
+            raise mistakes.backward_of_pair_ran_twice()
         self.begun = True
         if self._roots:
             torch.autograd.backward(self._roots, self._gradients)
 
     @property
     def roots(self) -> Tensors:
-        """The ends of the graph. The backward is now in the hands of whoever asked."""
+        """The ends of the graph. The caller must run the backward from now on."""
         self.begun = True
         return self._roots
 
@@ -59,7 +59,7 @@ class Backward:
 
 
 class ModuleCalls:
-    """How a stage calls its module, and how it runs backwards: plainly, unless a pair is under way."""
+    """The calls of a stage's module and of its backwards, which a pair replaces while it runs."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -67,7 +67,7 @@ class ModuleCalls:
         self.backward: Callable[[Tensors, Tensors], None] | None = None
 
     def differentiate(self, roots: Tensors, gradients: Tensors) -> None:
-        """Runs a backward from its roots, whose gradients are given, to the leaves of its graph."""
+        """Runs a backward from its roots, which begin with ``gradients``, to the leaves of its graph."""
         if self.backward is not None:
             self.backward(roots, gradients)
         elif roots:
@@ -75,7 +75,7 @@ class ModuleCalls:
 
 
 class _PairedStage(Protocol):
-    """What a pair needs of a stage."""
+    """The part of a `Stage` that a pair uses."""
 
     calls: ModuleCalls
     number: int
@@ -86,9 +86,9 @@ class _PairedStage(Protocol):
 
 
 def run_pair(stage: _PairedStage, forward: tuple[Any, ...], other: _PairedStage, backward: tuple[Any, ...]) -> None:
-    """A forward of a stage and a backward of it or another one, with the arguments of each.
+    """Runs a forward of a stage and a backward of it or of another one, with the arguments of each.
 
-    The backward's graph is ready, run again if need be, before the module's method is called.
+    The backward's graph is complete, recomputed if necessary, before the module's method is called.
     """
     method = getattr(stage.calls.module, METHOD, None)
     if not callable(method):
@@ -96,18 +96,20 @@ def run_pair(stage: _PairedStage, forward: tuple[Any, ...], other: _PairedStage,
         other.backward(*backward)
         return
 
-    def both(roots: Tensors, gradients: Tensors) -> None:
+    # The backward comes first. At the point where it would run its graph it runs the forward instead, whose module
+    # gets the backward as an argument.
+    def run_both(roots: Tensors, gradients: Tensors) -> None:
         other.calls.backward = None
-        beside = Backward(other.calls.module, roots, gradients)
-        stage.calls.forward = partial(method, backward=beside)
+        backward_of_pair = Backward(other.calls.module, roots, gradients)
+        stage.calls.forward = partial(method, backward=backward_of_pair)
         try:
             stage.forward(*forward)
         finally:
             stage.calls.forward = stage.calls.module
-        if not beside.begun:
-            raise BadModel(f"{METHOD} of stage {stage.number} returned without its backward; call it: `backward()`")
+        if not backward_of_pair.begun:
+            raise mistakes.backward_of_pair_did_not_run(METHOD, stage.number)
 
-    other.calls.backward = both
+    other.calls.backward = run_both
     try:
         other.backward(*backward)
     finally:

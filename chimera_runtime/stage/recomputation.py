@@ -1,7 +1,8 @@
-"""Forwards that keep their input alone, and are run again right before their backward.
+"""Recomputation: forwards that keep their input alone and are run again; and the types of all that a forward keeps.
 
-Both runs begin with the same: inputs in containers of their own, seeds, and the state of the module. Both record
-gradients, so that torch takes the same ways in both; what the first one saves for a backward is dropped at once.
+Both runs of such a forward begin with the same: inputs in new containers, seeds, and the state of the module. Both
+record gradients, so that torch takes the same code paths in both; the first run drops at once what it saves for a
+backward.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,34 +12,46 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from chimera_runtime.errors import BadModel
+from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.readout import Reader
+from chimera_runtime.stage.auxiliary_losses import Auxiliary
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
-from chimera_runtime.stage.rerun_comparison import (
-    CAUSES,
-    ForwardDigest,
-    IsCompared,
-    RerunComparison,
-    parts,
-    sampled,
-    whole,
-)
+from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, RerunComparison, parts, sampled, whole
 from chimera_runtime.values.aliases import versions
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.nested import taken_apart
+from chimera_runtime.values.tensors import Tensors
 
-P = TypeVar("P")
 T = TypeVar("T")
 
 _OFTEN = 2
 _NOTHING = nullcontext()
 
 
-class SavedInput(NamedTuple):
-    """A micro-batch between its forward and its backward: how to run the forward again.
+class ForwardResult(NamedTuple):
+    """One call of a module: the input tensors whose gradients are wanted, the return value, the auxiliary losses."""
 
-    ``contents`` is the state of the module from before its forward. The forward was over ``of`` micro-batches; what it
-    gave is the ``result`` where the two runs are to be compared.
+    leaves: Tensors
+    returned: Any
+    auxiliary: Auxiliary
+
+
+class SavedGraph(NamedTuple):
+    """The autograd graph that an ordinary forward keeps for its backward, from its leaves to its roots.
+
+    ``auxiliary`` are more roots: the auxiliary losses.
+    """
+
+    leaves: Tensors
+    roots: Tensors
+    auxiliary: Tensors
+
+
+class SavedInput(NamedTuple):
+    """The beginning of a second run, which a recomputed forward keeps in place of a graph.
+
+    ``versions`` are the version counters of the inputs, ``state`` is the module's state before the first run. That run
+    was over ``micro_batches`` of them, and gave ``digest`` if the two runs are to be compared.
     """
 
     seed: int
@@ -46,160 +59,145 @@ class SavedInput(NamedTuple):
     target: Any
     keywords: Keywords
     versions: list[int]
-    contents: StateSnapshot
-    of: int
-    result: ForwardDigest | None
+    state: StateSnapshot
+    micro_batches: int
+    digest: ForwardDigest | None
 
 
 class RecomputedForwards:
-    """The two runs of forwards of a stage.
+    """The two runs of the recomputed forwards of a stage.
 
     Parameters
     ----------
-    compared
-        Of which updates, counted from the start of the run, both runs are compared.
+    is_compared
+        Whether the two runs are compared, by the number of updates since the run began.
     read
-        How the results of comparisons are read.
+        Reads the results of comparisons from the device.
 
     Attributes
     ----------
-    alone
-        Whether forwards over several micro-batches at once were seen to change the module's state: they would not do so
-        one after another.
-    began
-        The first update of the run.
+    first_update
+        The update with which the run began.
     """
 
-    def __init__(self, stage: int, module: torch.nn.Module, compared: IsCompared, read: Reader) -> None:
-        self.began = 0
+    def __init__(self, stage: int, module: torch.nn.Module, is_compared: IsCompared, read: Reader) -> None:
+        self.first_update = 0
         self._stage = stage
-        self._compared = compared
+        self._is_compared = is_compared
         self._state = ModuleState(module)
-        self._repeats = RerunComparison(stage, [parameter.dtype for parameter in module.parameters()], read)
+        self._comparison = RerunComparison(stage, [parameter.dtype for parameter in module.parameters()], read)
         self._dropping: saved_tensors_hooks | None = saved_tensors_hooks(_drop, self._refuse)
-        self._apart = 0
+        self._separated = 0
 
     @property
-    def alone(self) -> bool:
-        """Whether forwards over several micro-batches at once have to be run one by one."""
-        return self._apart >= _OFTEN
+    def one_by_one(self) -> bool:
+        """Whether forwards over several micro-batches must be split, because they have changed the module's state."""
+        return self._separated >= _OFTEN
 
     def compares(self, update: int) -> bool:
         """Whether the two runs of the forwards of an update are compared."""
-        return self._compared(update - self.began)
+        return self._is_compared(update - self.first_update)
 
-    def first(
-        self, update: int, of: int, run: Callable[[], P], finish: Callable[[P], T]
+    def first_run(
+        self, update: int, count: int, run: Callable[[], ForwardResult], finish: Callable[[ForwardResult], T]
     ) -> tuple[T, StateSnapshot] | None:
-        """A first run over ``of`` micro-batches: what ``finish`` makes of its result, and the state that it began with.
+        """Runs a forward over ``count`` micro-batches; returns ``finish`` of its result, and the state it began with.
 
-        None if it was over several and has changed that state: the state is as before, and they are to be run one by
-        one.
+        None if it was over several and has changed that state, which the micro-batches would have changed one after
+        another: the state is as before, and they must be run one by one.
         """
+        # A thorough look at all state is slow: only the updates whose runs are compared get it.
         thorough = self.compares(update)
         if thorough:
-            self._state.find()
-        before = self._state.look(thorough)
+            self._state.find_containers()
+        before = self._state.snapshot(thorough)
 
-        def both() -> tuple[T, StateSnapshot] | None:
+        def run_and_finish() -> tuple[T, StateSnapshot] | None:
             result = run()
-            contents = self._state.learn(before, thorough)
-            return None if of > 1 and contents.written else (finish(result), contents)
+            state = self._state.with_changes(before, thorough)
+            return None if count > 1 and state.written else (finish(result), state)
 
-        finished = self._without_graph(before, both)
+        finished = self._without_graph(before, run_and_finish)
         if finished is None:
             self._state.restore(before)
-            self._apart += 1
+            self._separated += 1
         return finished
 
     def _without_graph(self, before: StateSnapshot, run: Callable[[], T]) -> T:
-        """A run that drops what is saved for a backward, unless the forward itself needs that."""
+        """Drops what a run saves for its backward, unless the forward itself turns out to need it."""
         if self._dropping is not None:
             try:
                 with self._dropping:
                     return run()
             except Exception as error:
-                if not _needs_what_is_saved(error):
+                if not _needs_saved_tensors(error):
                     raise
             self._dropping = None
             self._state.restore(before)
         return run()
 
     def _refuse(self, _dropped: None) -> torch.Tensor:
-        raise _DroppedTensorNeeded(
-            f"stage {self._stage} goes back into the graph of a forward that is run again for its backward; detach "
-            "what the module keeps from one forward to the next"
-        )
+        raise mistakes.backward_goes_past_its_forward(self._stage)
 
-    def results(self, update: int, made: Callable[[], Iterable[Any]], of: int) -> Sequence[ForwardDigest | None]:
-        """What a forward over some micro-batches gave, for each of them; None where the runs are not compared."""
+    def digests(self, update: int, values: Callable[[], Iterable[Any]], count: int) -> Sequence[ForwardDigest | None]:
+        """The digests of a first run, one for each of its micro-batches; None if the runs are not compared."""
         if not self.compares(update):
-            return (None,) * of
-        compared = _tensors(made)
-        return [whole(compared)] if of == 1 else [*parts(compared, of)]
+            return (None,) * count
+        compared = _tensors(values)
+        return [whole(compared)] if count == 1 else [*parts(compared, count)]
 
-    def again(self, update: int, kept: SavedInput) -> AbstractContextManager[None]:
-        """A context of the second run.
+    def second_run(self, update: int, saved: SavedInput) -> AbstractContextManager[None]:
+        """The context of a second run, in which the module has the state with which the first run began.
 
         Raises
         ------
         BadModel
-            If the first has changed its inputs, or the second changes what the first has left as it was.
+            If the inputs have been changed, or the second run changes state that the first left as it was.
         """
-        if versions_of(kept.inputs, kept.target, kept.keywords) != kept.versions:
-            raise BadModel(
-                f"stage {self._stage} changes an input, a target or a keyword argument in place, or the loop does, but "
-                "is to run on it again; let it work on a copy"
-            )
-        return self._as_of(update, kept.contents) if kept.contents.containers else _NOTHING
+        if versions_of(saved.inputs, saved.target, saved.keywords) != saved.versions:
+            raise mistakes.input_was_changed(self._stage)
+        return self._as_of(update, saved.state) if saved.state.containers else _NOTHING
 
     @contextmanager
-    def _as_of(self, update: int, contents: StateSnapshot) -> Iterator[None]:
-        with self._state.as_of(contents, self.compares(update)) as strays:
+    def _as_of(self, update: int, state: StateSnapshot) -> Iterator[None]:
+        with self._state.as_of(state, self.compares(update)) as strays:
             yield
         if strays:
-            raise BadModel(
-                f"stage {self._stage} changes {', '.join(strays)} when its forward is run again for the backward, and "
-                f"not at first: {CAUSES}"
-            )
+            raise mistakes.second_run_changes_state(self._stage, strays)
 
-    def compare(self, update: int, micro: int, kept: SavedInput, made: Callable[[], Iterable[Any]]) -> None:
-        """Compares what the second run gave; errors as in `RerunComparison.compare`."""
-        if kept.result is not None:
-            compared = _tensors(made)
-            result = whole(compared) if kept.of == 1 else sampled(compared)
-            self._repeats.compare(update, micro, kept.of, kept.result, result)
+    def compare(self, update: int, micro: int, saved: SavedInput, values: Callable[[], Iterable[Any]]) -> None:
+        """Compares the second run with the first; errors as in `RerunComparison.compare`."""
+        if saved.digest is not None:
+            compared = _tensors(values)
+            digest = whole(compared) if saved.micro_batches == 1 else sampled(compared)
+            self._comparison.compare(update, micro, saved.micro_batches, saved.digest, digest)
 
     def check(self, update: int) -> None:
-        """Reads what comparisons of an update are left; errors as in `RerunComparison.compare`."""
-        self._repeats.check(update)
+        """Reads the open comparisons of an update; errors as in `RerunComparison.compare`."""
+        self._comparison.check(update)
 
 
-def _tensors(made: Callable[[], Iterable[Any]]) -> list[torch.Tensor]:
-    return [value.detach() for value in made() if isinstance(value, torch.Tensor)]
-
-
-class _DroppedTensorNeeded(BadModel):
-    """What a graph has saved is needed, and was dropped."""
+def _tensors(values: Callable[[], Iterable[Any]]) -> list[torch.Tensor]:
+    return [value.detach() for value in values() if isinstance(value, torch.Tensor)]
 
 
 def _drop(_tensor: torch.Tensor) -> None:
     """Saves nothing of a tensor."""
 
 
-def _needs_what_is_saved(error: BaseException | None) -> bool:
-    """Whether a forward differentiates by itself; torch.func says in words that it takes no hooks."""
+def _needs_saved_tensors(error: BaseException | None) -> bool:
+    """Whether a forward differentiates by itself; torch.func says only in its message that it takes no hooks."""
     while error is not None:
-        if isinstance(error, _DroppedTensorNeeded) or (
-            isinstance(error, RuntimeError) and "saved tensor hooks" in str(error)
-        ):
+        if isinstance(error, mistakes.DroppedTensorNeeded):
+            return True
+        if isinstance(error, RuntimeError) and "saved tensor hooks" in str(error):
             return True
         error = error.__cause__
     return False
 
 
 def versions_of(*values: Any) -> list[int]:
-    """The version counters of what a stage is given."""
+    """The version counters of the tensors in some values: they tell whether a tensor was written meanwhile."""
     return [number for value in values if value is not None for number in versions(_tensors_of(value))]
 
 

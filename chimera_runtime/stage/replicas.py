@@ -1,4 +1,4 @@
-"""Replicas of stages: digests of their weights, bit by bit, made where the weights are and read when they are there."""
+"""Digests of the weights of replicas, bit by bit, computed on the device of the weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,32 +11,32 @@ from chimera_runtime.values.shards import local
 
 _EVERY = 100
 _PRIME = 1048573
-"""The largest that a fact has room for."""
+"""The largest prime for which a fact has room."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""An integer type of so many bytes."""
+"""The integer type with a number of bytes."""
 
 
 def is_due(update: int) -> bool:
-    """Whether weights are compared after so many updates: 1, 2, 4, 8 .. and every 100th."""
+    """Whether weights are compared after a number of updates: 1, 2, 4, 8 .. and every 100th."""
     return update > 0 and (update & (update - 1) == 0 or update % _EVERY == 0)
 
 
 class Replicas:
-    """The weights of which other ranks have replicas, by weight group, in the same order on all of them."""
+    """The weights that other ranks hold as well, by weight group, in the same order on all ranks."""
 
     def __init__(self, parameters: Mapping[Group, Sequence[torch.Tensor]], read: Reader) -> None:
         self._parameters = {group: of_group for group, of_group in parameters.items() if of_group}
         self._read = read
 
     def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Numbers]:
-        """Begins to read digests of weights as they are, by default of all groups."""
+        """Begins to read digests of the present weights, by default of all groups."""
         chosen = self._parameters if groups is None else [group for group in groups if group in self._parameters]
         return {group: self._read([bits(self._parameters[group])]) for group in chosen}
 
 
 def digest(numbers: Numbers) -> Fact:
-    """What ranks compare of weights whose digest is being read."""
+    """The fact about weights that ranks compare, once their digest has been read."""
     (number,) = numbers()
     return int(number), lambda: {"a digest of their bits": f"{int(number):x}"}
 

@@ -1,4 +1,4 @@
-"""What autograd keeps between forward and backward, in bytes, as torch's own hooks for saved tensors see it."""
+"""Memory that autograd keeps between forward and backward, in bytes, counted by torch's hooks for saved tensors."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -11,21 +11,19 @@ import torch
 from chimera_runtime.values.nested import leaves
 
 Memory = tuple[torch.device, int]
-"""A piece of memory: its device and address; on the meta device, where there is none, what would hold it."""
+"""A piece of memory: its device and address; on the meta device, which has no addresses, the id of its storage."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one forward of a stage leaves behind, in bytes; each piece of memory counts once.
+    """Memory that one forward of a stage keeps, in bytes; each piece of memory counts once.
 
-    ``activations`` is M_a: what is saved for the backward, in whatever tensors, weights aside. Where it is saved that
-    includes the input and what is handed on, ``saved_inputs`` and ``saved_results``; ``inputs`` and ``results`` are
-    the whole of those. ``targets`` is what comes beside the input: what the loss is given beside the result, and
-    keyword arguments.
+    ``activations`` is M_a: all that is saved for the backward except weights. ``saved_inputs`` and ``saved_results``
+    are the parts of it that are input and results; ``inputs`` and ``results`` are all bytes of these, saved or not.
+    ``targets`` are the targets of the loss and the keyword arguments.
 
-    Where backwards are split, ``released`` is what the first half lets go of, inputs aside; ``operands`` are the
-    gradients that are kept from the first half to the second, ``received_operands`` those of them that the stage was
-    given.
+    For split backwards, ``released`` is what the first half frees, except inputs. ``operands`` are the gradients that
+    are kept from the first half to the second, and ``received_operands`` those of them that came from the next stage.
     """
 
     activations: int
@@ -39,16 +37,15 @@ class Footprint:
     received_operands: int = 0
 
     def with_halves(self, released: int, operands: int, received_operands: int) -> "Footprint":
-        """The same of a stage whose backwards are split."""
+        """This footprint with the figures of split backwards."""
         return replace(self, released=released, operands=operands, received_operands=received_operands)
 
 
 class SavedTensors:
     """The memory of tensors that are saved for a backward, each piece counted once; weights are left out.
 
-    ``weights`` tells the parameters as they are when a tensor is saved: where weights have versions, in the memory of
-    the version that is being read. ``sizes`` are the pieces that are saved now, ``peak`` is how many bytes those were
-    at most.
+    ``weights`` returns the parameters when a tensor is saved: weights with versions lie in the memory of the version
+    that is selected then. ``sizes`` has the bytes of each piece that is saved now, ``peak`` is their largest sum.
     """
 
     def __init__(self, weights: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -58,25 +55,25 @@ class SavedTensors:
         self.peak = 0
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """What is saved inside is counted, for as long as it stays saved."""
+    def counting(self) -> Iterator[None]:
+        """Counts what is saved inside, for as long as it stays saved."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
             yield
 
     def footprint(self, inputs: Any, results: Any, targets: Any) -> Footprint:
-        """What a forward has left behind; nothing else was watched."""
-        given, handed_on = memory_of(inputs), memory_of(results)
+        """The footprint of a forward, the only one that was counted."""
+        of_inputs, of_results = memory_of(inputs), memory_of(results)
         return Footprint(
             activations=sum(self.sizes.values()),
-            inputs=sum(given.values()),
-            saved_inputs=sum(given[piece] for piece in given.keys() & self.sizes.keys()),
-            results=sum(handed_on.values()),
-            saved_results=sum(handed_on[piece] for piece in handed_on.keys() & self.sizes.keys()),
+            inputs=sum(of_inputs.values()),
+            saved_inputs=sum(of_inputs[piece] for piece in of_inputs.keys() & self.sizes.keys()),
+            results=sum(of_results.values()),
+            saved_results=sum(of_results[piece] for piece in of_results.keys() & self.sizes.keys()),
             targets=sum(memory_of(targets).values()),
         )
 
     def _pack(self, tensor: torch.Tensor) -> "_SavedTensor":
-        """Counts a tensor; it is kept without its graph, or the graph would keep itself alive."""
+        """Counts a tensor, and keeps it without its graph: otherwise the graph would keep itself alive."""
         memory = memory_of(tensor)
         if memory.keys() <= memory_of(list(self._weights())).keys():
             return _SavedTensor(tensor.detach(), lambda: None)
@@ -94,23 +91,23 @@ class SavedTensors:
 
 
 class _SavedTensor:
-    """A saved tensor; ``gone`` is called when the graph lets go of it."""
+    """A saved tensor; ``release`` is called when the graph frees it."""
 
-    __slots__ = ("gone", "tensor")
+    __slots__ = ("release", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, gone: Callable[[], None]) -> None:
+    def __init__(self, tensor: torch.Tensor, release: Callable[[], None]) -> None:
         self.tensor = tensor
-        self.gone = gone
+        self.release = release
 
     def __del__(self) -> None:
-        self.gone()
+        self.release()
 
 
-def _unpack(held: _SavedTensor) -> torch.Tensor:
-    return held.tensor
+def _unpack(saved: _SavedTensor) -> torch.Tensor:
+    return saved.tensor
 
 
 def memory_of(value: Any) -> dict[Memory, int]:
-    """The pieces of memory that the tensors of a value lie in; sparse ones are passed over."""
+    """The bytes of each piece of memory that holds tensors of a value, except sparse ones."""
     storages = [t.untyped_storage() for t in leaves(value) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
     return {(s.device, s._cdata if s.device.type == "meta" else s.data_ptr()): s.nbytes() for s in storages}

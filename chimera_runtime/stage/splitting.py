@@ -4,13 +4,13 @@
             ^         ^                   a fork is a node on the way with edges that lead off it, to weights
             w         v
 
-The first half runs the way. A fork computes the gradient of x there; autograd leaves out that of w, for which nobody
-asks. The second half calls each fork once more, with the same gradients of its outputs, and autograd leaves out that of
-x. A fork that gives the gradient of w in the first half already, as custom functions do, is not called again. So what
-a backward computes is computed once.
+The first half asks autograd for the gradient of x alone. So a fork computes the gradient of x and leaves out that of w.
+The second half calls each fork again, with the same gradients of its outputs, and asks for the gradient of w alone. A
+fork that has computed both in the first half, as custom functions do, is not called again. So each gradient is computed
+once.
 
-Unlike a run of the engine from fork to fork, a call of a fork does not go on along the way: weights that are used
-several times, one use behind another, get every gradient once.
+A call of a fork does not continue along the way, as a run of the engine from fork to fork would. So weights that are
+used several times along the way get each of their gradients once.
 """
 
 import math
@@ -31,36 +31,35 @@ _WHOLE = {
     "CheckpointFunctionBackward": _RUN_AGAIN,
     "RegisterPostBackwardFunctionBackward": "fully_shard",
 }
-"""Nodes that must be in one run of the engine with all others, and what they are from."""
+"""Nodes that must run in one run of the engine with all others, by name, and where they come from."""
 
 EdgeGradients = list[tuple[GradientEdge, torch.Tensor]]
-"""Gradients, each with the place in the graph from which it goes on to the weights."""
-
+"""Gradients, each with the edge of the graph along which it continues to the weights."""
 
 _AT_ONCE = 2**22
-"""Bytes of weights' gradients that one run of the engine makes before they are added, if no single one is larger."""
+"""Bytes of weights' gradients after which a run of the engine ends, so that they are added before the next run."""
 
 
 class SecondHalf(Protocol):
-    """A backward between its two halves."""
+    """The second half of a backward, after the first half has run."""
 
     @property
-    def kept(self) -> list[torch.Tensor]:
-        """The gradients that are kept for the second half, beside what the forward has saved."""
+    def operands(self) -> list[torch.Tensor]:
+        """The gradients that are kept for the second half, in addition to what the forward has saved."""
 
     def finish(self) -> None:
-        """Adds to the gradients of the weights; once."""
+        """Runs the second half: adds to the gradients of the weights. Call it once."""
 
 
 class HalfBackward(NamedTuple):
-    """A micro-batch between the two halves of its backward, and what it counts in the loss."""
+    """A micro-batch between the two halves of its backward, with its loss count."""
 
-    halfway: SecondHalf
+    second_half: SecondHalf
     counts: Tensors
 
 
 class LateFork(NamedTuple):
-    """A fork that is called again: the numbers of its edges to weights, and the gradients of its outputs."""
+    """A fork to be called again: the numbers of its edges to weights, and the gradients of its outputs."""
 
     node: Node
     edges: Sequence[int]
@@ -68,47 +67,53 @@ class LateFork(NamedTuple):
 
 
 JointRun = tuple[EdgeGradients, list[LateFork]]
-"""Gradients that are there, and forks that give others, all of which have to go on to the weights in one run."""
+"""Gradients from the first half, and forks that will give others: all must continue to the weights in one run."""
 
 
 class SplitBackward:
-    """The second half of a backward of which the first has run: the gradients of ``leaves`` are there.
+    """A backward that is split at its forks. The constructor runs the first half, which gives ``leaves`` gradients.
 
-    Until `finish` it keeps the graph, and the gradients with which the weights' gradients begin.
+    Until `finish` it keeps the graph, and the gradients with which the second half begins.
 
     Parameters
     ----------
     roots, gradients
-        Where the backward begins, with the gradient of each.
+        The tensors at which the backward begins, with the gradient of each.
     leaves
-        The tensors whose gradients are wanted first; those that need none are passed over.
+        The tensors whose gradients the first half computes; those that require none are passed over.
     """
 
     def __init__(self, roots: Tensors, gradients: Tensors, leaves: Tensors) -> None:
+        # The way: all nodes from which a leaf is reached.
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         starts = list(map(get_gradient_edge, roots))
         way = (
             _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted]) if wanted else {}
         )
+        # A root off the way leads to weights alone: all of its backward is left to the second half.
         self._parts: list[tuple[EdgeGradients, LateFork | None]] = [
             ([(start, gradient)], None)
             for start, gradient in zip(starts, gradients, strict=True)
             if start.node not in way
         ]
+        # The other roots begin the first half, in which each fork notes what the second half needs.
         forks = {node: edges for node in way if (edges := _edges_off(node, way))}
-        begin = [
+        starting = [
             (root, gradient)
             for root, start, gradient in zip(roots, starts, gradients, strict=True)
             if start.node in way
         ]
-        if begin:
-            self._run(begin, wanted, forks)
+        if starting:
+            self._run(starting, wanted, forks)
 
     def _run(
-        self, begin: list[tuple[torch.Tensor, torch.Tensor]], wanted: list[torch.Tensor], forks: dict[Node, list[int]]
+        self,
+        starting: list[tuple[torch.Tensor, torch.Tensor]],
+        wanted: list[torch.Tensor],
+        forks: dict[Node, list[int]],
     ) -> None:
         handles = [node.register_hook(self._noting(node, edges)) for node, edges in forks.items()]
-        roots, gradients = zip(*begin, strict=True)
+        roots, gradients = zip(*starting, strict=True)
         try:
             torch.autograd.backward(roots, gradients, inputs=wanted, retain_graph=bool(forks))
         finally:
@@ -116,19 +121,19 @@ class SplitBackward:
                 handle.remove()
 
     def _noting(self, node: Node, edges: list[int]) -> Callable[..., None]:
-        """Notes, when a fork has run, the gradients that it has given for weights, or those that it is to be given."""
-        complete = isinstance(node, BackwardCFunction)
+        """A hook of a fork: notes the gradients that it computed for weights, or those with which to call it again."""
+        is_complete = isinstance(node, BackwardCFunction)
 
-        def note(given: Tensors, received: tuple[torch.Tensor | None, ...]) -> None:
-            early = [(_edge(node, i), given[i]) for i in edges if given[i] is not None]
-            late = [] if complete else [i for i in edges if given[i] is None]
+        def note(computed: Tensors, received: tuple[torch.Tensor | None, ...]) -> None:
+            early = [(_edge(node, i), computed[i]) for i in edges if computed[i] is not None]
+            late = [] if is_complete else [i for i in edges if computed[i] is None]
             self._parts.append((early, LateFork(node, late, received) if late else None))
 
         return note
 
     @property
-    def kept(self) -> list[torch.Tensor]:
-        """The gradients with which those of the weights begin, and the gradients of the outputs of forks."""
+    def operands(self) -> list[torch.Tensor]:
+        """Gradients on their way to weights, and the gradients of the outputs of forks."""
         early = [gradient for gradients, _ in self._parts for _, gradient in gradients]
         late = [gradient for _, fork in self._parts if fork is not None for gradient in fork.gradients]
         return [*early, *(gradient for gradient in late if gradient is not None)]
@@ -143,7 +148,7 @@ class SplitBackward:
 
 
 def _way(roots: Iterable[Node], inputs: Iterable[Node]) -> dict[Node, bool]:
-    """The nodes from which an input is reached."""
+    """The nodes from which an input is reached: a depth-first search without recursion, as graphs are deep."""
     leads = dict.fromkeys(inputs, True)
     ahead: list[tuple[Node, tuple[Node, ...] | None]] = [(root, None) for root in roots]
     while ahead:
@@ -169,7 +174,7 @@ def _edge(node: Node, number: int) -> GradientEdge:
 
 
 def _batches(groups: Iterable[JointRun]) -> Iterator[JointRun]:
-    """Groups to be run together: small ones, for a run of the engine takes its time; large ones by themselves."""
+    """Joins groups to runs of the engine: small groups share a run, which has a fixed cost; large ones run alone."""
     early: EdgeGradients = []
     late: list[LateFork] = []
     size = 0
@@ -189,9 +194,9 @@ def _size(edge: GradientEdge) -> int:
 
 
 def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[JointRun]:
-    """Parts that share a node behind them together: the node has to run once, with all gradients for it.
+    """Joins parts that share a node off the way: the node must run once, with all of its gradients.
 
-    Where parts share a weight alone, each adds to its gradient.
+    Parts that share only a weight stay apart, and each adds to its gradient.
     """
     groups: list[JointRun] = []
     group_of: dict[Node, JointRun] = {}
@@ -210,7 +215,7 @@ def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[Joint
 
 
 def _closure(nodes: Iterable[Node]) -> set[Node]:
-    """All nodes that some nodes lead to, themselves included."""
+    """All nodes that some nodes lead to, including themselves."""
     reached: set[Node] = set()
     ahead = list(nodes)
     while ahead:
@@ -222,28 +227,34 @@ def _closure(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _called_again(forks: Sequence[LateFork]) -> EdgeGradients:
-    """What forks give for their edges to weights, and for no other edge."""
+    """Calls forks for the gradients of their edges to weights, and of no other edges.
+
+    A node computes the gradients that the running engine needs. So the calls are made from within a run of the engine
+    that asks for those edges alone: a run that begins at a token of its own.
+    """
     if not forks:
         return []
-    made: EdgeGradients = []
+    gradients: EdgeGradients = []
 
     def call() -> None:
         for node, edges, received in forks:
-            given: Any = node(*received)  # type: ignore[operator]
-            given = given if isinstance(given, tuple) else (given,)
-            made.extend((_edge(node, i), _fitted(_edge(node, i), given[i])) for i in edges if given[i] is not None)
+            result: Any = node(*received)  # type: ignore[operator]
+            computed = result if isinstance(result, tuple) else (result,)
+            gradients.extend(
+                (_edge(node, i), _fitted(_edge(node, i), computed[i])) for i in edges if computed[i] is not None
+            )
 
-    asked = {_edge(node, i): None for node, edges, _ in forks for i in edges}
+    wanted = {_edge(node, i): None for node, edges, _ in forks for i in edges}
     token = torch.zeros((), requires_grad=True)
     with torch.enable_grad():
-        began: torch.Tensor = _EngineCall.apply(token, call)  # type: ignore[no-untyped-call]
-    edges: Any = [token, *asked]
-    torch.autograd.grad([began], edges, allow_unused=True)
-    return made
+        start: torch.Tensor = _EngineCall.apply(token, call)  # type: ignore[no-untyped-call]
+    inputs: Any = [token, *wanted]
+    torch.autograd.grad([start], inputs, allow_unused=True)
+    return gradients
 
 
 def _fitted(edge: GradientEdge, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient in the shape and dtype of what it is for, as the engine does it: operators leave broadcasts to it."""
+    """A gradient in the shape and dtype that the engine expects: operators leave broadcasts to the engine."""
     expected: Any = edge.node._input_metadata[edge.output_nr]
     if gradient.is_complex() and not expected.dtype.is_complex:
         gradient = gradient.real
@@ -253,7 +264,7 @@ def _fitted(edge: GradientEdge, gradient: torch.Tensor) -> torch.Tensor:
 
 
 class _EngineCall(torch.autograd.Function):
-    """Calls a function within a run of the engine: a node that is called there computes what the run asks for."""
+    """Calls a function in its backward, and so from within a run of the engine."""
 
     @staticmethod
     def forward(context: Any, token: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
@@ -267,9 +278,9 @@ class _EngineCall(torch.autograd.Function):
 
 
 class WholeBackward:
-    """The second half of a backward of which the first was all of it.
+    """A backward that cannot be split: the constructor runs all of it.
 
-    ``apart``: the gradients of the weights are kept until `finish`; else they have been added at once.
+    With ``apart`` the gradients of the weights are kept until `finish`; otherwise they are added at once.
     """
 
     def __init__(
@@ -279,30 +290,30 @@ class WholeBackward:
         for parameter, _ in before:
             parameter.grad = None
         torch.autograd.backward(roots, gradients)
-        self._kept = [(parameter, parameter.grad) for parameter, _ in before]
+        self._apart = [(parameter, parameter.grad) for parameter, _ in before]
         for parameter, gradient in before:
             parameter.grad = gradient
 
     @property
-    def kept(self) -> list[torch.Tensor]:
-        """The gradients of the weights that have not been added."""
-        return [gradient for _, gradient in self._kept if gradient is not None]
+    def operands(self) -> list[torch.Tensor]:
+        """The gradients of the weights that `finish` will add."""
+        return [gradient for _, gradient in self._apart if gradient is not None]
 
     def finish(self) -> None:
-        """Adds what was kept to the gradients of the weights."""
-        for parameter, gradient in self._kept:
+        """Adds the gradients that were kept apart."""
+        for parameter, gradient in self._apart:
             if parameter.grad is None:
                 parameter.grad = gradient
             elif gradient is not None:
                 parameter.grad += gradient
-        self._kept = []
+        self._apart = []
 
 
 def obstacle(roots: Sequence[torch.Tensor], leaves: Tensors) -> str:
-    """What in the graph from ``roots`` to ``leaves`` keeps a backward from being split; empty if nothing does.
+    """The reason why a backward from ``roots`` to ``leaves`` cannot be split; empty if it can.
 
-    Custom functions compute all of their gradients at once: if no other forks are there, nothing is left for later.
-    Where no leaf is reached, the first half has nothing to do, and the second is a backward as any other.
+    Custom functions compute all of their gradients at once: if all forks are such functions, nothing is left for the
+    second half. If no leaf is reached, the first half has nothing to do, and the second is an ordinary backward.
     """
     starts = [get_gradient_edge(root).node for root in roots]
     way = _way(starts, [get_gradient_edge(leaf).node for leaf in leaves if leaf.requires_grad])

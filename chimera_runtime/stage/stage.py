@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Sequence, Set
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
 from chimera_runtime.blame import LaneOperation, ModelError, UserCode
-from chimera_runtime.errors import FAILED, BadModel
+from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.readout import Reader, from_host
 from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, collecting, roots_of
 from chimera_runtime.stage.paired_operations import ModuleCalls, run_pair
-from chimera_runtime.stage.recomputation import RecomputedForwards, SavedInput, versions_of
+from chimera_runtime.stage.recomputation import ForwardResult, RecomputedForwards, SavedGraph, SavedInput, versions_of
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in_some
 from chimera_runtime.stage.splitting import HalfBackward, SecondHalf, SplitBackward, WholeBackward
 from chimera_runtime.stage.stage_input import StageInput
@@ -29,51 +30,29 @@ from chimera_runtime.values.nested import fresh, joined, leaves, mapped
 from chimera_runtime.values.tensors import Tensors, join, part, plain, seed_all, seed_torch
 
 
-class SavedGraph(NamedTuple):
-    """A micro-batch between its forward and its backward: the graph, from its leaves to its roots.
-
-    ``auxiliary`` are further roots, those of auxiliary losses.
-    """
-
-    leaves: Tensors
-    roots: Tensors
-    auxiliary: Tensors
-
-
-class ForwardResult(NamedTuple):
-    """A forward: the tensors whose gradients are wanted, what the module returned, and its auxiliary losses."""
-
-    leaves: Tensors
-    returned: Any
-    auxiliary: Auxiliary
-
-
 class Stage(WeightGroup):
-    """A stage's module on this rank, its buffers and its part of an update.
+    """A stage on this rank: its module, its receive buffers, and what its forwards keep for their backwards.
 
-    As a weight group it has the parameters that are the stage's own. ``ties`` are the groups of those that it shares,
-    ``groups`` all of these.
+    As a weight group it has the parameters that belong to this stage alone. ``ties`` are the groups of parameters that
+    it shares with other stages, ``groups`` all of its groups.
 
-    ``inputs`` and ``gradients`` are the receive buffers, of which schedule.sir speaks as slots.
-
-    What a forward or a backward hands on stays here, by its micro-batches, until `outputs` or `input_gradients` takes
-    it; so does what a forward keeps for its backward.
+    ``inputs`` and ``gradients`` are the receive buffers, which schedule.sir calls slots. The results of a forward stay
+    here until `outputs` takes them, those of a backward until `input_gradients` does.
 
     Parameters
     ----------
     before
-        What the stage receives, None for the first.
-    ending
-        What becomes of what the module returns: it is handed on, or goes to the loss.
+        The boundary to the stage before; None for the first stage.
+    output
+        Sends the result of the module to the next stage, or computes the loss.
     recomputed
-        The micro-batches, modulo ``numbering.cycle``, of which a forward keeps its input alone.
+        The micro-batches, modulo ``numbering.cycle``, whose forward keeps its input alone and is run again later.
     load_keywords
-        Loads the keyword arguments of a micro-batch, counted from the first of an update; asked for where the stage
-        takes any.
+        Loads the keyword arguments of a micro-batch, counted from the first of an update.
     read
-        How auxiliary losses and comparisons are read.
-    compared
-        Of which updates, counted from the start of the run, a forward that is run again is compared with the first.
+        Reads auxiliary losses and the results of comparisons from the device.
+    is_compared
+        Whether the two runs of a recomputed forward are compared, by the number of updates since the run began.
     """
 
     def __init__(
@@ -82,7 +61,7 @@ class Stage(WeightGroup):
         module: torch.nn.Module,
         weights: Weights,
         before: Boundary | None,
-        ending: StageOutput,
+        output: StageOutput,
         gradients: GradientSum,
         traits: Traits,
         numbering: Numbering,
@@ -90,7 +69,7 @@ class Stage(WeightGroup):
         ties: Sequence[WeightGroup] = (),
         load_keywords: Callable[[int, int], Keywords] | None = None,
         read: Reader = from_host,
-        compared: IsCompared = in_some,
+        is_compared: IsCompared = in_some,
     ) -> None:
         super().__init__((number,), weights, gradients, numbering)
         self.ties = ties
@@ -100,51 +79,52 @@ class Stage(WeightGroup):
         self.calls = ModuleCalls(module)
         self.inputs = self.gradients = Slots()
         self.load_keywords = load_keywords
-        self._beginning = StageInput(number, before, bool(traits.in_place))
-        self._ending = ending
+        self._input = StageInput(number, before, bool(traits.in_place))
+        self._output = output
         self._traits = traits
         self._recomputed = recomputed
-        self._recomputing = RecomputedForwards(number, module, compared, read)
+        self._reruns = RecomputedForwards(number, module, is_compared, read)
         self._seed = seed_all if traits.seeds_all else seed_torch
-        self._waiting: dict[int, SavedGraph | SavedInput] = {}
-        self._begun: dict[int, HalfBackward] = {}
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
+        self._in_forward = UserCode(f"the forward of stage {number}", FAILED)
+        self._in_backward = UserCode(f"the backward of stage {number}", FAILED)
+        # What waits, by micro-batch: for its backward, for the second half of it, to be sent on, to be sent back.
+        self._saved: dict[int, SavedGraph | SavedInput] = {}
+        self._half_backwards: dict[int, HalfBackward] = {}
         self._outputs: dict[Micros, tuple[Tensors, list[int]]] = {}
         self._input_gradients: dict[Micros, Tensors] = {}
-        self._forwarding = UserCode(f"the forward of stage {number}", FAILED)
-        self._going_back = UserCode(f"the backward of stage {number}", FAILED)
 
     def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
-        """Allocates the receive buffers: for each slot of activations and gradients, room for so many micro-batches."""
-        before = self._beginning.before
+        """Allocates the receive buffers; both lists give the micro-batches that fit in each slot."""
+        before, after = self._input.before, self._output.after
         if before is not None:
             self.inputs = Slots(inputs, partial(before.buffers, device))
-        if self._ending.after is not None:
-            self.gradients = Slots(gradients, partial(self._ending.after.gradient_buffers, device))
+        if after is not None:
+            self.gradients = Slots(gradients, partial(after.gradient_buffers, device))
 
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
-        """From now on what is received and handed on has other shapes, none larger than at first."""
-        self._beginning.before = before
-        self._ending.resize(after)
+        """Changes the shapes that the stage receives and sends; none may be larger than at first."""
+        self._input.before = before
+        self._output.resize(after)
         if before is not None:
             self.inputs.resize(before.views)
         if after is not None:
             self.gradients.resize(after.gradient_views)
 
     def begin(self, update: int) -> None:
-        """From now on micro-batches are counted from the first of an update, and versions from the newest weights."""
+        """Counts micro-batches from the first of an update from now on, and versions from the newest weights."""
         self._numbering.first = update
         for group in self.groups:
             group.restart()
 
     def count_from(self, updates: int) -> None:
-        """From now on it is as if there had been so many updates: the seeds of what is drawn at random count them."""
+        """Continues a run that has made some updates: random numbers depend on how many there were."""
         for group in self.groups:
             group.updates = updates
-        self._recomputing.began = updates
+        self._reruns.first_update = updates
 
     def at(self, version: int) -> Self:
-        """The stage with a version of its weights that is alive."""
+        """The stage with one of the versions of its weights that are in memory."""
         for group in self.groups:
             group.select(version)
         return self
@@ -178,72 +158,87 @@ class Stage(WeightGroup):
         except ModelError as error:
             error.during(self._operation("F", micros))
             raise
-        if self._ending.after is not None:
+        if self._output.after is not None:
             self._outputs[micros] = outputs, versions(outputs)
 
     def outputs(self, micros: Micros) -> Tensors:
-        """What the forward of these micro-batches hands on, to be sent or to be read by the next stage: once."""
+        """Takes the results of a forward, to be sent or to be read by the next stage.
+
+        Raises
+        ------
+        BadModel
+            If they were written since the forward.
+        """
         outputs, before = self._outputs.pop(micros)
         if versions(outputs) != before:
             raise memory_was_written(self.number, self.number + 1, micros)
         return outputs
 
     def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:
-        if micro % self._numbering.cycle in self._recomputed:
+        """Runs one micro-batch and keeps what its backward needs; returns the tensors for the next stage."""
+        if self._is_recomputed(micro):
             outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         else:
-            passed = self._run(self._seed_of(micro), inputs, self._keywords_of(micro))
-            results, roots = self._ending.finish((micro,), passed.returned, (target,))
-            self._auxiliary.add(micro, self._numbering.place(micro)[0], passed.auxiliary)
-            self._waiting[micro] = SavedGraph(passed.leaves, roots, roots_of(passed.auxiliary))
+            result = self._run(self._seed_of(micro), inputs, self._keywords_of(micro))
+            # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
+            results, roots = self._output.finish((micro,), result.returned, (target,))
+            self._auxiliary.add(micro, self._numbering.place(micro)[0], result.auxiliary)
+            self._saved[micro] = SavedGraph(result.leaves, roots, roots_of(result.auxiliary))
             outputs = _payload(results)
-        lend(self.number, micro, outputs, self._waiting, lambda: (inputs, self._keywords_of(micro)))
+        lend(self.number, micro, outputs, self._saved, lambda: (inputs, self._keywords_of(micro)))
         return outputs
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
-        """At once where the micro-batches are run again later, and the stage can."""
-        first = self._beginning.before is None
-        apart = list(inputs) if first else [part(inputs, i, i + 1, len(micros)) for i in range(len(micros))]
-        targets = (None,) * len(micros) if targets is None else targets
-        alone = self._traits.alone or self._recomputing.alone
-        if micros[0] % self._numbering.cycle in self._recomputed and not alone:
-            return self._forward_keeping_inputs(micros, joined(inputs) if first else inputs, apart, targets)
-        return self._one_by_one(micros, apart, targets)
+        """Runs several micro-batches: in one call if they are recomputed later and the stage allows it, else singly.
 
-    def _one_by_one(self, micros: tuple[int, ...], apart: Sequence[Any], targets: Sequence[Any]) -> Tensors:
-        return join([self._forward(*arguments) for arguments in zip(micros, apart, targets, strict=True)])
+        Forwards that keep their graphs run singly, because each micro-batch has a backward of its own.
+        """
+        first = self._input.before is None
+        batches = list(inputs) if first else [part(inputs, i, i + 1, len(micros)) for i in range(len(micros))]
+        targets = (None,) * len(micros) if targets is None else targets
+        if self._is_recomputed(micros[0]) and not (self._traits.alone or self._reruns.one_by_one):
+            return self._forward_keeping_inputs(micros, joined(inputs) if first else inputs, batches, targets)
+        return self._one_by_one(micros, batches, targets)
+
+    def _one_by_one(self, micros: tuple[int, ...], batches: Sequence[Any], targets: Sequence[Any]) -> Tensors:
+        return join([self._forward(*arguments) for arguments in zip(micros, batches, targets, strict=True)])
 
     def _forward_keeping_inputs(
-        self, micros: tuple[int, ...], together: Any, apart: Sequence[Any], targets: Sequence[Any]
+        self, micros: tuple[int, ...], inputs: Any, batches: Sequence[Any], targets: Sequence[Any]
     ) -> Tensors:
-        recomputing, update, count = self._recomputing, self._numbering.place(micros[0])[0], len(micros)
+        """Runs a forward that keeps its inputs and no graph; ``batches`` are the inputs of each micro-batch."""
+        update, count = self._numbering.place(micros[0])[0], len(micros)
         keywords = [self._keywords_of(micro) for micro in micros]
-        given = [*zip(apart, targets, keywords, strict=True)]
-        numbers = [versions_of(*values) for values in given]
+        arguments = [*zip(batches, targets, keywords, strict=True)]
+        before = [versions_of(*values) for values in arguments]
 
         def run() -> ForwardResult:
-            return self._run(self._seed_of(micros[0]), together, joined(keywords))
+            return self._run(self._seed_of(micros[0]), inputs, joined(keywords))
 
-        def finish(passed: ForwardResult) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
-            results, roots = self._ending.finish(micros, passed.returned, [*map(fresh, targets)])
-            made = partial(self._compared, passed, roots, count)
-            return results, passed.auxiliary, recomputing.results(update, made, count)
+        def finish(result: ForwardResult) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
+            results, roots = self._output.finish(micros, result.returned, [*map(fresh, targets)])
+            values = partial(self._compared_values, result, roots, count)
+            return results, result.auxiliary, self._reruns.digests(update, values, count)
 
-        first = recomputing.first(update, count, run, finish)
-        if first is None:
-            return self._one_by_one(micros, apart, targets)
-        (results, auxiliary, made), contents = first
-        for micro, values, before, result in zip(micros, given, numbers, made, strict=True):
-            self._waiting[micro] = SavedInput(self._seed_of(micro), *values, before, contents, count, result)
+        first_run = self._reruns.first_run(update, count, run, finish)
+        if first_run is None:  # the module's state has changed, as it would not have done one by one
+            return self._one_by_one(micros, batches, targets)
+        # Each micro-batch gets what its own second run begins with, and what that run must give again.
+        (results, auxiliary, digests), state = first_run
+        for micro, values, numbers, digest in zip(micros, arguments, before, digests, strict=True):
+            self._saved[micro] = SavedInput(self._seed_of(micro), *values, numbers, state, count, digest)
         self._auxiliary.add(micros[0], update, auxiliary)
         return _payload(results)
 
-    def _compared(self, passed: ForwardResult, roots: Tensors, of: int) -> list[Any]:
-        """What the two runs of a forward over so many micro-batches are compared by."""
-        if of > 1:
-            return leaves(passed.returned)
-        losses = roots if self._ending.after is None else ()
-        return [*leaves(passed.returned), *losses, *[value for _, value in passed.auxiliary]]
+    def _compared_values(self, result: ForwardResult, roots: Tensors, count: int) -> list[Any]:
+        """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
+        if count > 1:
+            return leaves(result.returned)
+        losses = roots if self._output.after is None else ()
+        return [*leaves(result.returned), *losses, *[value for _, value in result.auxiliary]]
+
+    def _is_recomputed(self, micro: int) -> bool:
+        return micro % self._numbering.cycle in self._recomputed
 
     def _seed_of(self, micro: int) -> int:
         return self._numbering.forward_seed(micro, self.number)
@@ -254,17 +249,16 @@ class Stage(WeightGroup):
             return {}
         loaded = self.load_keywords(self._numbering.first, micro)
         if missing := [name for name in names if name not in loaded]:
-            raise BadModel(
-                f"micro-batch {micro} has no keyword argument {missing[0]}, and the first had; give all the same names"
-            )
+            raise mistakes.keyword_argument_is_missing(micro, missing[0])
         keywords = {name: loaded[name] for name in names}
         return mapped(keywords, torch.clone) if self._traits.in_place else keywords
 
     def _run(self, seed: int, inputs: Any, keywords: Keywords) -> ForwardResult:
+        """Calls the module. Both runs of a recomputed forward come through here, and begin with the same seed."""
         self._seed(seed)
-        leaves, argument = self._beginning.argument(inputs)
+        leaves, argument = self._input.argument(inputs)
         watched = Watched(self.number, keywords, self._traits.shared) if self._traits.shared else None
-        with self._forwarding, collecting() as auxiliary:
+        with self._in_forward, collecting() as auxiliary:
             returned = self.calls.forward(argument, **(fresh(keywords) if keywords else {}))
         if watched is not None:
             watched.require_unwritten()
@@ -273,47 +267,50 @@ class Stage(WeightGroup):
     # ---- backward
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Adds to the gradients of the weights; runs the forward again first, where it kept its input alone.
+        """Adds to the gradients of the weights; first runs a forward again that kept its input alone.
 
         Parameters
         ----------
         micros
             A micro-batch, or a tuple of several.
         gradients
-            Those of what the forward handed on, with the micro-batches along dimension 0; none on the last stage.
+            The gradients of the tensors that the forward sent, with the micro-batches along dimension 0; none on the
+            last stage.
         """
-        self._hand_back("B", self._backward, micros, gradients)
+        self._run_backward("B", self._backward, micros, gradients)
 
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """The first half of a `backward`: what is handed back. The gradients of the weights are left to the second."""
-        self._hand_back("I", self._backward_input, micros, gradients)
+        """Runs the first half of a `backward`: the gradients of the input, for the stage before."""
+        self._run_backward("I", self._backward_input, micros, gradients)
 
     def backward_weights(self, micros: Micros) -> None:
-        """The second half of a `backward`: adds to the gradients of the weights."""
+        """Runs the second half of a `backward`: adds to the gradients of the weights."""
         try:
             for micro in micros if isinstance(micros, tuple) else (micros,):
-                halfway, counts = self._begun.pop(micro)
-                with self._going_back:
-                    halfway.finish()
+                second_half, counts = self._half_backwards.pop(micro)
+                with self._in_backward:
+                    second_half.finish()
                 self._collect(counts)
         except ModelError as error:
             error.during(self._operation("W", micros))
             raise
 
     def pair(self, forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
-        """A pair (`pairs`): a forward, and a backward of this stage or another one, with the arguments of each."""
-        if isinstance(forward[0], tuple) or forward[0] % self._numbering.cycle in self._recomputed:
+        """Runs a pair (`paired_operations`): a forward, and a backward of this or another stage; arguments of each."""
+        if isinstance(forward[0], tuple) or self._is_recomputed(forward[0]):
             self.forward(*forward)
             other.backward(*backward)
         else:
             run_pair(self, forward, other, backward)
 
     def input_gradients(self, micros: Micros) -> Tensors:
-        """What the backward of these micro-batches hands back to the stage before: once."""
+        """Takes the gradients that a backward made for the stage before."""
         return self._input_gradients.pop(micros)
 
-    def _hand_back(self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors) -> None:
-        """Runs a backward, or the first half of one, on a micro-batch or several."""
+    def _run_backward(
+        self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors
+    ) -> None:
+        """Runs a backward, or the first half of one, and keeps the gradients for the stage before."""
         try:
             if isinstance(micros, tuple):
                 apart = [part(gradients, i, i + 1, len(micros)) for i in range(len(micros))]
@@ -323,52 +320,54 @@ class Stage(WeightGroup):
         except ModelError as error:
             error.during(self._operation(kind, micros))
             raise
-        if self._beginning.before is not None:
+        if self._input.before is not None:
             self._input_gradients[micros] = results
 
     def _backward(self, micro: int, gradients: Tensors) -> Tensors:
         leaves, roots, seeds, counts = self._roots_of(micro, gradients)
-        with self._going_back:
+        with self._in_backward:
             self.calls.differentiate(roots, seeds)
         self._collect(counts)
-        return self._beginning.take_gradients(leaves, counts)
+        return self._input.take_gradients(leaves, counts)
 
     def _backward_input(self, micro: int, gradients: Tensors) -> Tensors:
         leaves, roots, seeds, counts = self._roots_of(micro, gradients)
-        with self._going_back:
-            halfway: SecondHalf
-            if self._traits.whole:
-                halfway = WholeBackward(roots, seeds, self.module.parameters(), apart=self._weights.overlap)
+        with self._in_backward:
+            second_half: SecondHalf
+            if self._traits.whole:  # a graph that cannot be split: all of it runs now, and the second half only adds
+                second_half = WholeBackward(roots, seeds, self.module.parameters(), apart=self._weights.overlap)
             else:
-                halfway = SplitBackward(roots, seeds, leaves)
-        self._begun[micro] = HalfBackward(halfway, counts)
-        return self._beginning.take_gradients(leaves, counts)
+                second_half = SplitBackward(roots, seeds, leaves)
+        self._half_backwards[micro] = HalfBackward(second_half, counts)
+        return self._input.take_gradients(leaves, counts)
 
     def _roots_of(self, micro: int, gradients: Tensors) -> tuple[Tensors, Tensors, Tensors, Tensors]:
-        """The leaves and roots of a micro-batch's graph, the gradient of each root, and what the micro-batch counts."""
+        """Leaves and roots of the graph, the gradient with which each root begins, and the micro-batch's loss count."""
         leaves, roots, auxiliary = self._graph(micro)
-        counts = self._ending.counts(micro, gradients)
-        shares = [torch.full_like(value, self._ending.share * self._ending.scale) for value in auxiliary]
-        return leaves, (*roots, *auxiliary), (*self._ending.gradients(roots, gradients), *shares), counts
+        counts = self._output.counts(micro, gradients)
+        # The results begin with the gradients received, or the loss with its share of the update's mean. An auxiliary
+        # loss is a root of its own on any stage, and has the same share.
+        shares = [torch.full_like(value, self._output.share * self._output.scale) for value in auxiliary]
+        return leaves, (*roots, *auxiliary), (*self._output.gradients(roots, gradients), *shares), counts
+
+    def _graph(self, micro: int) -> SavedGraph:
+        """The graph of a micro-batch: the one that its forward has kept, or a new one by a second run."""
+        saved = self._saved.pop(micro)
+        if isinstance(saved, SavedGraph):
+            return saved
+        update = self._numbering.place(micro)[0]
+        with self._reruns.second_run(update, saved):
+            result = self._run(saved.seed, saved.inputs, saved.keywords)
+        _, roots = self._output.finish((micro,), result.returned, (fresh(saved.target),))
+        self._reruns.compare(update, micro, saved, partial(self._compared_values, result, roots, saved.micro_batches))
+        return SavedGraph(result.leaves, roots, roots_of(result.auxiliary))
 
     def _collect(self, counts: Tensors) -> None:
-        """The gradients of the weights are complete for a micro-batch."""
+        """Takes the gradients of the weights into their sums; the first stage of a group counts the micro-batch."""
         for group in self.groups:
             group.collect()
             if group.group[0] == self.number:
                 group.count(counts)
-
-    def _graph(self, micro: int) -> SavedGraph:
-        """The graph of a micro-batch: as its forward left it, or made again."""
-        waiting = self._waiting.pop(micro)
-        if isinstance(waiting, SavedGraph):
-            return waiting
-        update = self._numbering.place(micro)[0]
-        with self._recomputing.again(update, waiting):
-            passed = self._run(waiting.seed, waiting.inputs, waiting.keywords)
-        _, roots = self._ending.finish((micro,), passed.returned, (fresh(waiting.target),))
-        self._recomputing.compare(update, micro, waiting, partial(self._compared, passed, roots, waiting.of))
-        return SavedGraph(passed.leaves, roots, roots_of(passed.auxiliary))
 
     def _operation(self, kind: str, micros: Micros) -> LaneOperation:
         return self._numbering.operation(kind, micros, self.number)
@@ -377,22 +376,25 @@ class Stage(WeightGroup):
 
     @property
     def disturbed(self) -> str | None:
-        """The name of a parameter whose gradient of an update under way was taken away, if there is one."""
+        """The name of a parameter whose gradient was replaced or cleared in the middle of an update, if any."""
         disturbed = next((p for group in self.groups if (p := group.disturbed_parameter) is not None), None)
         if disturbed is None:
             return None
         return next(name for name, parameter in self.module.named_parameters() if parameter is disturbed)
 
     def scale_loss(self, scale: float) -> None:
-        """Multiplies the gradients of what the stage adds to the loss by a number from now on."""
-        self._ending.scale = scale
+        """Multiplies the gradients of this stage's losses by a number from now on."""
+        self._output.scale = scale
 
     def take_loss(self, update: int) -> Tally:
-        """The losses of an update that were computed here: the loss on the last stage, auxiliary losses on any."""
-        self._recomputing.check(update)
-        return self._ending.take_loss(update) + self._auxiliary.take(update)
+        """Takes the losses of an update that this stage computed: the loss on the last one, auxiliary losses on any.
+
+        Errors as in `RerunComparison.compare`: comparisons that were left open end here.
+        """
+        self._reruns.check(update)
+        return self._output.take_loss(update) + self._auxiliary.take(update)
 
 
 def _payload(results: Tensors) -> Tensors:
-    """Results as they are sent: without a graph, in memory of one piece."""
+    """Results as they are sent: without a graph, contiguous."""
     return tuple([plain(t.detach()) for t in results])

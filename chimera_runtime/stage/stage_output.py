@@ -1,4 +1,4 @@
-"""What becomes of what a stage returns: it is handed on to the next stage, or goes to the loss."""
+"""The output of a stage: tensors for the next stage, or the loss of the last one."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from chimera_runtime.errors import BadModel
+from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.readout import Numbers, Reader, from_host
 from chimera_runtime.values.boundary import Boundary
@@ -16,14 +16,14 @@ from chimera_runtime.values.nested import is_rows, leaves, parts, taken_apart
 from chimera_runtime.values.tensors import Tensors
 
 Finished = tuple[Tensors, Tensors]
-"""What a forward hands on, and where its backward begins."""
+"""The tensors for the next stage, and the roots at which the backward will begin."""
 
 
 class StageOutput(Protocol):
-    """The end of a stage.
+    """The output of a stage.
 
-    ``share`` and ``scale`` multiply the gradients of what the stage adds to the loss: what a micro-batch counts in the
-    loss of its update, and the scale of a scaler.
+    ``share`` and ``scale`` multiply the gradients of the losses that the stage computes: the weight of a micro-batch in
+    the loss of its update, and the scale of a gradient scaler.
     """
 
     share: float
@@ -31,26 +31,26 @@ class StageOutput(Protocol):
 
     @property
     def after(self) -> Boundary | None:
-        """What the stage hands on; None for the last stage."""
+        """The boundary to the next stage; None for the last stage."""
 
     def resize(self, after: Boundary | None) -> None:
-        """From now on the stage hands on tensors of other shapes."""
+        """Changes the shapes of the tensors for the next stage."""
 
     def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
-        """What was returned for some micro-batches, together along dimension 0, as results and roots."""
+        """Turns a return value of the module, with the micro-batches along dimension 0, into results and roots."""
 
     def gradients(self, roots: Tensors, received: Tensors) -> Tensors:
         """The gradient of each root, with which the backward begins."""
 
     def counts(self, micro: int, received: Tensors) -> Tensors:
-        """What a micro-batch counts in the loss, once: a tensor of one number, or none where the loss is a mean."""
+        """Takes the count of a micro-batch: a tensor of one number, or none if the loss is a mean."""
 
     def take_loss(self, update: int) -> Tally:
-        """The sum of the losses of an update; they are forgotten."""
+        """Takes the sum of the losses of an update."""
 
 
 class SendOutput:
-    """The end of a stage that has a next one.
+    """The output of a stage that has a next one.
 
     Raises in `finish`: BadModel, if tensors differ from those of the first micro-batch.
     """
@@ -63,18 +63,16 @@ class SendOutput:
         self._number = number
 
     def resize(self, after: Boundary | None) -> None:
-        """From now on the tensors are of other shapes."""
+        """Changes the shapes of the tensors for the next stage."""
         assert after is not None
         self.after = self._boundary = after
 
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
-        """The tensors that were returned, in memory that the stage does not keep; the roots have none of it."""
+        """Results in memory that the stage does not keep, and roots without memory."""
         tensors, form = taken_apart(returned)
-        wrong = self._boundary.mismatch(tensors, form, len(micros))
-        if wrong:
-            raise BadModel(
-                f"stage {self._number} returned for micro-batch {micros[0]}: {wrong}; return the same every time"
-            )
+        difference = self._boundary.mismatch(tensors, form, len(micros))
+        if difference:
+            raise mistakes.output_differs(self._number, micros[0], difference)
         roots = tuple([_root(t) for t in compress(tensors, self._boundary.differentiable)])
         if any(self._boundary.kept):
             pairs = zip(tensors, self._boundary.kept, strict=True)
@@ -82,23 +80,23 @@ class SendOutput:
         return tensors, roots
 
     def gradients(self, _roots: Tensors, received: Tensors) -> Tensors:
-        """Those that were received, as tensors of their own: so a slot notices that a hook keeps one."""
+        """The received gradients as new tensors, so that a slot notices if a hook keeps one."""
         return tuple([t.detach() for t in (received[:-1] if self._boundary.counted else received)])
 
     def counts(self, _micro: int, received: Tensors) -> Tensors:
-        """What comes with the gradients."""
+        """The count that was received with the gradients."""
         return received[-1:] if self._boundary.counted else ()
 
     def take_loss(self, _update: int) -> Tally:
-        """Always nothing: the loss is computed by the last stage."""
+        """An empty tally: the last stage computes the loss."""
         return Tally()
 
 
 class LossOutput:
-    """The end of the last stage: ``loss`` of output and target, whose gradient is multiplied by ``share``.
+    """The output of the last stage: the ``loss`` of output and target.
 
-    ``counted`` says that the loss is a sum and a count; ``read`` is how losses are read; ``trains`` says that something
-    needs the gradient of the loss.
+    ``counted`` says that the loss is a sum and a count, not a mean; ``read`` reads losses from the device; ``trains``
+    says that some weight needs the gradient of the loss.
 
     Raises in `finish`: BadModel, if the output for several micro-batches cannot be taken apart, or the loss is a sum
     and a count for some of them and a mean for others.
@@ -127,17 +125,17 @@ class LossOutput:
         self._counts: dict[int, torch.Tensor] = {}
 
     def resize(self, after: Boundary | None) -> None:
-        """Nothing: nothing is handed on."""
+        """Does nothing: there is no next stage."""
 
     def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
-        """Nothing is handed on; the losses are noted, and are the roots."""
+        """No results; the losses are the roots, and begin to be read."""
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
         pairs = [as_pair(self._loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
         for micro, (value, count) in zip(micros, pairs, strict=True):
             if (count is not None) != self._counted:
-                raise BadModel("loss returns (sum, count) for one micro-batch and a mean for another")
+                raise mistakes.loss_counts_at_times()
             update, number = self._numbering.place(micro)
-            if number not in self._losses[update]:  # else it is run again for its backward
+            if number not in self._losses[update]:  # else this is the second run of a recomputed forward
                 self._losses[update][number] = self._read([value.detach(), *(() if count is None else (count,))])
             if value.requires_grad:
                 self._with_graph.add(update)
@@ -146,44 +144,38 @@ class LossOutput:
         return (), tuple([value for value, _ in pairs if value.requires_grad])
 
     def gradients(self, roots: Tensors, _received: Tensors) -> Tensors:
-        """Those by which an update averages over all micro-batches of all copies."""
+        """Gradients that make an update the mean over all micro-batches of all copies."""
         return tuple([torch.full_like(root, self.share * self.scale) for root in roots])
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
-        """What came with the loss."""
+        """The count that the loss returned."""
         return (self._counts.pop(micro),) if self._counted else ()
 
     def take_loss(self, update: int) -> Tally:
-        """The sum of the losses of an update; they are forgotten.
+        """Takes the sum of the losses of an update.
 
         Raises
         ------
         BadModel
-            If none of them has a graph and something was to be trained. Where nothing counts none needs to.
+            If something is to be trained, and no loss of an update has a graph although some of its items count.
         """
         read = [numbers() for numbers in self._losses.pop(update, {}).values()]
         tally = added(Tally(*(numbers if self._counted else (*numbers, 1.0))) for numbers in read)
         if self._trains and tally.count and update not in self._with_graph:
-            raise BadModel(
-                "loss returned tensors that need no gradient for all micro-batches of an update, so nothing would be "
-                "trained: compute it from the output, without detach(), item() or no_grad()"
-            )
+            raise mistakes.loss_has_no_gradient()
         self._with_graph.discard(update)
         return tally
 
 
 def _apart(micros: Sequence[int], returned: Any) -> list[Any]:
-    """What the last stage returned for several micro-batches, by micro-batch."""
+    """Cuts a return value of the last stage into the outputs of its micro-batches."""
     if not is_rows(returned) or any(len(leaf) % len(micros) for leaf in leaves(returned) if leaf is not None):
-        raise BadModel(
-            f"the last stage returned for micro-batches {', '.join(map(str, micros))} together something that does not "
-            "have them one after another in dimension 0, as for the first micro-batch; return the same every time"
-        )
+        raise mistakes.output_has_no_rows(micros)
     return parts(returned, len(micros))
 
 
 class _Root(torch.autograd.Function):
-    """Where the backward of a result begins: of the result's shape, without its memory."""
+    """A root at which the backward of a result begins: a tensor of the same shape that does not keep its memory."""
 
     @staticmethod
     def forward(_context: Any, result: torch.Tensor) -> torch.Tensor:

@@ -15,18 +15,17 @@ from chimera_runtime.values.tensors import Tensors
 
 
 class GradientSum:
-    """The gradients of a weight group in one flat buffer, and their sum over all ranks that hold any of its stages.
+    """The gradients of a weight group in flat buffers, and their sum over all ranks that hold any of its stages.
 
-    ``name`` is that of the group in schedule.sir.
+    ``name`` is the group's name in schedule.sir. There is a flat buffer for each dtype and device of the parameters, or
+    for ``dtype`` if that is given. At its end is one number per parameter: how many ranks have a gradient for it. If no
+    rank has one, ``grad`` of the parameter stays None. Of a parameter that is spread over a mesh of other ranks the
+    buffer holds the local part, and ``grad`` is spread in the same way.
 
-    Behind the gradients lies one number per parameter: how many ranks had a gradient for it. A parameter that no rank
-    has a gradient for keeps ``grad = None``. The buffer is of the parameters' dtype, unless another is given. Of a
-    parameter that is spread over ranks beside the pipelines it holds the part that is here; ``grad`` is spread alike.
-
-    With a ``count`` that is summed as well, and corrects the gradients by what the update counts. Gradients that FSDP
-    has averaged over the ranks of a mesh are corrected by the mean of the counts there, so that they are the sum of all
-    by the count of all; with tensor parallelism the ranks of a mesh count the same. With a ``staging`` sums take their
-    way through it, and what has to be known of them is read on the host.
+    A ``count``, if given, is summed as well; then the gradients are divided by what the update counts. Gradients that
+    FSDP has averaged over the ranks of a mesh are divided by the mean of their counts, so that the result is the sum of
+    all gradients by the count of all; with tensor parallelism the ranks of a mesh have the same count. A ``staging``,
+    if given, carries the sums through pinned memory, and what must be known of them is read there.
     """
 
     def __init__(
@@ -78,12 +77,15 @@ class GradientSum:
             self._places[parameter] = len(self._flats) - 1, i - len(parameters)
 
     def count(self, counts: Tensors) -> None:
-        """After a backward: what its micro-batch counts in the loss, if ``loss`` tells it."""
+        """Adds the loss count of a micro-batch, if the loss has counts. Call it after the backward."""
         if self._count is not None:
             self._count.add(counts)
 
     def collect(self) -> None:
-        """After a backward: moves gradients that are new in this update into the flat buffer."""
+        """Moves gradients that are new in this update into the flat buffer. Call it after each backward.
+
+        Later backwards of the update then add to the buffer: it is the memory of ``grad``.
+        """
         new = [p for p in self._absent if p.grad is not None]
         if not new:
             return
@@ -98,6 +100,7 @@ class GradientSum:
         """Posts the sum of the flat buffer over the members, where they are several."""
         if self._group is None:
             return self
+        # The sum needs a value from every rank: a parameter without a gradient gives zeros, and says so at the end.
         for parameter in self._absent:
             self._views[parameter].zero_()
             self._counted(parameter).zero_()
@@ -115,17 +118,17 @@ class GradientSum:
         return self
 
     def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """How many ranks had a gradient for a parameter."""
+        """The place in the buffer with the number of ranks that have a gradient for a parameter."""
         flat, place = self._places[parameter]
         return self._flats[flat][place]
 
     def _has_any(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether any rank had a gradient for a parameter: after the sum, read on the host where it was there."""
+        """Whether any rank had a gradient for a parameter. Call it after the sum."""
         flat, place = self._places[parameter]
         return bool((self._readable or self._flats)[flat][place].item() != 0)
 
     def rehearse(self) -> None:
-        """Sums zeros from now on, for their size alone, and leaves ``grad`` alone."""
+        """Makes all later sums sums of zeros, of the same size, that leave ``grad`` as it is."""
         for flat in self._flats:
             flat.zero_()
         self._parameters, self._absent, self._all_counts = [], [], []
@@ -135,14 +138,14 @@ class GradientSum:
         return self._names.lost(f"all_reduce {self._name}", others, error)
 
     def wait(self) -> None:
-        """Returns when every parameter's ``grad`` is the sum over all members, or None if none had one.
+        """Returns when ``grad`` of every parameter is the sum over all members, or None if no member had one.
 
         Raises
         ------
         BadModel
-            If an update counts less than nothing.
+            If the count of an update is negative.
         PeerLost
-            If that takes longer than the time-out, or a member has ended.
+            If the sum takes longer than the time-out, or a member has ended.
         """
         self._settle_all()
         if self._group is None:
@@ -179,7 +182,7 @@ class GradientSum:
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:
-        """A parameter whose gradient is no longer the one that was collected, if there is one."""
+        """A parameter whose collected gradient was replaced or cleared in the middle of an update, if there is one."""
         absent = {*self._absent}
         changed = (p for p in self._parameters if p not in absent and p.grad is not self._views[p])
         return next(changed, None)
@@ -196,35 +199,35 @@ class GradientSum:
 
 
 class WideGradientSum(GradientSum):
-    """Gradients that are added up in a wider dtype than their parameters have, over micro-batches and over ranks.
+    """Gradients that are summed in a wider dtype than that of their parameters, over micro-batches and over ranks.
 
     After `wait` a parameter has the sum as ``main_grad``, and rounded to its own dtype as ``grad``.
     """
 
     def collect(self) -> None:
-        """After a backward: adds its gradients to those of the micro-batches before."""
+        """Adds the gradients of a backward to those of earlier micro-batches. Call it after each backward."""
         first = set(self._absent)
-        made = [p for p in self._parameters if p.grad is not None]
+        new = [p for p in self._parameters if p.grad is not None]
         with torch.no_grad():
-            for parameter in made:
+            for parameter in new:
                 if parameter in first:
                     self._views[parameter].copy_(_dense(parameter))
                 else:
                     self._views[parameter].add_(_dense(parameter))
                 parameter.grad = None
-        self._absent = [p for p in self._absent if p not in set(made)]
+        self._absent = [p for p in self._absent if p not in set(new)]
 
     def wait(self) -> None:
-        """As `GradientSum.wait`; a parameter that no rank has a gradient for keeps both attributes None."""
+        """Waits as `GradientSum.wait`; if no rank has a gradient for a parameter, both of its attributes stay None."""
         absent = set(self._absent)
         self._settle_all()
         for parameter in self._parameters:
             if parameter not in absent or (self._group is not None and self._has_any(parameter)):
-                show(parameter, self._gradients[parameter])
+                set_gradient(parameter, self._gradients[parameter])
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:
-        """None: what is collected stays in the flat buffer, whatever becomes of ``grad``."""
+        """None: the flat buffer keeps the sum, whatever happens to ``grad``."""
         return None
 
     def clear(self) -> None:
@@ -235,13 +238,13 @@ class WideGradientSum(GradientSum):
 
 
 def main_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    """The gradient in the dtype that it was summed in; None once ``grad`` is cleared."""
+    """The gradient in the dtype in which it was summed; None once ``grad`` is cleared."""
     wide: torch.Tensor | None = getattr(parameter, "main_grad", None)
     return parameter.grad if wide is None or parameter.grad is None else wide
 
 
-def show(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-    """Gives a parameter its gradient; one of another dtype is its ``main_grad``, and rounded its ``grad``."""
+def set_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+    """Sets ``grad`` of a parameter; a gradient of another dtype becomes ``main_grad``, and rounded ``grad``."""
     if gradient.dtype == parameter.dtype:
         parameter.grad = gradient
     else:

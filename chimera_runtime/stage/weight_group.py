@@ -1,4 +1,4 @@
-"""A weight group on a rank: the weights that are summed and stepped together, of a stage or of what stages share."""
+"""A weight group on a rank: weights that are summed and stepped together, of one stage or of a tie."""
 
 from collections.abc import Callable
 
@@ -27,31 +27,31 @@ class WeightGroup:
         self._numbering = numbering
 
     def restart(self) -> None:
-        """From now on versions are counted from the newest weights, the only ones that are alive."""
+        """Counts versions from the newest weights, the only ones in memory."""
         self._weights.begin()
 
     def select(self, version: int) -> None:
-        """From now on the parameters show a version that is alive."""
+        """Makes the parameters show a version that is in memory."""
         self._weights.select(version)
 
     def select_newest(self) -> None:
-        """From now on the parameters show the newest version."""
+        """Makes the parameters show the newest version."""
         self._weights.select_newest()
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights, which are ``version``, beside those that the next step makes."""
+        """Keeps the newest weights, which are ``version``, when the next step makes others."""
         self._weights.stash(version)
 
     def drop(self, version: int) -> None:
-        """Lets a stashed version go."""
+        """Frees a stashed version."""
         self._weights.drop(version)
 
     def collect(self) -> None:
-        """After a backward: takes the gradients that are new in this update into the sum."""
+        """Takes the gradients of a backward into the sum. Call it after each backward."""
         self._sum.collect()
 
     def count(self, counts: Tensors) -> None:
-        """After a backward of its first stage: what the micro-batch counts in the loss, if ``loss`` tells it."""
+        """Adds the loss count of a micro-batch. Call it after a backward of the group's first stage."""
         self._sum.count(counts)
 
     def all_reduce(self) -> None:
@@ -59,7 +59,7 @@ class WeightGroup:
         self._sum.launch()
 
     def wait_all_reduce(self) -> None:
-        """Returns when every parameter's ``grad`` is the sum over all ranks; errors as in `GradientSum.wait`."""
+        """Returns when ``grad`` of every parameter is the sum over all ranks; errors as in `GradientSum.wait`."""
         self._sum.wait()
 
     def step(self) -> None:
@@ -76,15 +76,15 @@ class WeightGroup:
 
     @property
     def disturbed_parameter(self) -> torch.nn.Parameter | None:
-        """A parameter whose gradient of an update under way was taken away, if there is one."""
+        """A parameter whose gradient was replaced or cleared in the middle of an update, if there is one."""
         return self._sum.disturbed
 
     def clear_gradients(self) -> None:
-        """Begins an update of weights whose gradients stayed: no parameter has one."""
+        """Clears the gradients that the last update left, before the next one."""
         self._sum.clear()
 
     def rehearse(self) -> None:
-        """From now on sums are of zeros, for their size alone, and steps leave the weights alone."""
+        """Makes all later sums sums of zeros, of the same size, and all later steps leave the weights as they are."""
         self._sum.rehearse()
         self._weights = Unstepped()
 

@@ -12,10 +12,10 @@ _STEPPING = UserCode("the optimizer's step", FAILED)
 
 
 class Weights:
-    """Weights of which there is one version: a step changes the module's own parameters.
+    """Weights with one version: a step changes the parameters of the module in place.
 
-    ``gradients_stay`` says that they do so after a step, ``overlap`` that updates do: an operation of an update may run
-    before the step of the one before.
+    ``gradients_stay`` says that gradients are not cleared after a step; ``overlap`` says that updates overlap, so that
+    an operation of an update may run before the step of an earlier one.
     """
 
     gradients_stay = False
@@ -25,28 +25,28 @@ class Weights:
         self._optimizer = optimizer
 
     def begin(self) -> None:
-        """Nothing: versions have no numbers."""
+        """Does nothing, as versions have no numbers."""
 
     def select(self, version: int) -> None:
-        """Nothing: there is nothing to choose from."""
+        """Does nothing, as there is one version."""
 
     def select_newest(self) -> None:
-        """Nothing: there is nothing to choose from."""
+        """Does nothing, as there is one version."""
 
     def stash(self, version: int) -> None:
-        """Keeps no copy: no operation reads an older version."""
+        """Does nothing, as no operation reads an older version."""
 
     def drop(self, version: int) -> None:
-        """Frees nothing, as nothing was stashed."""
+        """Does nothing, as nothing was stashed."""
 
     def step(self) -> None:
-        """The optimizer's step."""
+        """Runs the optimizer's step."""
         with _STEPPING:
             self._optimizer.step()
 
 
 class Unstepped(Weights):
-    """Weights that are stepped after the update, by whoever called it, with the gradients that it leaves."""
+    """Weights that the user's loop steps after an update, with the gradients that the update leaves."""
 
     gradients_stay = True
 
@@ -54,25 +54,25 @@ class Unstepped(Weights):
         super().__init__(None)
 
     def step(self) -> None:
-        """Nothing: the gradients wait for the step."""
+        """Does nothing, as the step comes later."""
 
 
 def masters(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """For each parameter another one in the same memory, with the same attributes: what the optimizer is given."""
-    made = []
+    """Parameters for the optimizer: one for each parameter, in the same memory and with the same attributes."""
+    copies = []
     for parameter in parameters:
-        made.append(torch.nn.Parameter(parameter.data))
-        made[-1].__dict__.update(parameter.__dict__)
-    return made
+        copies.append(torch.nn.Parameter(parameter.data))
+        copies[-1].__dict__.update(parameter.__dict__)
+    return copies
 
 
 class Versions(Weights):
-    """Weights of which several versions are alive: an operation reads the one it names, a step makes the next.
+    """Weights with several versions in memory: an operation reads the version that it names, a step makes the next.
 
-    The module's parameters show one version at a time, and nothing changes them in place: a step changes the masters,
-    which lie in the memory of the newest version. So a backward finds what its forward saved, if it selects the version
-    of its forward: autograd saved either the parameter itself, which shows the same tensor again, or a view into
-    that tensor's memory. As the parameters' version counters stand still, autograd has nothing to object to.
+    The parameters of the module show one version at a time, and nothing changes them in place: a step changes the
+    masters, which lie in the memory of the newest version. So a backward that selects the version of its forward finds
+    what the forward saved: autograd saved either the parameter itself, which shows the same tensor again, or a view
+    into the memory of that tensor. Autograd raises no error: the version counters of the parameters do not change.
     """
 
     overlap = True
@@ -91,46 +91,46 @@ class Versions(Weights):
 
     @property
     def copies(self) -> int:
-        """How many copies of the weights there is memory for."""
+        """Number of copies of the weights that are in memory, free ones included."""
         return len(self._alive) + len(self._free)
 
     def begin(self) -> None:
-        """Shows the newest weights, the only ones that are alive, and calls them version 0 from now on."""
+        """Counts versions from the newest weights: these, the only ones in memory, become version 0."""
         assert [*self._alive] == [self._newest], f"versions {[*self._alive]} are alive"
         self.select(self._newest)
         self._alive = {0: self._front}
         self._newest = 0
 
     def select(self, version: int) -> None:
-        """Makes the module's parameters show a version that is alive; their gradients stay."""
+        """Makes the parameters of the module show a version; their gradients stay."""
         tensors = self._alive[version]
         if tensors is self._shown:
             return
         self._shown = tensors
         for parameter, tensor in zip(self._parameters, tensors, strict=True):
             parameter.data = tensor
-        torch.clear_autocast_cache()  # which knows a parameter by its object, whatever it shows
+        torch.clear_autocast_cache()  # its keys are the parameters, whatever they show
 
     def select_newest(self) -> None:
-        """Makes the module's parameters show the version that the last step made."""
+        """Makes the parameters of the module show the version that the last step made."""
         self.select(self._newest)
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights, which are ``version``: the next step works on a copy of them."""
+        """Keeps the newest weights, which are ``version``; the next step changes a copy of them."""
         assert version == self._newest, f"version {version} is not the newest, which is {self._newest}"
-        kept = self._front
-        self._front = self._free.pop() if self._free else [torch.empty_like(tensor) for tensor in kept]
-        if kept:
-            torch._foreach_copy_(self._front, kept)
+        stashed = self._front
+        self._front = self._free.pop() if self._free else [torch.empty_like(tensor) for tensor in stashed]
+        if stashed:
+            torch._foreach_copy_(self._front, stashed)
         for master, tensor in zip(self._masters, self._front, strict=True):
             master.data = tensor
 
     def drop(self, version: int) -> None:
-        """Lets a stashed version go; its memory is used again."""
+        """Frees a stashed version; its memory is used again."""
         self._free.append(self._alive.pop(version))
 
     def step(self) -> None:
-        """Makes the next version of the newest one, with the gradients that the parameters have."""
+        """Makes the next version from the newest one, with the gradients of the parameters."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             master.grad = parameter.grad
             if hasattr(parameter, "main_grad"):

@@ -291,7 +291,7 @@ def look(model: Model, stage: int, module: torch.nn.Module, given: Given, measur
     numbers = {name: versions_of(value) for name, value in values.items()}
     random, beside = _random_state(), states_beside_torch()
     saved = SavedTensors(module.parameters)
-    with saved.watching() if measures else nullcontext():
+    with saved.counting() if measures else nullcontext():
         with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
             returned = module(argument, **keywords)
         form, outputs = model.outputs(stage, returned) if not last else (ONE_TENSOR, ())
@@ -337,7 +337,7 @@ def weigh_halves(
     ``follow`` is as in `look_back`; ``whole`` says that the stage's backward is not split. Gradients are cleared.
     """
     saved = SavedTensors(module.parameters)
-    with saved.watching():
+    with saved.counting():
         seen = look(model, stage, module, given, measures=False)
     handed_on = seen.outputs if follow is None else compress(seen.outputs, follow)
     roots = tuple([t for t in (*handed_on, *seen.auxiliary) if t.requires_grad])
@@ -353,7 +353,7 @@ def weigh_halves(
         leaf.grad = None
     del seen, handed_on, roots  # and with them that part of the graph which the second half does not need
     released = before.keys() - saved.sizes.keys() - inputs.keys()
-    operands = {piece: size for piece, size in memory_of(begun.kept).items() if piece not in saved.sizes}
+    operands = {piece: size for piece, size in memory_of(begun.operands).items() if piece not in saved.sizes}
     return (
         sum(before[piece] for piece in released),
         sum(operands.values()),
@@ -381,7 +381,7 @@ def _copied(value: Any, device: torch.device) -> Any:
 def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:
     """What a module holds beside its parameters, and what it holds now."""
     state = ModuleState(module)
-    return state, state.look(thorough=True)
+    return state, state.snapshot(thorough=True)
 
 
 def _random_state() -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.gathering import averaged_in_mesh
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.sums import main_gradient, show
+from chimera_runtime.stage.sums import main_gradient, set_gradient
 from chimera_runtime.update.outcome import Outcome
 from chimera_runtime.values.shards import local, mesh_of, meshes_of
 
@@ -91,7 +91,7 @@ class Accumulation:
             if kept is not None:
                 made.add_(kept, alpha=share)
         if made is not None:
-            show(parameter, made)
+            set_gradient(parameter, made)
 
     def _is_cleared(self, parameter: torch.nn.Parameter) -> bool:
         """Whether the gradient of a parameter that has none now was cleared since the last step."""

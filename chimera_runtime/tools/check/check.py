@@ -161,7 +161,7 @@ def _run(
         watched.append(WatchedOptimizer(parameters, optimizer))
         return watched[-1]
 
-    stages = build.assemble(setting, built, watch, partial(Stage, compared=in_all))
+    stages = build.assemble(setting, built, watch, partial(Stage, is_compared=in_all))
     lane = setting.lane(setting.parts(stages))
     if setting.world.job.period:
         setting.run(lane, updates)

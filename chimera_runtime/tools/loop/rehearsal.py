@@ -28,15 +28,15 @@ class RehearsedStage(Stage):
     def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
         """Allocates the receive buffers and what is sent instead of results."""
         super().reserve(inputs, gradients, device)
-        after = self._ending.after
+        after = self._output.after
         self._made = after.buffers(device) if after else ()
-        before = self._beginning.before
+        before = self._input.before
         self._made_gradients = before.gradient_buffers(device) if before else ()
 
     def forward(self, micros: Micros, _inputs: Any, _targets: Any = None) -> None:
         """Sleeps as long as the forward takes."""
         outputs = self._slept(micros, "F", self._made)
-        if self._ending.after is not None:
+        if self._output.after is not None:
             self._outputs[micros] = outputs, versions(outputs)
 
     def backward(self, micros: Micros, _gradients: Tensors = ()) -> None:
@@ -47,9 +47,9 @@ class RehearsedStage(Stage):
         """Sleeps as long as both take together."""
         assert isinstance(other, RehearsedStage)
         outputs = self._slept(forward[0], "pair", self._made)
-        if self._ending.after is not None:
+        if self._output.after is not None:
             self._outputs[forward[0]] = outputs, versions(outputs)
-        if other._beginning.before is not None:
+        if other._input.before is not None:
             other._input_gradients[backward[0]] = made_of(backward[0], other._made_gradients)
 
     def backward_input(self, micros: Micros, _gradients: Tensors = ()) -> None:
@@ -62,7 +62,7 @@ class RehearsedStage(Stage):
 
     def _sleep_and_hand_back(self, micros: Micros, kind: str) -> None:
         gradients = self._slept(micros, kind, self._made_gradients)
-        if self._beginning.before is not None:
+        if self._input.before is not None:
             self._input_gradients[micros] = gradients
 
     def _slept(self, micros: Micros, kind: str, made: Tensors) -> Tensors:

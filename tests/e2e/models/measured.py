@@ -68,13 +68,13 @@ class Figures:
 
     def note(self, kind, micro, stage) -> None:
         """To be called after a half of a backward: what is saved then, and the gradients kept for second halves."""
-        begun = [each.halfway.kept for stage in STAGES for each in stage._begun.values()]
+        begun = [each.second_half.operands for stage in STAGES for each in stage._half_backwards.values()]
         bytes_now = [sum(self.saved.sizes.values()), sum(memory_of(begun).values())]
         self.halves.append([kind, micro, stage, *bytes_now])
 
     def look(self) -> None:
         """To be called when a forward has saved what it saves."""
-        waiting = [each for stage in STAGES for each in stage._waiting.values()]
+        waiting = [each for stage in STAGES for each in stage._saved.values()]
         stashed = [each.inputs for each in waiting if isinstance(each, compute.SavedInput)]
         self.stashed = max(self.stashed, len(stashed))
         self.kept = max(self.kept, sum((memory_of(stashed) | self.saved.sizes).values()))
@@ -121,7 +121,7 @@ FIGURES = Figures()
 def build_stage(stage, num_stages):
     module = Block(WIDTH * (1 + stage) if "GROWING" in os.environ else WIDTH).double()
     alone = SavedTensors(module.parameters)
-    with alone.watching():
+    with alone.counting():
         _result = module(torch.zeros(ROWS, WIDTH, dtype=torch.float64))
     FIGURES.m_a[stage] = sum(alone.sizes.values())
     MODULES.append(module)
@@ -182,6 +182,6 @@ RESERVE, compute.Stage.reserve = compute.Stage.reserve, reserve
 compute.Stage._forward_keeping_inputs = looking(compute.Stage._forward_keeping_inputs)
 compute.Stage.backward_input = noting(compute.Stage.backward_input, "I")
 compute.Stage.backward_weights = noting(compute.Stage.backward_weights, "W")
-WATCHING = FIGURES.saved.watching()
+WATCHING = FIGURES.saved.counting()
 WATCHING.__enter__()
 FIGURES.alive.__enter__()

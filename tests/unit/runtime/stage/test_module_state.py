@@ -80,7 +80,7 @@ def written(module: Holder) -> str:
 def test_a_change_is_named_and_undone(name: str) -> None:
     module = Holder()
     state = ModuleState(module)
-    contents, before = state.look(thorough=True), written(module)
+    contents, before = state.snapshot(thorough=True), written(module)
     assert state.changed(contents) == []
     CHANGES[name](module)  # type: ignore[no-untyped-call]
     assert state.changed(contents)[-1].startswith(name)
@@ -92,9 +92,9 @@ def test_a_change_is_named_and_undone(name: str) -> None:
 def test_an_earlier_state_is_there_for_a_time_and_nothing_remains_of_what_is_done_then(name: str) -> None:
     module = Holder()
     state, change = ModuleState(module), CHANGES[name]
-    before, then = written(module), state.look(thorough=True)
+    before, then = written(module), state.snapshot(thorough=True)
     change(module)  # type: ignore[no-untyped-call]
-    then, after = state.learn(then, thorough=True), written(module)
+    then, after = state.with_changes(then, thorough=True), written(module)
     with state.as_of(then, thorough=True) as strays:
         assert written(module) == before
         if name != "inner.0.extra":
@@ -107,7 +107,7 @@ def test_an_earlier_state_is_there_for_a_time_and_nothing_remains_of_what_is_don
 def test_what_changes_for_the_first_time_inside_is_a_stray() -> None:
     module = Holder()
     state = ModuleState(module)
-    then = state.learn(state.look())
+    then = state.with_changes(state.snapshot())
     with state.as_of(then) as strays:
         module.seen += 1
     assert strays == ["seen"]
@@ -116,23 +116,23 @@ def test_what_changes_for_the_first_time_inside_is_a_stray() -> None:
 def test_without_a_thorough_look_buffers_and_what_has_changed_before_are_watched() -> None:
     module = Holder()
     state = ModuleState(module)
-    contents = state.look(thorough=True)
+    contents = state.snapshot(thorough=True)
     module.past.append(2.0)
-    state.learn(contents, thorough=True)
+    state.with_changes(contents, thorough=True)
     for change, is_seen in ((CHANGES["past"], True), (CHANGES["seen"], True), (CHANGES["recent"], False)):
-        before = state.look()
+        before = state.snapshot()
         change(module)  # type: ignore[no-untyped-call]
-        assert bool(state.learn(before).written) == is_seen
+        assert bool(state.with_changes(before).written) == is_seen
 
 
 def test_a_tensor_that_does_not_change_is_copied_once() -> None:
     module = Holder()
     state = ModuleState(module)
-    first, second = state.look(), state.look()
+    first, second = state.snapshot(), state.snapshot()
     assert first.versions.keys() == second.versions.keys()
     assert all(first.versions[key].copy is second.versions[key].copy for key in first.versions)
     module.seen += 1
-    third = state.look()
+    third = state.snapshot()
     assert [key for key in first.versions if third.versions[key].copy is not first.versions[key].copy] == [
         id(module.seen)
     ]
@@ -143,13 +143,13 @@ def test_what_is_no_number_does_not_change_by_that() -> None:
     module.seen.fill_(math.nan)
     module.plain.fill_(math.nan)
     state = ModuleState(module)
-    assert state.changed(state.look(thorough=True)) == []
+    assert state.changed(state.snapshot(thorough=True)) == []
 
 
 def test_tensors_without_values_and_the_parameters_are_left_alone() -> None:
     module = Holder().to("meta")
     state = ModuleState(module)
-    contents = state.look(thorough=True)
+    contents = state.snapshot(thorough=True)
     assert state.changed(contents) == []
     module.seen += 1
     assert state.changed(contents) == ["seen"]
@@ -159,7 +159,7 @@ def test_tensors_without_values_and_the_parameters_are_left_alone() -> None:
 
 def test_a_module_that_holds_nothing_is_not_looked_at_again() -> None:
     state = ModuleState(nn.Linear(2, 2))
-    assert state.look() is state.look()
-    with state.as_of(state.look()) as strays:
+    assert state.snapshot() is state.snapshot()
+    with state.as_of(state.snapshot()) as strays:
         pass
     assert strays == []

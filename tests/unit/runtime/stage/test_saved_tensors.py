@@ -14,7 +14,7 @@ def test_weights_are_left_out_and_memory_counts_once() -> None:
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
     saved = SavedTensors(module.parameters)
     x = torch.ones(ROWS, WIDTH)
-    with saved.watching():
+    with saved.counting():
         y = module(x)
     found = saved.footprint((x,), (y,), None)
     assert found == Footprint(2 * TENSOR, TENSOR, TENSOR, TENSOR, 0, 0)
@@ -22,7 +22,7 @@ def test_weights_are_left_out_and_memory_counts_once() -> None:
 
 def test_what_a_backward_has_used_is_no_longer_saved() -> None:
     saved = SavedTensors(list)
-    with saved.watching():
+    with saved.counting():
         y = torch.ones(ROWS, WIDTH, requires_grad=True).tanh()
         assert sum(saved.sizes.values()) == TENSOR
         y.sum().backward()
@@ -32,7 +32,7 @@ def test_what_a_backward_has_used_is_no_longer_saved() -> None:
 
 def test_a_graph_that_nobody_runs_backward_goes_with_its_result() -> None:
     saved = SavedTensors(list)
-    with saved.watching():
+    with saved.counting():
         y = torch.ones(ROWS, WIDTH, requires_grad=True).tanh()
         z = y * y
     assert saved.sizes
@@ -47,7 +47,7 @@ def test_gradients_are_those_of_tensors_that_nobody_watches() -> None:
         module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH), nn.Dropout(0.5))
         saved = SavedTensors(module.parameters)
         if watched:
-            with saved.watching():
+            with saved.counting():
                 result = module(torch.ones(ROWS, WIDTH))
         else:
             result = module(torch.ones(ROWS, WIDTH))

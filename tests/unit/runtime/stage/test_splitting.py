@@ -245,15 +245,15 @@ def test_the_gradients_that_are_kept_are_those_of_the_results_of_what_has_weight
     """Of two layers and a norm; a whole backward that is kept apart keeps the gradients of the weights."""
     module, _ = pair("layers")
     half = halved(module, leaf())
-    assert sorted(kept.numel() for kept in half.kept) == [2 * 3 * 6, 2 * 3 * 6, 2 * 3 * 12]
+    assert sorted(kept.numel() for kept in half.operands) == [2 * 3 * 6, 2 * 3 * 6, 2 * 3 * 12]
     half.finish()
-    assert half.kept == []
+    assert half.operands == []
     outputs = outputs_of(module, leaf())
     whole = WholeBackward(outputs, seeds_of(outputs), module.parameters(), apart=True)
     used = (*module.first.parameters(), *module.norm.parameters(), *module.second.parameters())
-    assert sorted(tuple(kept.shape) for kept in whole.kept) == sorted(tuple(p.shape) for p in used)
+    assert sorted(tuple(kept.shape) for kept in whole.operands) == sorted(tuple(p.shape) for p in used)
     whole.finish()
-    assert whole.kept == []
+    assert whole.operands == []
 
 
 def test_a_custom_function_runs_once_each_way() -> None:

@@ -83,8 +83,8 @@ def assembled(
 def test_every_stage_but_the_last_hands_on(alone: World) -> None:
     with worlds(alone, alone_job(stages=3)) as (world,):
         stages, _ = assembled(world)
-        assert [type(stages[s]._ending) for s in range(3)] == [SendOutput, SendOutput, LossOutput]
-        assert [stages[s]._beginning.before is None for s in range(3)] == [True, False, False]
+        assert [type(stages[s]._output) for s in range(3)] == [SendOutput, SendOutput, LossOutput]
+        assert [stages[s]._input.before is None for s in range(3)] == [True, False, False]
 
 
 def test_slots_recomputation_and_numbers_are_those_of_the_facts(alone: World) -> None:
