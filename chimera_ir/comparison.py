@@ -1,4 +1,4 @@
-"""What a report compares a schedule with: the library's baseline, or the text of the request, at the same size."""
+"""The schedule that a report compares with: the library's baseline, or the text of the request, at the same size."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,7 +135,7 @@ def require_same_size(header: Header, like: Header, name: str) -> None:
 
 @contextmanager
 def refusing(name: str, like: Header) -> Iterator[None]:
-    """A text to compare with that is too large becomes one message that says at which size.
+    """Turns the error of a text to compare with that is too large into one message with the size.
 
     Raises
     ------

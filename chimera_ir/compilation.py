@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Level(Enum):
-    """The levels of a compilation, in the order in which they come about; the values are the names of ``--emit``."""
+    """The levels of a compilation, in their order; the values are the names of ``--emit``."""
 
     AST = "ast"
     PLAN = "plan"
@@ -60,7 +60,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """A verified schedule, and the plan that it comes from unless a text says the schedule itself."""
+    """A verified schedule with its plan; a text of a schedule or a program has no plan."""
 
     plan: Plan | None
     checked: "Checked"
@@ -97,11 +97,11 @@ class Compilation:
     Attributes
     ----------
     request
-        What is compiled, and how.
+        The text to compile, its parameters and options.
     warn
-        Gets each warning as soon as it is found, even if an error follows.
+        A function that gets each warning as soon as it is found, even if an error follows.
     tell
-        Gets a few words on what is done next.
+        A function that gets a few words on the next step.
 
     Examples
     --------
@@ -150,6 +150,7 @@ class Compilation:
         from chimera_ir.lower.lower import lower
         from chimera_ir.verify.verify import verify_lowered, verify_program
 
+        # The text of a program is proven as it is; any other text is lowered, and the result proven.
         checked = self._ordered.checked
         self.tell("adding messages and gradient sums, verifying the program")
         communicators = self.request.communicators
@@ -182,7 +183,7 @@ class Compilation:
 
     @_level
     def timeline(self) -> "Timeline":
-        """When each operation begins and ends, communication free, and what happens beside the operations."""
+        """Begin and end of each operation with free communication, and of the sums and steps between them."""
         from chimera_ir.cost.launches import with_events
         from chimera_ir.cost.simulate import simulate
 
@@ -192,7 +193,7 @@ class Compilation:
 
     @_level
     def report(self) -> "Report":
-        """Costs of the schedule beside those of the baseline at the same size; a text of forwards alone has none."""
+        """Costs of the schedule and of the baseline at the same size; a text of forwards alone has none."""
         from chimera_ir.cost.launches import launches
         from chimera_ir.cost.report import CommunicatorChoice, report
         from chimera_ir.verify.findings import names
@@ -200,7 +201,8 @@ class Compilation:
         header = self.schedule.header
         if not header.trains:
             raise Rejected([NothingTrained(NOWHERE, kinds_line(header))])
-        baseline, copies = self._baseline()  # before anything is made of the schedule
+        # The baseline first: if there is none of this size, nothing has been made in vain.
+        baseline, copies = self._baseline()
         verified, timeline = self.verified, self.timeline
         self.tell("comparing with the baseline")
         launched = launches(verified.program, timeline)
@@ -311,6 +313,7 @@ class Compilation:
             from chimera_ir.syntax.parser import parse as parse_scheme
 
             return self.request.change.of(parse_scheme(self.request.source))
+        # Lines are counted before the text is parsed, as parsing takes time in proportion to them.
         from chimera_ir.ir.text.reader import parse
         from chimera_ir.ir.text.structure import count_lines
 
@@ -325,7 +328,7 @@ class Compilation:
 
     @_level
     def _outlined(self) -> "Outline":
-        """What is known of a scheme before a look at its operations."""
+        """The header of a scheme, and its pipes without their operations."""
         from chimera_ir.elaborate.elaborate import outline
 
         scheme, settings = self.scheme, self.request.settings
@@ -338,13 +341,13 @@ class Compilation:
 
     @_level
     def _durations(self) -> "Durations":
-        """How long operations take; costs of other stages than those of the text are refused."""
+        """Durations of operations; costs of other stages than those of the text are refused."""
         header = self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
         return self.request.cost_model.durations(header)
 
     @property
     def _communicators(self) -> Communicators:
-        """Those that an evaluation is compiled for: where the text is a program, those with which that one finishes."""
+        """The communicators of an evaluation: if the text is a program, those with which the program finishes."""
         if isinstance(self._entry, Program | ProgramStream):
             blocked = self.verified.blocked(Communicators.PAIR)
             return Communicators.DIRECTED if blocked else Communicators.PAIR
@@ -356,7 +359,8 @@ class Compilation:
         from chimera_ir.lower.order import order
         from chimera_ir.verify.verify import schedule_in, verify_schedule
 
-        _ = self._durations  # refused before operations are made
+        # Costs are checked before operations are made of the text, which may take long.
+        _ = self._durations
         entry = self._outlined.plan() if isinstance(self._entry, Scheme) else self._entry
         plan, schedule = (entry, order(entry)) if isinstance(entry, Plan) else (None, schedule_in(entry))
         checked = verify_schedule(schedule, plan)
@@ -365,7 +369,7 @@ class Compilation:
         return _Ordered(plan, checked)
 
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
-        """What the report compares with; the copies of weights that its workers keep, if not one of each stage."""
+        """The schedule that the report compares with; the copies of weights of its workers, if not one per stage."""
         from chimera_ir import comparison
 
         request, header = self.request, self.schedule.header
@@ -378,7 +382,7 @@ class Compilation:
 
     @_level
     def _opponent(self) -> "Compilation":
-        """The compilation of what the report compares with."""
+        """The compilation of the schedule that the report compares with."""
         from chimera_ir import comparison
 
         request, header = self.request, self.schedule.header

@@ -88,7 +88,7 @@ class NotProven(OptionError):
 
     @property
     def problem(self) -> str:
-        """Where the program blocks, and what to do."""
+        """The place at which the program blocks, with a remedy."""
         return f"{self.blocked}; receives are posted as the text of a program says: compile its scheme instead"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Texts of others, as they are shown: on a terminal, in a picture or a page, on a command line to be copied."""
+"""Escapes for texts of unknown origin, before they are shown on a terminal, in a picture, page or command line."""
 
 import shlex
 import unicodedata
@@ -9,7 +9,7 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")
 
 
 def visible(text: str) -> str:
-    """The text with tabs as blanks, and with escapes for all that is acted upon, or refused, instead of shown.
+    """The text with tabs as blanks, and with escapes for characters that a terminal would obey instead of show.
 
     Examples
     --------
@@ -22,7 +22,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The same of several lines, which stay apart."""
+    """Several lines with escapes as in `visible`; the line ends stay."""
     if text.isascii() and text.isprintable():
         return text
     return "\n".join(map(visible, text.split("\n")))
@@ -38,14 +38,14 @@ def _visible_character(character: str) -> str:
 
 
 def as_argument(path: str) -> str:
-    """A path as an argument that no command takes for an option."""
+    """A path, written so that no command takes it for an option."""
     return f"./{path}" if path.startswith("-") else path
 
 
 def command_line(words: Iterable[str]) -> str:
-    """The words as one line that a shell takes apart again, whatever is in them.
+    """The words as one line that a shell splits into the same words.
 
-    What cannot be shown is written as bash, ksh and zsh take it.
+    Characters that cannot be shown are in the notation of bash, ksh and zsh.
 
     Examples
     --------

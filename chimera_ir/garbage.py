@@ -1,4 +1,4 @@
-"""Work without the garbage collector."""
+"""Passes without the garbage collector."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keeps the garbage collector off: what a pass makes is kept and holds no cycles, so it would look for nothing."""
+    """Keeps the garbage collector off: the objects that a pass makes stay in use and hold no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

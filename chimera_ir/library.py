@@ -33,7 +33,7 @@ _TITLE = re.compile(r"^[ \t]*scheme[ \t]+(\w+)", re.MULTILINE)
 _BESIDE = "library.toml"
 
 Further = Sequence[Path]
-"""Directories beside the compiler's own."""
+"""Directories of schemes in addition to the compiler's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def source(name: str, directories: Further = ()) -> Source:
 
 
 def summary(name: str, directories: Further = ()) -> str:
-    """What a library scheme is, in one line: the first line of the comment it begins with, if it does."""
+    """Summary of a library scheme: the first line of the comment at its beginning; empty without one."""
     first = source(name, directories).text.split("\n", 1)[0]
     return first[1:].strip() if first.startswith("#") else ""
 
@@ -144,7 +144,7 @@ def _known_as(name: str) -> Known | None:
 
 
 def missing(name: str, directories: Further = ()) -> str:
-    """Says that the library has no scheme of this name, and which one may be meant."""
+    """The message that the library has no scheme of this name, with the one that may be meant."""
     if known := _known_as(name):
         return f"the library does not have '{name}': {known.what}"
     for path in chain.from_iterable(_files(directories).values()):
@@ -165,13 +165,13 @@ def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
 
 
 def called(scheme: str) -> str:
-    """A scheme's name, with what the field calls it where it is the one that reports compare with."""
+    """A scheme's name; that of the baseline with its name in the field."""
     table = _beside(resources.schemes())["baseline"]
     return f"{scheme} ({table['called']})" if scheme == table["scheme"] else scheme
 
 
 def stated(text: Source) -> Mapping[str, object]:
-    """What the file beside a library scheme says of its parameters, by name; nothing for any other text.
+    """Roles of a library scheme's parameters in the ``library.toml`` next to it, by name; empty for any other text.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def _text(path: Path) -> str:
 
 
 def _beside(folder: Path) -> dict[str, Any]:
-    """The file beside the schemes of a directory."""
+    """The ``library.toml`` of a directory."""
     from chimera_ir.profile.document import entries  # with the messages of profiles, which few calls need
 
     source = Source(str(folder / _BESIDE), _text(folder / _BESIDE))

@@ -1,4 +1,4 @@
-"""What a user may ask of the compiler: from Python by `compile`, on the command line by the options of these names."""
+"""Options of the compiler: for Python by `compile`, on the command line by options of the same names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -26,7 +26,7 @@ MOST = 10**6
 """Copies, and items of a micro-batch."""
 
 Spell = Callable[[str], str]
-"""How the user writes an option, by its name in `Options`."""
+"""Spelling of an option by the user, given its name in `Options`."""
 
 _LAYOUTS = ("pipeline", "replica")
 _COMMUNICATORS = tuple(choice.value for choice in Communicators)
@@ -35,7 +35,7 @@ _PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "sp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to change in a scheme, how long operations take, and how large it may be.
+    """Options of a compilation: changes of the scheme, durations of operations, a limit on the size.
 
     A prediction needs ``profile``, ``cluster`` and ``micro_batch_size`` together; ``report`` is then in seconds.
 
@@ -144,7 +144,7 @@ class Options:
         return tuple(tuple(tie) for tie in self.tied)
 
     def request(self, source: Source, settings: Mapping[str, int], spell: Spell = str) -> Request:
-        """What is asked of the compiler, once the files of a prediction are read.
+        """The request to the compiler; reads the files of a prediction.
 
         Raises
         ------
@@ -283,5 +283,5 @@ def _names_stage(value: object) -> bool:
 
 
 def _is_in(value: Any, most: int | None = None) -> bool:
-    """Whether a value is an integer from 1 on, and at most so large."""
+    """Whether a value is an integer of at least 1 and at most ``most``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1 and (most is None or value <= most)

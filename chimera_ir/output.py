@@ -1,4 +1,4 @@
-"""What commands write: whole or not at all, and nothing of the user's is touched.
+"""Output of commands: written whole or not at all, and no file of the user is touched.
 
 A directory holds what the command wrote, a manifest that lists it, and whatever the user put there, which stays where
 it is: no file of the user's is moved, copied or opened. The directory is in one of three states; M is the manifest's
@@ -38,7 +38,7 @@ MANIFEST = ".chimera-compile"
 """The file that lists what chimera compile wrote into a directory, one relative path a line; other commands' too."""
 
 ATTEMPTS, PAUSE = 200, 0.05
-"""How often a writer asks for its turn, and the seconds in between; a turn takes milliseconds."""
+"""Number of attempts of a writer to get its turn, and the seconds between them; a turn takes milliseconds."""
 
 
 class OutputRefused(CompileError):

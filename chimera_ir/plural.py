@@ -15,7 +15,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def and_more(count: int) -> str:
-    """What follows the first of ``count`` things that are alike; nothing behind the only one.
+    """Words behind the first of ``count`` equal things; empty for a single one.
 
     Examples
     --------

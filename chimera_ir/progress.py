@@ -15,7 +15,7 @@ EVERY = 8.0
 
 @contextmanager
 def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Shows on standard error, from one second on and until the end of the block, what the function was told last.
+    """Shows the last text that the function got on standard error, from one second on to the end of the block.
 
     With ``quiet``, or if standard error is no terminal, nothing is ever shown. Afterwards the terminal is as it was.
     """
@@ -50,7 +50,7 @@ def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def logged() -> Iterator[Callable[[str], None]]:
-    """Writes to standard error, every few seconds until the end of the block, what the function was last called with.
+    """Writes the last text that the function got to standard error, every few seconds to the end of the block.
 
     Each line has the seconds since the beginning. A block that is over before the first line writes nothing.
     """

@@ -1,4 +1,4 @@
-"""What is asked of the compiler."""
+"""A request to the compiler: a text, its parameters and options."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chimera_ir.predict.prediction import Forecast
 
 MAX_OPERATIONS = 1_000_000
-"""How many compute operations a scheme may ask for, unless the user raises it."""
+"""The most compute operations of a scheme, unless the user raises the limit."""
 
 
 Tie = tuple[int | str, ...]
@@ -46,11 +46,11 @@ class Request:
 
     @property
     def cost_model(self) -> CostModel:
-        """Where durations come from."""
+        """The source of durations: the forecast, or fixed costs."""
         return self.forecast or self.costs
 
     def groups(self, stages: int) -> tuple[WeightGroup, ...]:
-        """The ties as weight groups, ascending, each once, in a scheme of so many stages.
+        """The ties as weight groups, ascending, each once, in a scheme of ``stages`` stages.
 
         Raises
         ------

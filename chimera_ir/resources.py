@@ -1,4 +1,4 @@
-"""Where grammars, templates and library schemes lie: inside an installed package, or beside it in a checkout."""
+"""Paths of grammars, templates and library schemes: inside an installed package, or next to it in a checkout."""
 
 from collections.abc import Iterator
 from importlib.resources import files

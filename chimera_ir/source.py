@@ -26,7 +26,7 @@ _IR = re.compile(r"(?:\s|#.*+)*+(?:plan|schedule|program)\b")
 
 
 def contents(path: Path, most: int = LARGEST) -> bytes:
-    """All of a regular file of at most so many bytes.
+    """All of a regular file of at most ``most`` bytes.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def contents(path: Path, most: int = LARGEST) -> bytes:
 
 
 def handed(path: Path, most: int = LARGEST) -> bytes:
-    """As `contents`, also of a pipe until it is closed: a shell hands over ``<(command)`` as one.
+    """All of a regular file, as `contents`, or of a pipe until it is closed: a shell passes ``<(command)`` as one.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where the commands begin: their imports take a moment, in which Ctrl-C must end them as it does later.
+"""Entry points of the commands. Their imports take a moment, in which Ctrl-C must end them as it does later.
 
 Most of a short call is imports. They make no garbage, so the collector stays off meanwhile and never looks at them; at
 the end of the process it looks at nothing, as the system takes back all memory at once.

@@ -1,4 +1,4 @@
-"""What the commands share: exit statuses, standard streams, and an end for whatever happens."""
+"""Exit statuses, standard streams and error handling that all commands share."""
 
 import io
 import os
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 
 class WrongCommand(click.ClickException):
-    """Something on the command line is wrong."""
+    """A mistake on the command line."""
 
     exit_code = WRONG_COMMAND
 
@@ -79,7 +79,7 @@ def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tup
 
 
 def require_torch(doing: str) -> None:
-    """Makes sure that torch is installed, without importing it; ``doing`` is what needs it.
+    """Makes sure that torch is installed, without importing it; ``doing`` names the work that needs it.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def write(text: str) -> None:
 
 
 class _StandardOutput:
-    """Standard output: a reader who has left has seen enough; that a disk is full is the user's to know."""
+    """Standard output: a closed pipe ends the output silently, any other error is reported to the user."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -126,7 +126,7 @@ class _StandardOutput:
 
 
 class _Errors(_StandardOutput):
-    """Standard error: what cannot be written is lost, and the exit status says what is left to say."""
+    """Standard error: a text that cannot be written is dropped; the exit status still tells how the command ended."""
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -137,7 +137,7 @@ class _Errors(_StandardOutput):
 
 
 def _let_go(stream: TextIO) -> None:
-    """Drops what cannot be written, and all that follows, so that the interpreter does not fail over it at the end."""
+    """Drops text that cannot be written, and all that follows, so that the interpreter does not fail at its end."""
     try:
         stream.flush()
     except OSError:
@@ -208,7 +208,7 @@ def _tell(error: click.ClickException) -> None:
 
 
 class _Everything(io.StringIO):
-    """What is written as to a terminal, from which nothing is taken away."""
+    """A stream that looks like a terminal, so that click leaves colours in the text."""
 
     def isatty(self) -> bool:
         return True

@@ -215,6 +215,7 @@ def compile_command(
         further = library.further(options["library"], _as_written("library"))
         write(_as_json(_entries(further)) if as_json else _listed(further))
         return
+    # Options that exclude each other, and tables over several values of a parameter, which write nothing.
     if scheme is None:
         raise WrongCommand("Missing argument 'SCHEME'")
     if as_json and (emit not in (None, Level.REPORT.value) or table not in (None, TableForm.JSON.value)):
@@ -227,12 +228,14 @@ def compile_command(
         form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
         compiles = _sweep(scheme, settings, options, form)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
+    # One compilation, from the cache if an earlier call has made it.
     wanted = Level(emit) if emit else None
     values = {name: value for name, (value,) in settings.items()}
     request, answer = answered(scheme, values, options, wanted, no_cache, details)
     if answer.output is None:
         write(_in_colours(answer.printed, wanted))
         return
+    # The output directory, and the command that runs it.
     directory = delivered("" if as_json else answer.printed, answer.output, out)
     workers, script = answer.output.workers, f"{directory}/train.py"
     words = ["torchrun", f"--nproc-per-node={workers}", as_argument(script), "--model", "MODEL.py"]
@@ -269,7 +272,7 @@ def answered(
     no_cache: bool,
     details: bool = False,
 ) -> tuple[Request, Answer]:
-    """What SCHEME compiles to with `Options` of these names, now or in an earlier call; warnings are shown."""
+    """The request for SCHEME and its answer, made now or in an earlier call; warnings are shown."""
     source = _text(scheme, options)
     color = colored(sys.stderr)
     with _as_misuse(source):
@@ -338,7 +341,7 @@ def delivered(printed: str, made: Output, out: Path | None) -> Path:
 
 
 def _as_written(name: str) -> str:
-    """How an option is written on the command line, by its name."""
+    """The spelling of an option on the command line."""
     return next(option.opts[0] for option in compile_command.params if option.name == name)
 
 

@@ -185,12 +185,14 @@ def plan_command(
     recomputation = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}[
         recompute
     ]
+    # Files and schemes first: their mistakes end the command before any work.
     inputs = read_inputs(profile, cluster, "--{}".format)
     model = inputs.model()
     number = _workers(inputs, workers)
     parsed = _parsed(sources, settings)
     modes = tuple(dict.fromkeys(map(SyncMode, syncs)))
     streams = bool(schemes) if asynchronous is None else asynchronous
+    # The question says which configurations there are, the judge what is known of model and cluster.
     question = Question(number, mini_batch, settings, recomputation, modes, streams, max_operations)
     trusted = frozenset(map(library.source, library.names()))
     tied = tuple(map(tuple, ties))

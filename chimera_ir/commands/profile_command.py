@@ -163,6 +163,7 @@ def _measure(
     from chimera_ir.measure import model as measure
     from chimera_ir.measure.stages import StageRequest
 
+    # The file is refused before the measurement, which may take long, and written after it.
     with _refusals(OutputRefused, measure.BadFile):
         refuse_file(out, MARK, force)
         request = StageRequest(depths, sizes, rounds, seed, split, once)
@@ -243,6 +244,7 @@ def links(
     from chimera_ir.measure.network import described
     from chimera_ir.measure.ranks import run as run_rank
 
+    # Every rank measures; rank 0 has the results, and writes the file.
     with _bar() if os.environ["RANK"] == "0" else _no_bar() as progress:
         sizes = tuple(size for size in SIZES if size <= largest * KIB)
         request = LinkRequest(sizes, rounds, backend, timeout, sum_ranks, device)

@@ -155,7 +155,7 @@ class _WithModelArguments(SectionedCommand):
         return super().parse_args(ctx, args[:end])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """What the usage line says of options and arguments."""
+        """Options and arguments in the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
 
 
@@ -206,6 +206,7 @@ def run_command(
     Exit status: 1 something is wrong in the scheme or the text of MODEL.py, 2 on the command line, 70 in the compiler,
     130 interrupted; once torchrun has started, its own.
     """
+    # Mistakes in the options of train.py and in the model file show before anything is compiled.
     require_torch("training")
     of_train = [*_words(training | {"communicators": communicators})]
     with _as_ranks_would():
@@ -214,6 +215,7 @@ def run_command(
         require_plausible(Path(training["model"]))
     except Refused as error:
         raise _WrongModel(str(error)) from error
+    # Compile; then the options have to fit the program, as with the micro-batches of a replica.
     options = {
         "costs": costs,
         "recompute": recompute,
@@ -229,6 +231,7 @@ def run_command(
     with _as_ranks_would():
         require_fitting(given, job)
     directory = delivered(answer.printed, answer.output, out)
+    # This process becomes torchrun, so that signals and the exit status are those of the training.
     ranks = copies * answer.output.workers
     started = [
         "--standalone",
@@ -246,7 +249,7 @@ def run_command(
 
 @contextmanager
 def _as_ranks_would() -> Iterator[None]:
-    """What train.py would refuse on every rank is a mistake on the command line, before anything is started."""
+    """Refuses options that train.py would refuse on every rank, before anything is started."""
     try:
         yield
     except Refused as error:

@@ -27,7 +27,7 @@ NAME = "chimera-trace"
 
 
 class Unreadable(click.ClickException):
-    """Something is wrong in the trace."""
+    """A mistake in the trace."""
 
     exit_code = WRONG_TEXT
 

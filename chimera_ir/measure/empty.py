@@ -1,4 +1,4 @@
-"""A model whose middle stage has nothing to compute: what its operations take, every operation costs."""
+"""A model whose middle stage computes nothing: its operations take the overhead that every operation has."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ STAGES, MIDDLE = 3, 1
 
 
 class _Identity(torch.nn.Module):
-    """Hands on what it gets, through autograd and without a kernel."""
+    """Returns its input, through autograd and without a kernel."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.view_as(x)
@@ -22,7 +22,7 @@ def _build(stage: int, _stages: int) -> torch.nn.Module:
 
 
 def model() -> ModelFile:
-    """Its items are of one number."""
+    """The model; an item of its dataset is one number."""
     return ModelFile(
         Path("an empty stage"),
         _build,

@@ -1,8 +1,8 @@
-"""Whether two layers are equal, as far as can be told from outside: then what one of them takes, the other takes too.
+"""Comparison of layers from outside: layers with equal keys take equally long, so one of them is measured.
 
-Compared are classes, hyper-parameters, the code of functions, the shapes and dtypes of parameters, the contents of
-buffers, the optimizer, and all that was seen of a layer on its first micro-batch. Values of parameters do not count.
-What cannot be compared is equal to itself alone, so that in doubt a layer is measured.
+A key has classes, hyper-parameters, the code of functions, the shapes and dtypes of parameters, the contents of
+buffers, the optimizer, and all that was recorded of a layer on its first micro-batch, but no values of
+parameters. A value that cannot be compared equals itself alone, so that in doubt a layer is measured.
 """
 
 from collections import OrderedDict

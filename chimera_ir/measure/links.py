@@ -77,6 +77,7 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     PeerLost
         If another rank has died, or does not answer within the time-out.
     """
+    # All ranks choose the same pairs and groups, from the nodes that they are on, and connect as in a training.
     nodes = _nodes(store, rank, size, request)
     pairs = chosen_pairs([node.place for node in nodes])
     groups = _groups(size, pairs, request.sum_ranks)
@@ -87,6 +88,7 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     forks = chosen_forks(pairs, [node.place for node in nodes])
     steps = (len(pairs) + len(groups)) * len(request.sizes) + len(forks)
     bench = _Bench(world, request, progress, steps)
+    # Messages of every pair, then sums of every group, then two streams at once from one rank.
     messages: dict[tuple[bool, int], list[float]] = {}
     streams: dict[tuple[bool, int], list[float]] = {}
     posts: dict[tuple[bool, int], list[float]] = {}
@@ -198,6 +200,7 @@ class _Bench:
             peer = self._world.peer(b if me == a else a)
             buffers = tuple(self._zeros(size) for _ in range(3))
             exchange = self._ping if me == a else self._pong
+            # A warm-up; a few rounds to find how many fit into a second; the rounds that count; a stream.
             exchange(peer, buffers, WARM_UP)
             trips, _ = exchange(peer, buffers, WARM_UP)
             rounds = self._agreed(a, 2 * PAUSE + median(trips))
@@ -237,6 +240,7 @@ class _Bench:
             self._publish(*self._sum(number, size, rounds), [])
         heard = [self._times_of(member) for member in members]
         self._end(f"sums of {size} B over {counted(len(members), 'rank')}")
+        # A sum begins with the last launch, so the rank that launched last has the shortest time.
         shortest = [min(of_all) for of_all in zip(*(seconds for seconds, _, _ in heard), strict=True)]
         return shortest, [post for _, posts, _ in heard for post in posts]
 

@@ -18,7 +18,7 @@ from chimera_runtime.model.model import load
 from chimera_runtime.ranks.allocator import keep_memory
 
 _OFFERED: dict[str, list[str]] = {"args": []}
-"""What a model file may take by name: it gets no arguments here, and knows neither one number of stages nor steps."""
+"""Values that functions of a model file can take by name here: no arguments, and neither a depth nor a step count."""
 
 
 class BadFile(Exception):

@@ -14,7 +14,7 @@ GOOD = 0.01
 """The uncertainty, as a share of the median, at which no further rounds are needed."""
 
 BRIEF = 0.1
-"""The share of the longest time of a round that a briefer one is known well enough as a share of."""
+"""Share of the longest time of a round below which the relative error of a shorter time counts for less."""
 
 FEWEST = 5
 """The fewest rounds that count."""
@@ -28,7 +28,7 @@ ShowProgress = Callable[[str, int, int], None]
 class Samples:
     """Measurements of one quantity, positive and in its unit; at least two.
 
-    ``weight`` is by what its relative errors count: 1, or less beside quantities that are much larger.
+    ``weight`` is the factor on its relative errors: 1, or less if it was measured with much larger quantities.
     """
 
     values: tuple[float, ...]
@@ -108,7 +108,7 @@ def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int)
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How certain a figure is: what it is of, the uncertainty of its median, after so many rounds."""
+    """Quality of a figure: its name, the uncertainty of its median, and the number of rounds."""
 
     what: str
     uncertainty: float
@@ -149,7 +149,7 @@ def too_noisy(where: str, figures: Sequence[tuple[str, Samples]]) -> list[str]:
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """The value with so many significant digits, for people who read a profile."""
+    """The value with ``digits`` significant digits, for people who read a profile."""
     return float(f"{value:.{digits}g}")
 
 

@@ -22,7 +22,7 @@ WARM_UP = 3
 """Rounds that do not count: memory is allocated, caches and frequencies settle."""
 
 SHORT = 10
-"""How many times as many rounds what takes microseconds may have."""
+"""Factor on the number of rounds for times of microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TimedProfile:
 
 
 class _Passes(NamedTuple):
-    """What the passes of a micro-batch through a station cost; the last two are the halves of a split backward."""
+    """Costs of the passes of a micro-batch through a station; the last two are the halves of a split backward."""
 
     forward: float
     backward: float
@@ -72,7 +72,7 @@ class _Measure(Protocol):
         """The optimizer's step of a station's stage, and its noise."""
 
     def overhead(self, cut: ModelCut) -> Overhead:
-        """What an operation costs, whatever is in its stage."""
+        """The overhead of an operation."""
 
 
 def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
@@ -136,6 +136,7 @@ class _StageClock:
 
     def overhead(self, cut: ModelCut) -> Overhead:
         """Medians of the times of a stage that computes nothing; short as they are, of more rounds."""
+        # A stage without work: all its time is overhead.
         nothing = empty.model()
         small = replace(cut, model=nothing, dataset=nothing.items(), stages=empty.STAGES, sizes=(1,))
         (station,) = dict(stations(small, lambda _doing: None))[empty.MIDDLE]
@@ -146,7 +147,7 @@ class _StageClock:
 
 
 class _Once:
-    """Measures what is equal once: the first of equal stations is measured, and the others get its figures."""
+    """Measures only the first of equal stations; the others get its figures."""
 
     def __init__(self, measure: _Measure) -> None:
         self._measure = measure
@@ -165,7 +166,7 @@ class _Once:
         return self._once(self._steps, equal.step(station), number, lambda: self._measure.step(cut, number, station))
 
     def overhead(self, cut: ModelCut) -> Overhead:
-        """What an operation costs."""
+        """The overhead of an operation."""
         return self._measure.overhead(cut)
 
     def _once(
@@ -180,7 +181,7 @@ class _Once:
 
     @property
     def described(self) -> str:
-        """Which layers were equal, in words."""
+        """A sentence on the layers that were equal; empty if there are none."""
         groups = "; ".join(_numbered(layers) for layers in sorted(map(sorted, self._equal.values())))
         return f"of equal layers one was measured: {groups}" if groups else ""
 
@@ -233,7 +234,7 @@ class _Work:
         return 0.0, None
 
     def overhead(self, _cut: ModelCut) -> Overhead:
-        """None: what it takes is a device's to say."""
+        """None: only a device has one."""
         return Overhead()
 
 
@@ -246,6 +247,7 @@ def _profile(
     def tell(doing: str) -> None:
         progress(doing, next(done), steps)
 
+    # Stage by stage from the last to the first, so that no two stages are in memory at once.
     dataset = model.items()
     depths: dict[int, tuple[StageCosts, ...]] = {}
     kinds: set[str] = set()
@@ -260,6 +262,7 @@ def _profile(
                 with running(cut, number, station.size):
                     at[station.size] = _timing(station, *measure.passes(cut, number, station))
                 tell(f"{cut.part(number)}, micro-batch size {station.size}")
+            # The step does not depend on the micro-batch size: the smallest one needs least memory.
             smallest = min(stage_stations, key=lambda station: station.size)
             with running(cut, number, smallest.size):
                 stage_costs.append(_costs(model, smallest, at, measure.step(cut, number, smallest)))
@@ -314,6 +317,7 @@ def _timing(station: Station, costs: _Passes, noise: float | None) -> Timing:
 
 
 def _round(station: Station, turn: int, clock: "_Clock") -> _Passes:
+    # Forward and backward, then a backward that recomputes, then one in two halves.
     station.refill()
     forward = clock(lambda: station.forward(turn))
     backward = clock(lambda: station.backward(turn))

@@ -29,7 +29,7 @@ from chimera_runtime.values.tensors import Tensors, draw_seed
 _TIMEOUT = 60.0
 
 _MICROS, _AGAIN, _HALVES = 3, 1, 2
-"""How many micro-batches a turn has, and of these the one that is run again and the one whose backward is split."""
+"""Number of micro-batches of a turn; the one that is recomputed; the one whose backward is split."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ModelCut:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Results of the first pass through the stages: the input of a stage, and what it hands on."""
+    """Results of the first pass through the stages: the input of a stage, and a description of its output."""
 
     handed: Any
     before: Boundary | None
@@ -88,8 +88,8 @@ class _Seen:
 class Station:
     """A stage on micro-batches of ``size`` items, ready to run.
 
-    A turn has three micro-batches: of the first a backward is run at once, of the second a forward keeps the input
-    alone, and of the third a backward is run in two halves.
+    A turn has three micro-batches: the first has an ordinary backward, the second one that recomputes, the third one
+    in two halves.
 
     ``handed`` is the output of the stage before, None for the first stage. ``before`` and ``after`` describe what the
     stage receives and sends, ``footprint`` what one forward leaves in memory, ``traits`` how it runs.
@@ -133,7 +133,7 @@ class Station:
         self._backward(self.stage.backward, _MICROS * turn + _AGAIN)
 
     def forward_for_halves(self, turn: int) -> None:
-        """As `forward`, of a micro-batch whose backward is split."""
+        """A forward of a micro-batch whose backward is split."""
         self._forward(_MICROS * turn + _HALVES)
 
     def backward_input(self, turn: int) -> None:
@@ -155,12 +155,12 @@ class Station:
             self.stage.input_gradients(micro)
 
     def forget_losses(self, turn: int) -> None:
-        """Lets go of the losses of a turn."""
+        """Frees the losses of a turn."""
         for micro in range(_MICROS * turn, _MICROS * (turn + 1)):
             self.stage.take_loss(micro)
 
     def step(self) -> None:
-        """The optimizer's step, and all else that begins the next update."""
+        """The optimizer's step, with all that a rank does in its line ``step``."""
         self.stage.step()
 
     @property
@@ -204,8 +204,10 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
     ModelError
         If the model file's code raises an error.
     """
+    # Way down: the output of every stage. Only descriptions and the tensors handed on are kept, no stage.
     seen = _way_down(cut, progress)
     follow: dict[int, tuple[bool, ...] | None] = dict.fromkeys(cut.sizes)
+    # Way back: each stage is made again, and its backward shows for which inputs gradients come back.
     for stage in reversed(range(cut.stages)):
         module = cut.module(stage)
         ready: list[Station] = []
@@ -295,6 +297,7 @@ def _boundary(sight: Sight) -> Boundary:
 
 
 def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, seen: _Seen) -> Station:
+    # The stage as a rank would have it, with one micro-batch at a time and without other ranks.
     batches, device = cut.batches(size), cut.device
     names = Names(0, 0, cut.stages, _TIMEOUT)
     numbering = Numbering(cut.seed, copy=0, passes=1, cycle=_MICROS)
@@ -315,6 +318,7 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, seen
         load_keywords=_keywords(batches, device, seen.sight.traits.keywords),
         is_compared=in_none,
     )
+    # Receive buffers, with random gradients in place of received ones.
     runnable.reserve((1,), (1,), device)
     for gradient in runnable.gradients[0] if runnable.gradients.rooms else ():
         with cut.here():

@@ -18,7 +18,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 
 _EARLY = 2 * (AHEAD + 1)
-"""Messages per stage whose receives are posted before they are needed, beside those that `_under_way` counts.
+"""Safety margin of the upper bound, in messages per stage: receives that lowering posts before they are needed.
 
 The policy of `lower.comm` posts AHEAD of them, and one more goes round a ring of slots; twice as many are safe.
 """
@@ -74,7 +74,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
 
 
 def _passing(header: Header) -> list[Counter[int]]:
-    """By worker and stage, how many micro-batches pass."""
+    """Number of micro-batches that pass each stage of each worker."""
     counts: list[Counter[int]] = [Counter() for _ in range(header.workers)]
     for pipe in header.pipes:
         for stage, worker in enumerate(pipe.workers):
@@ -101,13 +101,13 @@ def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timin
 
 
 def _kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
-    """The fewest bytes that a stage keeps of a micro-batch, in its receive buffer or beside it."""
+    """The fewest bytes that a stage keeps of a micro-batch, receive buffers included."""
     waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
     return min([*waiting, *([timing.halfway] if splits else [])], default=0)
 
 
 def _beside(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
-    """The most bytes that a stage keeps of a micro-batch, beside its receive buffer.
+    """The most bytes that a stage keeps of a micro-batch, without its receive buffer.
 
     One that recomputes keeps its activations from the first half of a backward to the second, if backwards are split.
     """

@@ -1,4 +1,4 @@
-"""The command lines that compile and start a configuration."""
+"""Command lines that compile and start a configuration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

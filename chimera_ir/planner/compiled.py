@@ -1,4 +1,4 @@
-"""A scheme compiled as far as the planner needs it for time and memory; the same for every micro-batch size B."""
+"""Schemes compiled as far as time and memory need it, once for all micro-batch sizes B."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -40,11 +40,11 @@ It is empty where no worker has several gradient sums to launch.
 """
 
 Launched = tuple[tuple[tuple[int, WeightGroup], ...], ...]
-"""For each worker the gradient sums that it launches: after how many of its operations, and of which group."""
+"""Gradient sums that each worker launches: the number of its operations before the launch, and the weight group."""
 
 
 class CompiledScheme:
-    """A scheme with its parameters: what is the same for every change beyond its text, on demand.
+    """A scheme with its parameters, compiled on demand; its changes share all that is here.
 
     All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text is not verified
     again, unless it is without a flush and ``ties`` say that stages share parameters; any other has to pass
@@ -105,7 +105,7 @@ class CompiledScheme:
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
-        """For each worker and each of its stages, the most copies of the weights that it keeps at once."""
+        """The most copies of the weights of each stage that each worker keeps at once."""
         schedule = self._schedule
         if not schedule.header.asynchronous:
             return tuple(dict.fromkeys(stages, 1) for stages in schedule.header.stages_of)
@@ -118,7 +118,7 @@ class CompiledScheme:
 
     @cached_property
     def growth(self) -> tuple[tuple[list[Stage], list[int]], ...]:
-        """For each worker the stages of its operations, and the change in waiting micro-batches by each operation."""
+        """Stages of each worker's operations, and the change in waiting micro-batches that each operation makes."""
         growth = self._outline.header.growth
         return tuple(
             (
@@ -130,7 +130,7 @@ class CompiledScheme:
 
     @cached_property
     def begun(self) -> list[int]:
-        """By stage, the most micro-batches that have run their forward on a worker and not yet their backward."""
+        """The most micro-batches of each stage that wait on one worker between forward and backward."""
         most = [0] * self._outline.header.stages
         for stages, counts in self.growth:
             alive: dict[Stage, int] = defaultdict(int)
@@ -141,7 +141,7 @@ class CompiledScheme:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether any backward is split; the lanes are asked only if a line of the scheme says one."""
+        """Whether any backward is split; lanes are searched only if a line of the scheme has such a letter."""
         halves = {kind for kind in KINDS.values() if kind.keeps and not kind.opens}
         lines = chain.from_iterable(shape.operations for shape in self._outline.shapes)
         written = {KINDS[subject.letter.value] for line in lines for subject in line.subjects}
@@ -166,7 +166,7 @@ class CompiledScheme:
 
 
 class Variant:
-    """A compiled scheme with a change beyond its text, and what follows from it."""
+    """A compiled scheme with a change beyond its text, such as recomputation: schedule, program and memory."""
 
     def __init__(self, compiled: CompiledScheme, change: Change) -> None:
         self.compiled, self._change = compiled, change
@@ -191,6 +191,7 @@ class Variant:
         Lanes are equal if each worker holds the same stages and runs the same operations in the same order, keeps the
         same between them, and launches its sums by the same strategies.
         """
+        # Micro-batches are numbered in the order of their first operations, so that their own numbers do not count.
         header, numbers = self.header, dict[Micro, int]()
         if header.asynchronous:
             return None
@@ -245,7 +246,7 @@ class Variant:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether nothing is to be verified. Stages of a stream that share parameters must read the same versions."""
+        """Whether the text needs no verification. A stream with ties does: tied stages must read the same versions."""
         return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
 
     @cached_property
@@ -299,6 +300,7 @@ class Variant:
         """The relative durations in a setting."""
         if all(len(held) < 2 for held in self.header.groups_of):
             return ()
+        # Integers without a common divisor: settings with proportional durations share one lowering.
         measured = Measured.of(setting)
         times = [measured.duration(operation, self.header) for operation in self._representatives.values()]
         unit = lcm(*(time.denominator for time in times))
@@ -308,12 +310,12 @@ class Variant:
 
     @cached_property
     def _representatives(self) -> dict[DurationKey, Operation]:
-        """One operation of each that take equally long."""
+        """One operation for each key."""
         return dict(zip(self._all_alike, chain.from_iterable(self.compiled.lanes), strict=True))
 
     @cached_property
     def _all_alike(self) -> list[DurationKey]:
-        """Of each operation, lane by lane, what those have in common that take equally long."""
+        """Key of each operation, lane by lane: operations with equal keys take equally long."""
         header = self.header
         return [duration_key(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
 

@@ -1,4 +1,4 @@
-"""The predicted time and memory of a configuration: compiled as far as both need it, then equation 1.
+"""Prediction of a configuration's time and memory: compiled as far as both need it, then equation 1.
 
 Configurations that cannot fit are left out early: first by the bytes that a worker keeps all the time, then by the
 lower bound on the whole. A configuration that fits by the upper bound is weighed to the byte only when it is shown.
@@ -189,7 +189,7 @@ class _Compiler:
         self._variants: dict[Change, Variant] = {}
 
     def verdict(self, choice: Configuration) -> Verdict:
-        """The prediction, or why the configuration is left out."""
+        """The prediction, or the reason why the configuration is left out."""
         try:
             if self._judge.profile.layers:
                 return self._split(choice)
@@ -202,8 +202,9 @@ class _Compiler:
     def _split(self, choice: Configuration) -> Verdict:
         """The verdict with the split whose slowest stage is fastest of those that fit.
 
-        What a stage needs is known to the byte only for a whole program. So a split is sought without a limit, then
-        with what is counted of each stage, and then with as much less as the program turned out to need beside it.
+        Only a whole program shows the exact bytes of a worker. So the first split is sought without a limit on memory,
+        the second one within the memory of a worker, by the bytes that `best_split` counts; for each further one the
+        limit is lowered by the excess of the last program.
         """
         judge = self._judge
         limit: int | None = None
@@ -225,6 +226,7 @@ class _Compiler:
     def _verdict(self, choice: Configuration) -> Verdict:
         setting, variant = self._judge.setting(choice), self.variant(choice)
         compiled, header = variant.compiled, variant.header
+        # The scheme has to be of the size that its parameters promise, and the profile has to know its operations.
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
             size = f"{counted(header.whole_micro_batches, 'micro-batch')} and {counted(header.stages, 'stage')}"
             detail = f"it has {size}, not {choice.micro_batches} and {choice.stages}"
@@ -233,6 +235,7 @@ class _Compiler:
             detail = "it has no times of split backwards: input_gradient and weight_gradient"
             return LeftOut.of(choice, Reason.PROFILE, detail)
         variant.check()
+        # Memory, from cheap to dear: two lower bounds, an upper bound, and only between them the exact bytes.
         rejection = self._over(choice, standing(header, setting), "at least ")
         if rejection:
             return rejection
@@ -245,6 +248,7 @@ class _Compiler:
         rejection = self._over(choice, needed, "")
         if rejection:
             return rejection
+        # Only a configuration that fits is lowered for its time; without a flush its program is proven before.
         variant.prove(setting)
         return Judged(
             choice,
@@ -263,6 +267,7 @@ class _Compiler:
 
     def replayed(self, judged: Judged) -> Judged:
         """The configuration with the time of its replay, with an even split of layers if that is faster and fits."""
+        # Equation 1 chose the split; the replay, which sees messages and sums, may find an even one faster.
         choice, layers = judged.choice, len(self._judge.profile.layers)
         first = self._replayed(judged)
         if not layers or first.replayed is None:
@@ -286,6 +291,7 @@ class _Compiler:
 
     def variant(self, choice: Configuration) -> Variant:
         """The scheme of a configuration with its parameters and its change."""
+        # Configurations come sorted by scheme and parameters: the last compiled scheme is the only one worth keeping.
         judge, key, change = self._judge, (choice.source, choice.settings), choice.change
         if self._last is None or self._last[0] != key:
             scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
@@ -311,7 +317,7 @@ class _Compiler:
 
 
 def distinct(choices: Iterable[Configuration]) -> Iterator[tuple[Configuration, ...]]:
-    """Families of configurations that differ only in B."""
+    """Groups configurations into families that differ only in B."""
     families: dict[object, list[Configuration]] = {}
     for choice in choices:
         families.setdefault((choice.source, choice.settings, choice.change), []).append(choice)

@@ -81,7 +81,7 @@ def _choices(ranking: Ranking, view: View) -> RenderableType:
 
 
 def _hidden(ranking: Ranking, rows: Sequence[Judged], view: View) -> Iterator[Text]:
-    """How many more configurations there are, and how to see them."""
+    """A line with the number of configurations that are not shown, and the options that show them."""
     shown = rows[: view.top]
     below = len(rows) - len(shown)
     hidden = len(ranking.choices) - len(rows)

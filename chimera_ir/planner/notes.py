@@ -1,4 +1,4 @@
-"""Notes below a ranking: how far it can be trusted."""
+"""Notes below a ranking, on how far it can be trusted."""
 
 from collections.abc import Iterator, Sequence
 

@@ -30,7 +30,7 @@ REPLAYED_OPERATIONS = 20_000
 """The most compute operations, in total, of the configurations that are replayed."""
 
 ASYNCHRONOUS_OPERATIONS = 4
-"""How often an operation of an asynchronous schedule counts: lowering it for a replay takes that much longer."""
+"""Factor on the operations of an asynchronous schedule: lowering it for a replay takes that much longer."""
 
 _ALONE = 20_000
 """Operations that are worth another process: for fewer, starting one would take longer than the work."""
@@ -70,28 +70,33 @@ def rank(
 ) -> Ranking:
     """Rank the configurations of ``sources``; the first ``top`` get their bytes.
 
-    The judge may have the baseline beside the schemes that are asked for.
+    The judge has the baseline in addition to the schemes that the user asked for.
     """
     baseline, _ = library.baseline(1, 1)
     families: list[tuple[Configuration, ...]] = []
     verdicts: list[Verdict] = []
     roles_of = {source: roles(source, scheme, question.max_operations) for source, scheme in judge.schemes.items()}
+    # All configurations of all schemes, in families that are judged together.
     for source, scheme in judge.schemes.items():
         choices, left_out = _apart(configurations(source, scheme, roles_of[source], judge.profile, question))
         families += _by_preference(choices, roles_of[source]) if greedy else distinct(choices)
         verdicts += left_out
     with _pool(judge, sum(map(_operations, families))) as pool:
+        # Every configuration by equation 1; equal programs become one entry.
         verdicts += _judged(families, greedy, pool, progress)
         fitting = [verdict for verdict in verdicts if isinstance(verdict, Judged)]
         asked = _merged((judged for judged in fitting if judged.choice.source in sources), baseline)
         beside = _merged((judged for judged in fitting if judged.choice.source not in sources), baseline)
+        # The first ones are replayed event by event, which may change their order.
         replayed = {_unsplit(judged): judged for judged in _replayed([*beside[:1], *asked], pool, progress)}
         asked, beside = (
             _sorted((replayed.get(_unsplit(j), j) for j in ranked), baseline) for ranked in (asked, beside)
         )
+        # Exact bytes only for the rows that are shown; for the others the bounds are enough.
         shown = dict.fromkeys([*_first_of_each_name(asked)[:top], *asked[:top]])
         weighed = {judged.choice: judged for judged in _weighed([*shown, *beside[:1]], pool, progress)}
         asked, beside = ([weighed.get(judged.choice, judged) for judged in ranked] for ranked in (asked, beside))
+    # The refusals of the schemes that the user asked for, and the baseline for comparison.
     discarded = (verdict for verdict in verdicts if isinstance(verdict, LeftOut) and verdict.source in sources)
     of_baseline = (j for j in [*asked, *beside] if baseline in {choice.source for choice in (j.choice, *j.equal)})
     left_out = sorted(discarded, key=lambda verdict: _known(verdict, roles_of[verdict.source]))
@@ -115,7 +120,7 @@ def _sorted(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
 
 
 def _plain(choice: Configuration, baseline: Source) -> tuple[object, ...]:
-    """Of what is equal or equally fast, the scheme with the fewest parameters comes first, and then the baseline."""
+    """Sort key of equally fast configurations: the fewest parameters first, then the baseline."""
     return len(choice.settings), choice.source != baseline, choice.source.name
 
 

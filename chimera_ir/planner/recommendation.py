@@ -39,7 +39,7 @@ def recommendation(ranking: Ranking) -> Recommendation:
 
 
 def _nothing(ranking: Ranking) -> Recommendation:
-    """Why no configuration is left: what the nearest to fitting needs, or the mini-batch."""
+    """The answer where no configuration is left: the memory that is lacking, or a mini-batch that no B divides."""
     nothing, need = "no configuration is left", nearest(ranking)
     items, profile = ranking.question.mini_batch, ranking.judge.profile
     sizes = sorted(
@@ -109,7 +109,7 @@ def _parallelism(alone: Judged) -> str:
 
 
 def _without_plain(ranking: Ranking) -> Iterator[str]:
-    """Why plain data parallelism is not among the choices."""
+    """The reason why plain data parallelism is not among the choices."""
     depths, available, need = ranking.judge.profile.depths, size(ranking.judge.available), plain_need(ranking)
     is_missing = depths and 1 not in depths
     if need:
@@ -125,7 +125,7 @@ def _without_plain(ranking: Ranking) -> Iterator[str]:
 
 
 def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
-    """By how much another configuration is slower than the first, and what costs and what saves this time."""
+    """Words for how much slower another configuration is than the first, with the parts of an update that differ."""
     behind = first.over(other) - 1
     if behind <= 0:
         return "is as fast"

@@ -1,8 +1,8 @@
-"""What a plan does with each parameter of a scheme: seen from the headers that it compiles to, not from its name.
+"""Roles of a scheme's parameters in the planner, derived from the headers that the scheme compiles to.
 
-Every parameter is set to another value, the others at their defaults. One that changes the number of stages or workers
-is a *size*; one that is the number of micro-batches counts them; of any further one a plan tries the divisors of
-the sizes. What a ``library.toml`` beside the scheme says goes before.
+Each parameter in turn gets another value, while the others keep their defaults. If the number of stages or workers
+changes, the parameter is a *size*; if the parameter equals the number of micro-batches, it is N; for any other one the
+planner tries the divisors of the sizes. A ``library.toml`` next to the scheme overrides this.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,15 +20,16 @@ from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 
 SIZE, MICRO_BATCHES, DIVISOR, DEFAULT = "size", "micro_batches", "divisor", "default"
-"""What a ``library.toml`` may say of a parameter, beside the values to try."""
+"""Roles that a ``library.toml`` may give to a parameter; it may also list values to try."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The parameters of a scheme by what a plan does with them.
+    """The parameters of a scheme by their roles.
 
-    ``sizes`` give the numbers of stages and workers, ``micro_batches`` is N, if there is one. Of ``divisors`` a plan
-    tries the divisors of the sizes, of ``listed`` the values given. Any other parameter stays at its default.
+    ``sizes`` give the numbers of stages and workers, ``micro_batches`` is N, if there is one. For ``divisors`` the
+    planner tries the divisors of the sizes, for ``listed`` the values in the list. Any other parameter keeps its
+    default.
     """
 
     sizes: tuple[str, ...] = ()
@@ -42,12 +43,12 @@ class Roles:
 
 
 def roles(source: Source, scheme: Scheme, max_operations: int) -> Roles:
-    """What a plan does with each parameter of a scheme.
+    """The roles of a scheme's parameters.
 
     Raises
     ------
     UnreadableText
-        If the ``library.toml`` beside the scheme says what cannot be.
+        If the ``library.toml`` next to the scheme names an unknown parameter or an impossible role.
     """
     stated = _stated(source, scheme)
     derived = _derived(scheme, max_operations) if set(parameter_names(scheme)) - stated.keys() else {}
@@ -62,7 +63,7 @@ def roles(source: Source, scheme: Scheme, max_operations: int) -> Roles:
 
 
 def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
-    """What the file beside a scheme says of its parameters."""
+    """The roles in the ``library.toml`` next to a scheme."""
     stated: dict[str, str | tuple[int, ...]] = {}
     for name, role in library.stated(source).items():
         where = f"library.toml beside {source.name}: {name}"
@@ -79,7 +80,7 @@ def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
 
 
 def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str]:
-    """What the headers say of the parameters; nothing where the defaults have none."""
+    """The roles that follow from headers; empty if the scheme refuses its defaults."""
     header = _header(scheme, {}, max_operations)
     if header is None:
         return {}
@@ -88,7 +89,7 @@ def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str]:
 
 
 def _role(name: str, defaults: Mapping[str, int], header: Header, scheme: Scheme, max_operations: int) -> str:
-    """What the headers at a parameter's default and at the first other value that the scheme accepts differ in."""
+    """The role of a parameter, from the headers at its default and at the first other value that the scheme accepts."""
     for settings in _variations(name, defaults):
         other = _header(scheme, settings, max_operations)
         if other is None:

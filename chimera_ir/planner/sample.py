@@ -1,4 +1,4 @@
-"""A sample of a space that is too large to be tried as a whole; the same one every time."""
+"""Deterministic sample of a space that is too large to be tried as a whole."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def sample(columns: Sequence[Sequence[_Value]], most: int) -> Iterator[tuple[_Value, ...]]:
-    """Every combination of a value from each column or, if there are more than ``most``, as many, spread evenly.
+    """Yields every combination of a value from each column, or ``most`` of them if there are more.
 
-    The sample goes through the numbers of all combinations in steps of the golden ratio, which leaves no large part out
-    and does not repeat one; the first combination has the first values.
+    The sample is spread evenly: it goes through the numbers of all combinations in steps of the golden ratio, which
+    leaves out no large part and repeats nothing; the first combination has the first values.
 
     Examples
     --------

@@ -43,7 +43,7 @@ _Setting = tuple[str, int]
 
 
 class Recomputation(Enum):
-    """When every stage recomputes, not only those of the scheme: if it would not fit otherwise, always, or never."""
+    """Policy for recomputation of every stage: only if the configuration does not fit otherwise, always, or never."""
 
     WHERE_NEEDED = "where needed"
     ALWAYS = "always"
@@ -71,8 +71,8 @@ class Question:
 class Configuration:
     """A configuration: a scheme with its parameters, D, the workers of a copy, W copies, N micro-batches of B items.
 
-    ``change`` is what is asked of the scheme beyond its text. ``split`` is the first layer of each stage, where the
-    profile has layers and the configuration has been judged.
+    ``change`` is a change of the scheme beyond its text, such as recomputation. ``split`` is the first layer of each
+    stage, where the profile has layers and the configuration has been judged.
     """
 
     source: Source
@@ -101,7 +101,7 @@ class Configuration:
 
 
 class Reason(Enum):
-    """Why a configuration was left out."""
+    """The reason why a configuration was left out."""
 
     MEMORY = "out of memory"
     SPLIT = "no such split"
@@ -114,7 +114,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A configuration that was left out, with what was known of it by then, and why.
+    """A configuration that was left out, as far as it was determined, with the reason.
 
     ``needed`` is the number of bytes that its fullest worker needs at least, 0 where these are not the reason. A
     complete configuration is the ``choice``.
@@ -131,7 +131,7 @@ class LeftOut:
 
     @staticmethod
     def of(choice: Configuration, reason: Reason, detail: str, needed: int = 0) -> "LeftOut":
-        """The refusal of a complete configuration, whose fullest worker needs at least so many bytes."""
+        """The refusal of a complete configuration, whose fullest worker needs at least ``needed`` bytes."""
         size, recompute = choice.micro_batch_size, choice.change.recompute
         return LeftOut(choice.source, choice.settings, size, reason, detail, recompute, needed, choice)
 
@@ -154,7 +154,7 @@ def refusal(
 def configurations(
     source: Source, scheme: Scheme, roles: Roles, profile: ModelProfile, question: Question
 ) -> Iterator[Configuration | LeftOut]:
-    """Every configuration of a scheme once, or why it is left out before its operations are looked at."""
+    """Yields every configuration of a scheme once, or its refusal if the header alone rules it out."""
     return _Search(source, scheme, roles, profile, question).configurations()
 
 
@@ -170,9 +170,11 @@ class _Search:
         self._depths = _depths(profile, question.workers)
 
     def configurations(self) -> Iterator[Configuration | LeftOut]:
+        # Sizes first, from all divisors of the depths; each combination of sizes has values of the further parameters.
         depths = sorted({part for depth in self._depths for part in _divisors(depth)})
         tried = [self._values(name, depths) for name in self._roles.sizes]
         columns = [(sizes, self._others(sizes)) for sizes in sample(tried, MOST)]
+        # Too many: sizes that no depth fits are dropped, then each combination of sizes gets its share of the sample.
         if _count(columns) > MOST:
             columns = [(sizes, others) for sizes, others in columns if self._may_fit(sizes)]
         count, tries = _count(columns), 0
@@ -187,7 +189,7 @@ class _Search:
             yield self._out(self._fixed, None, Reason.SPACE, text)
 
     def _others(self, sizes: Sequence[_Setting]) -> list[list[_Setting]]:
-        """For a combination of sizes, the values of each further parameter."""
+        """The values of each further parameter to try with a combination of sizes."""
         divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(self._depths))
         tried = [self._values(name, divisors) for name in self._roles.divisors]
         return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._kept()]
@@ -211,7 +213,7 @@ class _Search:
             yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
     def _has(self, stages: int) -> bool:
-        """Whether the profile can tell the costs of so many stages; those of layers of any number that is tried."""
+        """Whether the profile has the costs of this number of stages: a depth, or a number that its layers can make."""
         return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
@@ -236,6 +238,7 @@ class _Search:
     def _outlined(self, settings: dict[str, int]) -> Header | LeftOut:
         """The scheme's header at its default number of micro-batches; if that is refused, at the product of sizes."""
         name = self._roles.micro_batches
+        # A scheme may refuse its default N for these sizes, as where N must be a multiple of D; their product is one.
         tries = [settings]
         if name is not None:
             count = self._fixed.get(name, math.prod(settings[size] for size in self._roles.sizes))
@@ -251,11 +254,13 @@ class _Search:
 
     def _split(self, settings: dict[str, int], outlined: Header) -> Iterator[Configuration | LeftOut]:
         question, workers = self._question, outlined.workers
+        # All workers are used: W copies of the pipeline take them.
         copies, rest = divmod(question.workers, workers)
         if rest:
             text = f"the number of workers, {question.workers}, is no multiple of {workers}"
             yield self._out(settings, None, Reason.SPLIT, text)
             return
+        # B is any size for which all stages have costs, N follows from the mini-batch.
         costs = self._profile.layers or self._profile.depths[outlined.stages]
         for size in sorted(set.intersection(*(set(part.at) for part in costs))):
             number = self._micro_batches(outlined, copies * size)
@@ -267,7 +272,7 @@ class _Search:
                 yield from self._choices(settings, outlined, copies, number, size)
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
-        """N, where ``together`` items are one micro-batch of all copies; or why there is no such N."""
+        """N, if ``together`` items are one micro-batch of all copies; or the reason why there is no such N."""
         name, mini_batch = self._roles.micro_batches, self._question.mini_batch
         if name is None:
             count = outlined.whole_micro_batches

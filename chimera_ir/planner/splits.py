@@ -1,4 +1,4 @@
-"""The split of a profile's layers for a configuration: as fast as it can be within the bytes of a worker."""
+"""The fastest split of a profile's layers for a configuration within the memory of a worker."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -21,9 +21,9 @@ def best_split(
 ) -> tuple[int, ...] | None:
     """The first layer of each stage, where the slowest stage is fastest of all splits within ``limit`` bytes a worker.
 
-    Of a stage, weights in all their copies, gradients and optimizer state count, and what waits for a backward: on as
-    many micro-batches as wait at most, on each stage of a worker by itself. Messages do not count. None if no split
-    is within the limit; None for the limit is no limit.
+    The bytes of a stage are its weights in all their copies, gradients, optimizer state, and the activations of the
+    largest number of micro-batches that wait for a backward at once. Messages do not count. The result is None if no
+    split is within the limit; a limit of None is no limit.
     """
     compiled, header, size = variant.compiled, variant.header, choice.micro_batch_size
     everywhere = all(stage in pipe.recompute for pipe in header.pipes for stage in range(header.stages))
@@ -62,5 +62,5 @@ def _without_limit(seconds: tuple[float, ...], stages: int) -> tuple[int, ...] |
 
 
 def _until(sizes: Sequence[int]) -> list[int]:
-    """The bytes of the layers before each, and of all."""
+    """Running totals: the bytes of the layers before each layer, and of all layers."""
     return [0, *accumulate(sizes)]

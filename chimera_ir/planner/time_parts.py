@@ -1,4 +1,4 @@
-"""Parts of the time of an update: the same program, predicted again on links and sums that cost nothing."""
+"""Parts of the time of an update, from predictions of the same program with free links, sums and steps."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -16,9 +16,8 @@ from chimera_ir.profile.cluster import FREE
 class TimeParts(NamedTuple):
     """Seconds of an update; together they are all of it.
 
-    ``work`` and ``recomputation`` are what a worker computes on average, ``bubbles`` what it idles where links, sums
-    and steps cost nothing. ``steps``, ``messages`` and ``sums`` are by how much the update gets longer with these, one
-    after the other.
+    ``work`` and ``recomputation`` are the mean compute time of a worker, ``bubbles`` its mean idle time if links, sums
+    and steps are free. ``steps``, ``messages`` and ``sums`` are the time that each of these adds, in this order.
     """
 
     work: float

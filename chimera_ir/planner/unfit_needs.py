@@ -1,4 +1,4 @@
-"""Bytes of configurations that do not fit: of plain data parallelism, and of the one that is nearest to fitting."""
+"""Memory of configurations that do not fit: plain data parallelism, and the one that is nearest to fitting."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -25,9 +25,9 @@ class Need:
 def plain_need(ranking: Ranking) -> Need | None:
     """The least that plain data parallelism needs, with the model as one stage; None if there is no such configuration.
 
-    It is that of the baseline, whatever schemes, parameters and memory are asked for. A worker keeps one micro-batch at
-    a time, so the number of micro-batches makes no difference, and one is compiled. Without a depth of 1, the stages of
-    the smallest depth are one.
+    The scheme is the baseline, whatever schemes and parameters the user asked for. A worker keeps one micro-batch at a
+    time, so the number of micro-batches makes no difference, and one is compiled. If the profile has no depth of 1, the
+    stages of its smallest depth are merged into one.
     """
     profile, (baseline, _) = _with_one_stage(ranking.judge.profile), library.baseline(1, 1)
     judge = replace(ranking.judge, ties=(), profile=profile)
@@ -52,7 +52,10 @@ def _with_one_stage(profile: ModelProfile) -> ModelProfile:
 
 
 def nearest(ranking: Ranking) -> Need | None:
-    """Configuration that needs least of those that do not fit, by the exact bytes of the first by bounds."""
+    """The configuration that needs least memory among those that do not fit.
+
+    Lower bounds select the candidates; their exact bytes decide.
+    """
     outside = sorted((left_out for left_out in ranking.left_out if left_out.needed), key=_bound)
     left, candidates = WEIGHED_OPERATIONS, list[Configuration]()
     for choice in (left_out.choice for left_out in outside):

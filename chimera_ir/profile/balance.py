@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 ATTEMPTS = 5_000
-"""How many stages are tried before a search for one that fits gives up."""
+"""The most stages that a search for a split that fits tries before it gives up."""
 
 
 def balanced(
@@ -19,7 +19,7 @@ def balanced(
     Parameters
     ----------
     seconds
-        What each layer takes.
+        The time of each layer.
     workers
         By stage, the workers that hold it.
     needed
@@ -28,6 +28,7 @@ def balanced(
     available
         Bytes that a worker has.
     """
+    # Binary search for the smallest possible time of the slowest stage for which a split fits.
     search = _SplitSearch(seconds, workers, needed, available)
     times = search.durations()
     low, high = 0, len(times) - 1
@@ -47,9 +48,9 @@ _Key = tuple[int | tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class _PartialSplit:
-    """A stage that begins with a layer, the bytes that workers need before it, and where it may end.
+    """A partial split: the first layer of its last stage, the bytes of workers so far, and the possible ends.
 
-    ``key`` is all of that which matters to the stages from here on.
+    Partial splits with equal ``key`` leave the same possibilities to the remaining stages.
     """
 
     first: int
@@ -77,7 +78,7 @@ class _SplitSearch:
         self._last = {worker: stage for stage, held in enumerate(workers) for worker in held}
 
     def durations(self) -> list[float]:
-        """What stages can take, ascending: at least the longest layer, and a share of the whole."""
+        """All times that the slowest stage of a split can have, ascending."""
         layers, most = range(self._layers), self._layers - self._stages + 1
         longest = max(self._time(layer, layer + 1) for layer in layers)
         least = max(longest, self._time(0, self._layers) / self._stages * (1 - 1e-12))
@@ -90,16 +91,18 @@ class _SplitSearch:
     def within(self, limit: float) -> tuple[int, ...] | None:
         """A split of which no stage takes longer than ``limit``, and that fits.
 
-        A stage that leads nowhere is remembered by what matters to those behind it, so that it is tried once.
+        The search is depth first; the key of a partial split that leads nowhere is kept, so that it is tried once.
         """
         self._limit = limit
         attempts, failed = 0, set[_Key]()
         path = [self._begin(0, 0, {})]
         while path:
+            # The next end of the last stage; without one, the search goes back to the stage before.
             stage, end = path[-1], next(path[-1].ends, None)
             if end is None:
                 failed.add(path.pop().key)
                 continue
+            # With this end: is there memory for the stage, is the split complete, else try the next stage.
             used = self._with(len(path) - 1, stage.first, end, stage.used)
             if used is None:
                 continue
@@ -116,11 +119,12 @@ class _SplitSearch:
         return _PartialSplit(first, used, iter(self._ends(stage, first)), (stage, first, *sorted(later)))
 
     def _ends(self, stage: int, first: int) -> list[int]:
-        """Where a stage may end that begins with a layer: first where it has its share of the time that is left."""
+        """Ends that a stage beginning with layer ``first`` can have, the one nearest to an equal share first."""
         left = self._stages - stage - 1
         latest = self._layers - left
         if left == 0:
             return [latest] if self._time(first, latest) <= self._limit else []
+        # An end must leave to the remaining stages no more time than they can have.
         share = self._time(first, self._layers) / (left + 1)
         ends = []
         for end in range(first + 1, latest + 1):
@@ -131,7 +135,7 @@ class _SplitSearch:
         return sorted(ends, key=lambda end: (abs(self._time(first, end) - share), end))
 
     def _with(self, stage: int, first: int, end: int, used: dict[int, float]) -> dict[int, float] | None:
-        """The bytes that workers need with a stage; None if one has not as many."""
+        """The bytes of workers after a further stage; None if a worker does not have enough."""
         if self._needed is None:
             return used
         size = self._needed(stage, first, end)

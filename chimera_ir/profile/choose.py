@@ -31,7 +31,7 @@ class Unfit(TextError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a schedule needs: the costs of its stages at a micro-batch size, and workers for each of its copies.
+    """Requirements of a schedule: costs of its stages at a micro-batch size, and workers for each of its copies.
 
     ``split`` is the first layer of each stage, for a profile of layers; without it the slowest stage is the fastest.
     """

@@ -61,7 +61,7 @@ def torchrun(
 
 
 FREE = Link(0.0, 0.0)
-"""What the paper's analysis of schedules assumes (section 2)."""
+"""The free link that the paper's analysis of schedules assumes (section 2)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 LEAST = 1e-9
-"""A nanosecond, or as much of a floating-point operation: what an operation takes at least."""
+"""The least time of an operation, a nanosecond; where work is counted, the least work in FLOP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,10 @@ class Timing:
     3.4, in seconds. ``activations`` is M_a, ``input`` what is kept instead where the stage recomputes, ``output`` the
     message to the next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on.
     ``noise`` is the spread of the measured times as a share of the median, None where nothing was measured. ``halves``
-    are the seconds of the two halves of a split backward; where they are not known, each counts as half a backward. Of
-    the activations the first half lets go of ``released`` bytes; the second needs the rest, and ``operands``: bytes of
-    gradients that are kept between the halves, what was received among them.
-    ``pair`` are the seconds of a forward with a backward; where they are not known, both take as long as by themselves.
+    are the seconds of the two halves of a split backward; where they are not known, each counts as half a backward. The
+    first half frees ``released`` bytes of the activations; the second half needs the rest and ``operands``: bytes of
+    gradients that are kept between the halves, received ones included.
+    ``pair`` is the time of a forward and a backward that run as one; if it is not known, it is the sum of both.
     """
 
     forward: float
@@ -36,16 +36,16 @@ class Timing:
 
     @property
     def halfway(self) -> int:
-        """Bytes that are kept between the halves of a split backward, what was received among them."""
+        """Bytes that are kept between the halves of a split backward, received gradients included."""
         return self.activations - self.released + self.operands
 
     @property
     def halving(self) -> int:
-        """Bytes that the first half may keep beside the activations, or beside what it leaves, while it runs."""
+        """Bytes that the first half of a split backward may need in addition while it runs."""
         return min(self.released, self.operands)
 
     def plus(self, overhead: "Overhead", times: float) -> "Timing":
-        """The costs of as many items in more operations, by so many more for each of them."""
+        """The costs of the same items in more operations: ``times`` is the number of further ones for each of these."""
         return replace(
             self,
             forward=self.forward + times * overhead.forward,
@@ -74,7 +74,7 @@ class Timing:
 class Overhead:
     """Seconds of an operation that are the same whatever is in its stage; in the times of a `Timing` they are included.
 
-    What a rank does around a stage's own work: seeds, hooks, autograd's start, the launch of the first kernel.
+    It is the work of a rank around the stage's own: seeds, hooks, autograd's start, the launch of the first kernel.
     """
 
     forward: float = 0.0
@@ -84,11 +84,11 @@ class Overhead:
 
     @property
     def each_half(self) -> tuple[float, float]:
-        """The part of each half of a split backward; where that is not known, half of a backward's."""
+        """The overhead of each half of a split backward; where that is not known, half of a backward's."""
         return self.halves or (self.backward / 2, self.backward / 2)
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
-        """The part of the time of `Timing.seconds`."""
+        """The overhead that is included in `Timing.seconds`."""
         first, second = self.each_half
         if recomputing:
             first = first + self.recomputing - self.backward
@@ -150,7 +150,7 @@ class ModelProfile:
     file: str = ""
 
     def with_overhead(self, overhead: Overhead) -> "ModelProfile":
-        """The profile of the same times, of which so much is what an operation costs."""
+        """The profile with the same times, which include this overhead."""
         return replace(
             self,
             depths={
@@ -162,7 +162,7 @@ class ModelProfile:
 
     @property
     def overhead(self) -> Overhead:
-        """What an operation costs, on every stage."""
+        """The overhead of an operation, which is the same on every stage."""
         return next((part.overhead for parts in (self.layers, *self.depths.values()) for part in parts), Overhead())
 
     @property

@@ -1,4 +1,4 @@
-"""Stages made of layers: their costs from those of the layers, and whether a split is one of them."""
+"""Costs of stages that are made of layers, and the check of a split."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ def _lasting(stage: StageCosts) -> StageCosts:
 
 
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
-    """What a forward and a backward of a micro-batch take together on each layer, beside what an operation costs."""
+    """Time of a forward and a backward of a micro-batch on each layer, without the overhead of operations."""
     return [
         max(0.0, sum(_beside(layer, size, kind, recomputing=recomputing) for kind in ("F", "B"))) for layer in layers
     ]
@@ -44,17 +44,17 @@ def _beside(layer: StageCosts, size: int, kind: str, *, recomputing: bool) -> fl
 
 
 def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:
-    """The split into so many stages, at most one for each layer, of which the slowest is fastest."""
+    """The split into ``stages`` stages, at most one for each layer, whose slowest stage is fastest."""
     split = balanced(durations(layers, size, recomputing=recomputing), [()] * stages)
     assert split is not None, "without a limit on memory there is one"
     return split
 
 
 def merged(layers: Sequence[StageCosts], *, opens: bool = False) -> StageCosts:
-    """The costs of a stage of these layers: sums, but for what it receives and sends, and for what an operation costs.
+    """The costs of a stage of these layers: sums, except for messages and for the overhead of an operation.
 
-    One that ``opens`` the model has no input gradient: its backward is all in the second half. What two neighbours both
-    keep, as an output that one saves and the other receives, counts twice in ``activations``.
+    A stage that ``opens`` the model has no input gradient: all of its backward is in the second half. An output that a
+    layer saves and that the next layer keeps as its input counts twice in ``activations``.
     """
     if len(layers) == 1:
         return layers[0]
@@ -105,7 +105,10 @@ def _halves(
 
 
 def _released(timings: Sequence[Timing]) -> int:
-    """What the last layers let go of: what a layer keeps for its weights keeps all that lies before it in the graph."""
+    """Bytes that the first half of a backward frees.
+
+    They belong to the last layers: activations that a layer keeps for its weights hold the graph of all layers before.
+    """
     released = 0
     for timing in reversed(timings):
         released += timing.released
@@ -115,12 +118,12 @@ def _released(timings: Sequence[Timing]) -> int:
 
 
 def _once(times: Sequence[float], overhead: float) -> float:
-    """The time of operations as one, which has what each of them costs once; none is longer than the one."""
+    """The time of several operations run as one: their sum with the overhead once, at least the longest of them."""
     return max(*times, sum(times) - (len(times) - 1) * overhead)
 
 
 def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
-    """The noise of a sum, where all parts are slow at the same time: the mean, by their durations."""
+    """The noise of a sum whose parts are slow at the same time: the mean, weighted by durations."""
     if any(share is None for share, _ in noise):
         return None
     total = sum(seconds for _, seconds in noise)
@@ -128,7 +131,7 @@ def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
 
 
 def problem(split: Sequence[int], stages: int, layers: int) -> str | None:
-    """Why a split does not cut so many layers into so many stages; None if it does."""
+    """The reason why a split does not cut ``layers`` layers into ``stages`` stages; None if it does."""
     if not split or split[0] != 0:
         return "it lists the first layer of each stage, so it begins with 0"
     if any(second <= first for first, second in pairwise(split)):

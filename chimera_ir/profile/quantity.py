@@ -23,7 +23,7 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What a quantity measures: its units, each in the base unit; the largest value that is accepted; an example."""
+    """A physical dimension: its units, each in the base unit; the largest value that is accepted; an example."""
 
     noun: str
     units: Mapping[str, Fraction]
@@ -140,7 +140,7 @@ def show_share(share: float) -> str:
 
 
 def show_bandwidth(beta: float) -> str:
-    """The bandwidth whose inverse is nearest to ``beta`` seconds per byte, in as few digits as will do.
+    """The bandwidth whose inverse is nearest to ``beta`` seconds per byte, in the fewest digits.
 
     Examples
     --------

@@ -64,6 +64,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         file = model.text("file", "", 'file = "model.py"')
         length = model.integer("length", 1, "length = 128")
         model.close()
+    # Costs of operations, then of layers or of the stages of each depth; mistakes are collected on the way.
     costs = _CostEntries()
     overhead = _overhead(top, costs)
     depths: dict[int, tuple[StageCosts, ...]] = {}
@@ -83,6 +84,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         if known and depths[depth] and len(depths[depth]) != depth:
             table.report(StagesMissing(table.place("stages"), depth, len(depths[depth])))
         table.close()
+    # All mistakes are raised together: unknown entries, mixed units, and those from above.
     top.close()
     costs.settle(top.document)
     top.document.settle()
@@ -99,7 +101,7 @@ class _CostEntries:
         self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        """A cost in seconds or in FLOP, whose place is kept; only that of a layer or of half a backward may be none."""
+        """A cost in seconds or in FLOP, whose place is recorded; that of a layer or of half a backward may be 0."""
         least = Fraction(0) if table.path[0] == "layer" or name in HALVES else POSITIVE
         cost, dimension = table.quantity(name, (TIME, WORK), default, least)
         if table.has(name):
@@ -107,7 +109,7 @@ class _CostEntries:
         return cost
 
     def overhead(self, table: Table, name: str, default: float | None) -> float:
-        """What an operation costs whatever is in its stage, in seconds."""
+        """The overhead of an operation, in seconds."""
         stated = None if default is None else Fraction(repr(default))
         seconds, _ = table.quantity(name, (TIME,), stated, Fraction(0))
         if table.has(name):
@@ -204,10 +206,12 @@ def _part(table: Table, part: str, sizes: str, last: bool, received: dict[int, i
 
 
 def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntries) -> Timing:
+    # Times: those that a file leaves out follow from the forward.
     forward = costs.read(table, "forward", None)
     backward = costs.read(table, "backward", BACKWARD * forward)
     recomputing = costs.read(table, "recomputing", forward + backward)
     halves = _halves(table, lambda name: costs.read(table, name, None))
+    # Bytes: a stage receives the output of the stage before, and gradients are as large as outputs.
     activations = _size(table, "activations")
     kept = _size(table, "input", received)
     output = _size(table, "output", 0 if last else None)
