@@ -138,12 +138,12 @@ def measured(
             calls.append((number, name))
             return real[name](self, cut, number, *rest)
 
-        monkeypatch.setattr(stages._Times, name, counted)
+        monkeypatch.setattr(stages._StageClock, name, counted)
     request = StageRequest((), (2,), 5, 0, once=once)
     return stages.timed(load(path / "m.py"), request, torch.device("cpu"), lambda *_: None).profile, calls
 
 
-real = {name: getattr(stages._Times, name) for name in ("passes", "step")}
+real = {name: getattr(stages._StageClock, name) for name in ("passes", "step")}
 
 EQUAL = "def layers():\n    return [lambda: nn.Linear(8, 8)] * 5 + [lambda: nn.Linear(8, 4)]\n"
 
