@@ -1,4 +1,4 @@
-"""Checkpoints of a training loop by torch.distributed.checkpoint: asynchronous, whole or not there, resumed exactly."""
+"""Checkpoints of a training loop by torch.distributed.checkpoint: asynchronous, atomic, and resumed exactly."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,18 +20,19 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera_runtime.checkpoint.content import (
     FORMATS,
-    About,
-    Content,
+    CheckpointContent,
+    CheckpointInfo,
     Objects,
-    Part,
+    RankContent,
     SavedFacts,
-    about_of,
-    wanted_about,
+    info_fields,
+    wanted_info,
 )
 from chimera_runtime.checkpoint.entries import names_in
 from chimera_runtime.checkpoint.stateful import Stateful
-from chimera_runtime.checkpoint.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
-from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.checkpoint.storage import Lock, Writer, damage, is_whole, others, update_of, whole
+from chimera_runtime.errors import BadCheckpoint
+from chimera_runtime.errors import checkpoint as mistakes
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.rendezvous import exchange
@@ -43,18 +44,13 @@ T = TypeVar("T")
 
 _PATIENCE = 600.0
 
-_ONE_MODEL = (
-    "all ranks save one model in one directory; of pipelines of several models save pipe.state_dict() with "
-    "torch.distributed.checkpoint, each over the process group of its pipeline"
-)
-
 _number = count()
-"""Of those made so far, the same on all ranks."""
+"""Number of each `Checkpoints` of this process, the same on all ranks, which make them in one order."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What training goes on from: a checkpoint, the updates and the items of all copies before it, and remarks."""
+    """Checkpoint from which training continues, with the updates and items (of all copies) before it, and remarks."""
 
     path: Path
     update: int
@@ -68,35 +64,35 @@ class Checkpoints:
     Parameters
     ----------
     directory
-        Where checkpoints are saved, and looked for; all ranks see the same files there.
+        Directory in which checkpoints are saved and looked for; all ranks must see the same files there.
     pipe
         The pipeline.
     optimizers
-        Of ``pipe.named_parameters()``, one or several; none where the schedule steps the pipeline's own.
+        One or several optimizers of ``pipe.named_parameters()``; none if the pipeline steps its own in the schedule.
     schedulers
-        Learning-rate schedulers of these, one or several; the state of each is kept with the parameters that it
+        Learning-rate schedulers of these, one or several; the state of each is saved with the parameters that it
         schedules.
     shared
-        What else has a state, by name, that is the same on all ranks: a GradScaler.
+        Other objects with a state that is the same on all ranks, by name: a GradScaler.
     of_copy
-        What else has a state, by name, that all ranks of a copy have alike: a data loader.
+        Other objects with a state that is the same on all ranks of a copy, by name: a data loader.
     of_rank
-        What else has a state, by name, that each rank has of its own: it is resumed under the same schedule with as
-        many copies.
+        Other objects with a state that differs between ranks, by name: they are resumed under the same schedule with
+        as many copies.
     averages
         Averages of the weights, by name: tensors by the names of ``pipe.named_parameters()``, or modules by the numbers
         of ``pipe.stages``, AveragedModels too. They are resumed under any schedule, as the weights are.
     keep
-        How many checkpoints stay, the newest.
+        Number of checkpoints that stay; older ones are removed.
     timeout
-        Seconds that a save may take once it is waited for, and that ranks wait for one that looks at files.
+        Seconds that a save may take once `wait` is called, and that ranks wait for one that reads files.
 
     Raises
     ------
     Misuse
         If ``keep`` is less than 1, or if ranks name different directories or train different models.
     PeerLost
-        If a rank makes none in time.
+        If a rank does not make its `Checkpoints` in time.
     """
 
     def __init__(
@@ -114,34 +110,33 @@ class Checkpoints:
         timeout: float = _PATIENCE,
     ) -> None:
         if keep < 1:
-            raise Misuse(f"keep={keep}: at least one checkpoint stays")
+            raise mistakes.copies_are_too_few(keep)
         of_loop = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
         other = next((value for value in of_loop if not isinstance(value, torch.optim.Optimizer)), None)
         if other is not None:
-            raise Misuse(
-                f"optimizers= has a {type(other).__name__}, which is not a torch.optim.Optimizer: of_rank= keeps any "
-                "object that has a state_dict"
-            )
-        at_rates = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
+            raise mistakes.is_not_an_optimizer(type(other).__name__)
+        of_rates = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
         optimizing = of_loop or [*pipe.optimizers.values()]
         objects = Objects(dict(shared or {}), dict(of_copy or {}), dict(of_rank or {}), dict(averages or {}))
-        self._content = Content(pipe, optimizing, at_rates, objects)
+        self._content = CheckpointContent(pipe, optimizing, of_rates, objects)
         self._directory = Path(directory)
         self._pipe = pipe
         self._keep = keep
         self._timeout = timeout
+
+        # All ranks must name one directory. They exchange its name through the store, before there is a process group.
         store = PrefixStore(f"chimera/checkpoints/{next(_number)}", registry._get_default_store())
         what = f"rank {dist.get_rank()}: wait for all ranks of the default process group to make Checkpoints"
         rank, size = dist.get_rank(), dist.get_world_size()
         directories = exchange(store, "made", rank, size, value=f"{directory}", what=what, seconds=timeout)
         if len({*directories}) > 1:
-            raise Misuse(f"Checkpoints of {' and '.join(sorted({*directories}))} at once: {_ONE_MODEL}")
+            raise mistakes.directories_differ(directories)
         self._exchange = ObjectExchange(dist.new_group(backend="gloo"), f"the checkpoints in {directory}", timeout)
         self._lock: Lock | None = None
         self._is_locked = False
-        self._saving: tuple[int, Future[Any]] | None = None  # the update, and what ends with it
-        self._begun = pipe.updates, 0  # the updates and items before this job's
-        self._stepped: int | None = None  # the update that an optimizer has stepped for last
+        self._saving: tuple[int, Future[Any]] | None = None  # the update of a save that runs, and its end
+        self._begun = pipe.updates, 0  # updates and items before this job
+        self._stepped: int | None = None  # the update of the newest step of an optimizer
         for optimizer in of_loop:
             optimizer.register_step_post_hook(self._note_step)
         self._require_one_model()
@@ -150,15 +145,15 @@ class Checkpoints:
 
     @property
     def items(self) -> int:
-        """The items of all copies that training has used so far, before this job included."""
+        """Number of items of all copies that training has used so far, those before this job included."""
         updates, items = self._begun
         return items + (self._pipe.updates - updates) * self._pipe.items
 
     def save(self) -> None:
-        """Saves what there is now while the next steps run: it returns when tensors are copied to memory of the CPU.
+        """Saves the current state while the next steps run: returns when tensors are copied to memory of the CPU.
 
-        The updates of a stream that are under way are completed first. A save before this one is waited for. What is
-        saved counts once it is whole, and the oldest of more than ``keep`` are then removed. Gradients are not saved.
+        Waits for the save before, and completes the updates of a stream that are under way. A checkpoint counts once it
+        is whole; then the oldest of more than ``keep`` are removed. Gradients are not saved.
 
         Raises
         ------
@@ -173,11 +168,15 @@ class Checkpoints:
             If another rank has ended.
         """
         self.wait()
+
+        # Nothing is written unless every rank can save: the checks raise on all ranks, or on none.
         self._require_applied()
         self._require_one_model()
         self._pipe.check_replicas()
+
+        # Each rank collects its content; from the facts of all ranks it checks what must be equal on them.
         state = self._pipe.state_dict()
-        parts: list[Part] = []
+        parts: list[RankContent] = []
 
         def facts() -> SavedFacts:
             parts.append(self._content.part(state))
@@ -185,36 +184,37 @@ class Checkpoints:
 
         of_ranks = self._exchange.gather_results(facts)
         complete = self._content.complete(parts[0], of_ranks, self.items)
+
+        # torch copies the tensors, and writes them in a thread.
         self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
         saving = cast(Future[Any], async_save(complete, storage_writer=writer, process_group=self._exchange.group))
         self._saving = self._pipe.updates, saving
 
     def _require_one_model(self) -> None:
-        """Refuses pipelines beside this one that hold something else under a name: one would resume from the other."""
+        """Refuses other pipelines with another parameter of the same name: one would resume from the other's."""
         if self._pipe.copies * self._pipe.job.workers == self._exchange.size:
             return
-        mine = {name: digest([tensor]) for name, tensor in self._pipe.named_parameters() if not is_spread(tensor)}
-        known: dict[str, tuple[int, str]] = {}
-        for rank, digests in enumerate(self._exchange.all_gather(mine)):
+        digests_here = {
+            name: digest([tensor]) for name, tensor in self._pipe.named_parameters() if not is_spread(tensor)
+        }
+        digest_of: dict[str, tuple[int, str]] = {}
+        for rank, digests in enumerate(self._exchange.all_gather(digests_here)):
             for name, value in digests.items():
-                first, expected = known.setdefault(name, (rank, value))
+                first, expected = digest_of.setdefault(name, (rank, value))
                 if value != expected:
-                    raise Misuse(f"{name} of rank {rank} is not that of rank {first}: {_ONE_MODEL}")
+                    raise mistakes.models_differ(name, rank, first)
 
     def _require_applied(self) -> None:
         """Refuses to save in the middle of an update; every rank calls it."""
         applied = self._exchange.all_gather(self._has_applied())
         if False in applied and True not in applied:
-            raise Misuse(
-                f"the gradients of update {self._pipe.updates} are there and no optimizer has stepped with them: save "
-                "after optimizer.step() and optimizer.zero_grad(), as gradients are not saved"
-            )
+            raise mistakes.gradients_are_not_applied(self._pipe.updates)
 
     def _has_applied(self) -> bool | None:
-        """Whether the gradients on this rank have been stepped with, or are to be skipped; None if there are none.
+        """Whether an optimizer has stepped with the gradients on this rank, or they are not finite and it skips them.
 
-        It is not known before a first step of an optimizer has been seen.
+        None if there are no gradients, or no optimizer has stepped yet.
         """
         gradients = [local(parameter.grad) for parameter in self._pipe.parameters() if parameter.grad is not None]
         if self._stepped is None or not any(bool(gradient.any()) for gradient in gradients):
@@ -225,31 +225,31 @@ class Checkpoints:
         self._stepped = self._pipe.updates
 
     def wait(self) -> None:
-        """Returns when the last save is whole; errors as in `save`."""
+        """Waits until the last save is whole; errors as in `save`."""
         under_way, self._saving = self._saving, None
         if under_way is None:
             return
         update, saving = under_way
-        what = f"the checkpoint after update {update} in {self._directory}"
         try:
             with self._exchange.peer_lost_errors():
                 saving.result(self._timeout)
         except TooLate as error:
-            raise BadCheckpoint(
-                f"{what} is not written after {self._timeout:g} s; those before it are whole"
-            ) from error
+            raise mistakes.save_is_late(update, self._directory, self._timeout) from error
         except CheckpointException as error:
-            raise BadCheckpoint(f"{what} was not written: {_cause(error)}; those before it are whole") from error
+            raise mistakes.save_has_failed(update, self._directory, _cause(error)) from error
 
     def close(self) -> None:
-        """Waits for the last save and lets the directory go; errors as in `save`."""
+        """Waits for the last save and releases the directory; errors as in `save`."""
         self.wait()
         if self._lock is not None:
             self._lock.release()
         dist.destroy_process_group(self._exchange.group)
 
     def claim(self) -> None:
-        """Makes the directory this job's, as the first save does: errors as in `save`, before there is work to lose."""
+        """Locks the directory for this job, as the first save does: an error comes before there is work to lose.
+
+        Errors as in `save`.
+        """
         if self._is_locked:
             return
         complaint = None
@@ -258,10 +258,7 @@ class Checkpoints:
                 self._lock = Lock(self._directory)
                 later = [path.name for path in whole(self._directory) if update_of(path) > self._pipe.updates]
                 if later:
-                    complaint = (
-                        f"{self._directory} has {', '.join(later)}, which would count as newer than what is saved "
-                        f"from update {self._pipe.updates} on: save elsewhere, or remove what you do not want"
-                    )
+                    complaint = str(mistakes.later_checkpoints_are_there(self._directory, later, self._pipe.updates))
             except BadCheckpoint as error:
                 complaint = str(error)
         self._exchange.require_none(complaint, BadCheckpoint)
@@ -270,10 +267,10 @@ class Checkpoints:
     # ---- resuming
 
     def resume(self, source: str | Path | None = None) -> Resumed | None:
-        """Takes the newest checkpoint; None if there is none. Training then goes on as if it had not stopped.
+        """Loads the newest checkpoint, so that training continues as if it had not stopped; None if there is none.
 
-        That is bitwise so under the same schedule on as many ranks, and but for rounding under another one, if a
-        mini-batch has as many items.
+        Under the same schedule on as many ranks the result is bitwise the same; under another one it is the same but
+        for rounding, if a mini-batch has as many items.
 
         Parameters
         ----------
@@ -289,98 +286,88 @@ class Checkpoints:
         path = self._exchange.gather_results(lambda: self._newest(where) if self._exchange.rank == 0 else None)[0]
         if path is None:
             return None
+
+        # Each rank checks a share of the files; then all read what the checkpoint says of itself.
         self._require_none(damage(path, self._exchange.rank, self._exchange.size), path)
         reader = FileSystemReader(path)
         there = self._agreed(path, reader.read_metadata)
-        about = self._about(path, reader, there)
-        read = self._content.wanted_groups(there, about)
+        info = self._info(path, reader, there)
+
+        # Groups of optimizers come before the rest: they show whether this rank's optimizers can continue with it.
+        read = self._content.wanted_groups(there, info)
         self._load(path, reader, read)
-        groups = self._agreed(path, lambda: self._content.groups(read, about))
-        state = self._pipe.state_dict(self._content.replica(about))
-        wanted = self._agreed(path, lambda: self._content.wanted(there, about, state))
-        unknown = self._unknown(there, about)
+        groups = self._agreed(path, lambda: self._content.groups(read, info))
+
+        # Every reason to refuse is found before anything here changes.
+        state = self._pipe.state_dict(self._content.replica(info))
+        wanted = self._agreed(path, lambda: self._content.wanted(there, info, state))
+        unknown = self._unknown(there, info)
         self._require_none(self._content.lacking(wanted, there) or unknown, path)
         self._require_none(self._agreed(path, lambda: self._content.refusal(groups)), path)
+
         self._load(path, reader, wanted)
-        self._pipe.load_state_dict({**wanted, "extra": wanted["extra"] or state["extra"]}, self._content.replica(about))
-        self._agreed(path, lambda: self._content.take(wanted, about, groups))
-        self._begun = about.update, about.items
-        return Resumed(path, about.update, about.items, self._remarks(there, about))
+        self._pipe.load_state_dict({**wanted, "extra": wanted["extra"] or state["extra"]}, self._content.replica(info))
+        self._agreed(path, lambda: self._content.take(wanted, info, groups))
+        self._begun = info.update, info.items
+        return Resumed(path, info.update, info.items, self._remarks(there, info))
 
     def _newest(self, source: Path) -> Path | None:
         checkpoints = [source] if is_whole(source) else whole(source)
         return checkpoints[-1] if checkpoints else None
 
-    def _about(self, path: Path, reader: FileSystemReader, there: Metadata) -> About:
-        """What a checkpoint says of itself, if this version can read it."""
-        read = wanted_about(there)
-        self._require_none(None if read else "it is not one that a Checkpoints of chimera_runtime has written", path)
+    def _info(self, path: Path, reader: FileSystemReader, there: Metadata) -> CheckpointInfo:
+        """Reads the facts of a checkpoint, if this version can read it."""
+        read = wanted_info(there)
+        self._require_none(None if read else mistakes.is_not_ours(), path)
         self._load(path, reader, read)
-        fields = about_of(read)
+        fields = info_fields(read)
         if fields["format"] not in FORMATS:
-            raise BadCheckpoint(
-                f"{path} has format {fields['format']}, and this version of chimera_runtime reads the formats "
-                f"{' and '.join(map(str, FORMATS))}"
-            )
-        return About(**fields)
+            raise mistakes.format_is_unknown(path, fields["format"], FORMATS)
+        return CheckpointInfo(**fields)
 
     def _load(self, path: Path, reader: FileSystemReader, wanted: dict[str, Any]) -> None:
-        """Reads into what is wanted; every rank calls it."""
+        """Reads from a checkpoint into the tensors of ``wanted``; every rank calls it."""
         try:
             with self._exchange.peer_lost_errors():
                 load(wanted, storage_reader=reader, process_group=self._exchange.group)
         except CheckpointException as error:
-            raise BadCheckpoint(f"{path} cannot be resumed from: {_cause(error)}{beside(path)}") from error
+            raise mistakes.cannot_be_resumed(path, _cause(error), others(path)) from error
 
-    def _unknown(self, there: Metadata, about: About) -> str | None:
-        """What a checkpoint has of the model and no rank has a place for; every rank calls it."""
+    def _unknown(self, there: Metadata, info: CheckpointInfo) -> str | None:
+        """Returns a complaint if a checkpoint has an entry of the model that no rank has; every rank calls it."""
         state, stepped = self._pipe.state_dict(0), self._content.stepped
         names = [{*state["model"]}, *({name[2:] for name in state[kind]} for kind in ("replicas", "extra")), {*stepped}]
         model, replicas, extra, steps = (
             set[str]().union(*(held[kind] for held in self._exchange.all_gather(names))) for kind in range(4)
         )
         if unknown := sorted(names_in(there) - model):
-            return f"it has {unknown[0]}, which this model has not"
+            return mistakes.parameter_is_unknown(unknown[0])
         if unknown := sorted(names_in(there, "replicas") - replicas):
-            return (
-                f"it has the buffer {unknown[0]}, which this model has not (yet): register it when the module is made, "
-                "in the shape that it will have; or with persistent=False, so that it is not saved"
-            )
+            return mistakes.buffer_is_unknown(unknown[0])
         if unknown := sorted(names_in(there, "extra") - extra):
-            return f"it has {unknown[0]}, which no module of this model has in its state_dict when it is made"
-        if unknown := sorted(about.group_of(0).keys() - steps):
-            return (
-                f"it has the optimizer state of {unknown[0]}, which no optimizer steps here: give one that parameter, "
-                "as before; or read the weights alone, with torch.distributed.checkpoint.load into pipe.state_dict()"
-            )
+            return mistakes.entry_is_unknown(unknown[0])
+        if unknown := sorted(info.group_of(0).keys() - steps):
+            return mistakes.optimizer_state_is_unknown(unknown[0])
         return None
 
-    def _remarks(self, there: Metadata, about: About) -> tuple[str, ...]:
+    def _remarks(self, there: Metadata, info: CheckpointInfo) -> tuple[str, ...]:
         state = self._pipe.state_dict()
         has_extra = bool(state["replicas"]) or bool(state["extra"])
         facts = self._exchange.all_gather((has_extra, self._content.left_out(there)))
         remarks = []
-        if not self._content.is_laid_out_as(about) and any(has_buffers for has_buffers, _ in facts):
-            layout = f"{about.name} on {about.copies} {'copies' if about.copies > 1 else 'copy'}"
-            remarks.append(f"buffers are those of the first replica of each stage: the checkpoint is of {layout}")
-        if about.unsaved:
-            remarks.append(
-                f"the buffer {about.unsaved[0]} (persistent=False) had changed when the checkpoint was saved and is in "
-                "no checkpoint: it begins as it is made"
-            )
+        if not self._content.is_laid_out_as(info) and any(has_buffers for has_buffers, _ in facts):
+            remarks.append(mistakes.buffers_are_of_first_replicas(info.name, info.copies))
+        if info.unsaved:
+            remarks.append(mistakes.buffer_was_not_saved(info.unsaved[0]))
         left_out = sorted(set.intersection(*({*names} for _, names in facts)))
         if left_out:
-            remarks.append(f"the checkpoint has {', '.join(left_out)}, and Checkpoints was given no such object")
-        if about.format == 1 and any(self._exchange.all_gather(self._content.exceeds_format_1)):
-            remarks.append(
-                "the checkpoint is of format 1: of several schedulers each takes the state of the first, and what "
-                "modules have in their state_dict beside parameters and buffers, or optimizers beside settings and the "
-                "state of parameters, begins anew"
-            )
+            remarks.append(mistakes.objects_are_not_given(left_out))
+        if info.format == 1 and any(self._exchange.all_gather(self._content.exceeds_format_1)):
+            remarks.append(mistakes.format_1_has_less())
         return tuple(remarks)
 
     def _agreed(self, path: Path, call: Callable[[], T]) -> T:
-        """What a call returns on this rank, if no rank has anything against the checkpoint in it."""
+        """Returns the result of a call on this rank; if it fails on any rank, all refuse the checkpoint."""
         values: list[T] = []
         self._exchange.gather_results(lambda: values.append(call()), lambda words: self._refused(path, words))
         return values[0]
@@ -390,11 +377,11 @@ class Checkpoints:
         self._exchange.require_none(None if complaint is None else self._refused(path, complaint), BadCheckpoint)
 
     def _refused(self, path: Path, complaint: str) -> str:
-        return f"{path} cannot be resumed from: {complaint}{beside(path)}"
+        return str(mistakes.cannot_be_resumed(path, complaint, others(path)))
 
 
 def _cause(error: Any) -> str:
-    """What the first rank that failed says."""
+    """Returns the reason of the first rank that failed."""
     rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
     reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause) or type(cause).__name__
     return f"rank {rank}: {reason}"

@@ -1,18 +1,19 @@
-"""What a checkpoint has in it, and how a rank finds its part in one that other ranks may have written.
+"""Content of a checkpoint, and how a rank finds its part in one that other ranks may have written.
 
     model.<name>             a parameter
     replicas.<k>/<name>      a buffer of the k-th replica of its stage
-    extra.<k>/<name>         what else the modules of that have in their state_dict
-    averages.<a>.<..>        these three once more, for an average of the weights
-    state.<name>.<what>      what an optimizer keeps of a parameter
-    groups.<hash>            `KeptGroup`: what is kept of a group of an optimizer, once for all groups that are equal
-    shared.<name>            the state of something else, the same everywhere
-    of_copy.<copy>.<name>    that of something else which each copy has of its own
-    of_rank.<rank>.<name>    that of something else which each rank has of its own
-    about.0                  `About`, with the groups of each parameter
+    extra.<k>/<name>         another entry in the state_dict of the modules of that replica
+    averages.<a>.<..>        the three kinds above once more, for an average of the weights
+    state.<name>.<key>       state of a parameter in its optimizer
+    groups.<hash>            a `SavedGroup` of an optimizer, once for all groups that are equal
+    shared.<name>            state of an object that is the same on all ranks
+    of_copy.<copy>.<name>    state of an object that each copy has
+    of_rank.<rank>.<name>    state of an object that each rank has
+    about.0                  `CheckpointInfo`, with the groups of each parameter
 
-All but tensors is pickled here, so that it is as it was when it was saved and keeps its types. In format 1 it was
-wrapped in a tuple; groups were by the name of a parameter, and ``scheduler.0`` had the state of the first scheduler.
+Values other than tensors are pickled when they are collected, so that they keep their types and do not change before
+they are written. In format 1 they were wrapped in a tuple; groups were by the name of a parameter, and ``scheduler.0``
+had the state of the first scheduler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +34,10 @@ from chimera_runtime.checkpoint.entries import (
     value_of,
 )
 from chimera_runtime.checkpoint.stateful import Stateful, give, packed_states, require_equal, shown_states, states_of
+from chimera_runtime.errors import checkpoint as mistakes
 from chimera_runtime.optimizer.optimizer_state import (
-    KeptGroup,
     OptimizerState,
+    SavedGroup,
     by_name,
     group_of,
     plain,
@@ -50,21 +52,21 @@ from chimera_runtime.state.state import packed, unpacked
 from chimera_runtime.values.fingerprint import fingerprint
 
 FORMAT = 2
-"""Of what a checkpoint holds; raised when an older version could not read it."""
+"""Number of the format of a checkpoint; raised when an older version could not read it."""
 
 FORMATS = (1, FORMAT)
-"""Those that can be read."""
+"""Formats that can be read."""
 
-ABOUT = "about"
+INFO = "about"
 _ONE = "0"
 
 
 @dataclass(frozen=True)
-class About:
-    """What a checkpoint says of the job that wrote it; updates and items, of all copies, are those before it.
+class CheckpointInfo:
+    """Facts about a checkpoint and the job that wrote it, after ``update`` updates and ``items`` items of all copies.
 
-    ``groups`` has for each worker of each copy, as ``copy * workers + worker``, the hash of the group of each parameter
-    that its optimizers step. ``unsaved`` names buffers that are in no state dict and had changed.
+    ``groups`` has for each worker of each copy, by the number ``copy * workers + worker``, the hash of the group of
+    each parameter that its optimizers step. ``unsaved`` names buffers that had changed and are in no state dict.
     """
 
     format: int
@@ -78,17 +80,17 @@ class About:
     unsaved: Sequence[str] = ()
 
     def group_of(self, place: int) -> dict[str, str]:
-        """The hash of the group of each parameter, with those of one rank in the first place."""
+        """Returns the hash of the group of each parameter: that of the worker at ``place`` if it has the parameter."""
         of_all = [self.groups[number] for number in sorted(self.groups, reverse=True)]
-        known: dict[str, str] = {}
+        hashes: dict[str, str] = {}
         for groups in (*of_all, self.groups.get(place, {})):
-            known |= groups
-        return known
+            hashes |= groups
+        return hashes
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one rank saves: ``state`` without `About`, and what the ranks compare."""
+class RankContent:
+    """State that one rank saves, without the `CheckpointInfo`, and the facts that the ranks compare before."""
 
     state: dict[str, Any]
     facts: "SavedFacts"
@@ -96,20 +98,20 @@ class Part:
 
 @dataclass(frozen=True)
 class SavedFacts:
-    """What the ranks compare before they save.
+    """Facts of a rank that the ranks compare before they save.
 
     Attributes
     ----------
     place
-        ``copy * workers + worker``.
+        The number ``copy * workers + worker``.
     groups
-        The hash of the group of each parameter.
+        Hash of the group of each parameter.
     shared, of_copy
-        What is in the states that are to be equal, as it is shown in messages, by their names.
+        States that must be equal on several ranks, as texts for messages, by the names of the objects.
     counts
-        How often averages were taken, for those of which it is known here.
+        Number of weights in each average, if it is known on this rank.
     unsaved
-        The buffers that are in no state dict and have changed.
+        Names of buffers that have changed and are in no state dict.
     """
 
     place: int
@@ -123,7 +125,7 @@ class SavedFacts:
 
 @dataclass(frozen=True)
 class Objects:
-    """What a loop has beside the pipeline, its optimizers and schedulers, by name; see `Checkpoints`."""
+    """Objects of a loop with a state, in addition to pipeline, optimizers and schedulers; see `Checkpoints`."""
 
     shared: Mapping[str, Stateful] = field(default_factory=dict)
     of_copy: Mapping[str, Stateful] = field(default_factory=dict)
@@ -131,8 +133,8 @@ class Objects:
     averages: Mapping[str, Average] = field(default_factory=dict)
 
 
-class Content:
-    """Everything of a training loop that a checkpoint keeps; see `Checkpoints`."""
+class CheckpointContent:
+    """Collects the state of a training loop for a checkpoint, and restores it from one; see `Checkpoints`."""
 
     def __init__(
         self,
@@ -144,26 +146,30 @@ class Content:
         self.pipe = pipe
         self._optimizers = optimizers
         names = pipe.names
+        # A scheduler whose groups are known is saved by parameter, another one as an object that all ranks share.
         by_group = [groups_of(scheduler, names) is not None for scheduler in schedulers]
-        self._schedulers = [scheduler for scheduler, known in zip(schedulers, by_group, strict=True) if known]
+        self._schedulers = [
+            scheduler for scheduler, is_by_group in zip(schedulers, by_group, strict=True) if is_by_group
+        ]
         others = {
             f"schedulers[{number}]": scheduler
-            for number, (scheduler, known) in enumerate(zip(schedulers, by_group, strict=True))
-            if not known
+            for number, (scheduler, is_by_group) in enumerate(zip(schedulers, by_group, strict=True))
+            if not is_by_group
         }
         self._objects = replace(objects, shared={**objects.shared, **others})
         self._unsaved = pipe.unsaved_buffers()
 
     # ---- saving
 
-    def part(self, state: Mapping[str, Any]) -> Part:
-        """What this rank saves beside the state of the pipeline; tensors are those of the training.
+    def part(self, state: Mapping[str, Any]) -> RankContent:
+        """Collects what this rank saves; ``state`` is that of the pipeline. Tensors are not copied.
 
         Raises
         ------
         Misuse, ModelError
-            If an object cannot say its state, or that cannot be saved.
+            If an object cannot return its state, or the state cannot be saved.
         """
+        # Optimizers: the state of each parameter, and each group once, under its hash.
         pipe = self.pipe
         named = by_name(self._optimizers, pipe.names, self._schedulers)
         hashes: dict[int, str] = {}
@@ -173,6 +179,8 @@ class Content:
                 hashes[id(group)] = fingerprint(plain(group))[:32]
                 groups[hashes[id(group)]] = packed(plain(group), "what an optimizer keeps of its groups")
         of_name = {name: hashes[id(group)] for name, group in named.groups.items()}
+
+        # Objects of the loop, and averages of the weights.
         kinds = ("shared", "of_copy", "of_rank")
         states = {kind: states_of(kind, getattr(self._objects, kind)) for kind in kinds}
         saved = {kind: packed_states(kind, states[kind]) for kind in kinds}
@@ -188,7 +196,7 @@ class Content:
             shown_states(counts),
             unsaved,
         )
-        return Part(
+        return RankContent(
             {
                 **state,
                 "averages": averages,
@@ -201,13 +209,13 @@ class Content:
             facts,
         )
 
-    def complete(self, part: Part, facts: Sequence[SavedFacts], items: int) -> dict[str, Any]:
-        """All that this rank saves after so many items, given what is known of all ranks.
+    def complete(self, part: RankContent, facts: Sequence[SavedFacts], items: int) -> dict[str, Any]:
+        """Adds the `CheckpointInfo` to what this rank saves, from the facts of all ranks and the items so far.
 
         Raises
         ------
         Misuse
-            If something that is to be the same on several ranks is not.
+            If a state that must be the same on several ranks differs.
         """
         require_equal("shared", [(rank, of.shared) for rank, of in enumerate(facts)], "of_copy= or of_rank=")
         for copy in sorted({of.copy for of in facts}):
@@ -221,22 +229,24 @@ class Content:
             groups.setdefault(of.place, of.groups)
         unsaved = sorted({name for of in facts for name in of.unsaved})
         job = pipe.job
-        about = About(FORMAT, pipe.updates, items, job.program, job.name, job.stages, pipe.copies, groups, unsaved)
-        return {**part.state, ABOUT: {_ONE: packed(asdict(about), "the checkpoint")}}
+        info = CheckpointInfo(
+            FORMAT, pipe.updates, items, job.program, job.name, job.stages, pipe.copies, groups, unsaved
+        )
+        return {**part.state, INFO: {_ONE: packed(asdict(info), "the checkpoint")}}
 
     # ---- resuming
 
-    def is_laid_out_as(self, about: About) -> bool:
+    def is_laid_out_as(self, info: CheckpointInfo) -> bool:
         """Whether each worker of each copy holds what it held when the checkpoint was written."""
         job = self.pipe.job
-        if (about.program, about.copies) != (job.program, self.pipe.copies):
+        if (info.program, info.copies) != (job.program, self.pipe.copies):
             return False
-        # Format 1 counted replicas by ranks, which follow the layout, and did not say which that was.
-        return about.format > 1 or about.copies == 1 or all(len(workers) == 1 for workers in job.holders)
+        # Format 1 counted replicas by ranks, whose places depend on the layout, and did not save the layout.
+        return info.format > 1 or info.copies == 1 or all(len(workers) == 1 for workers in job.holders)
 
     @property
     def stepped(self) -> list[str]:
-        """The names of the parameters that optimizers step here."""
+        """Names of the parameters that this rank's optimizers step."""
         names = self.pipe.names
         return [
             names[p]
@@ -246,29 +256,29 @@ class Content:
             if p in names
         ]
 
-    def wanted_groups(self, there: Metadata, about: About) -> dict[str, Any]:
-        """Where the groups of this rank's parameters are to be read into."""
-        known = {path[1] for path in paths_of(there) if path[0] == "groups"}
-        hashes = about.group_of(self._place)
-        keys = (hashes.get(name) if about.format > 1 else name for name in self.stepped)
-        return {"groups": {key: () for key in keys if key in known}}
+    def wanted_groups(self, there: Metadata, info: CheckpointInfo) -> dict[str, Any]:
+        """Returns places to read the groups of this rank's parameters into."""
+        saved = {path[1] for path in paths_of(there) if path[0] == "groups"}
+        hashes = info.group_of(self._place)
+        keys = (hashes.get(name) if info.format > 1 else name for name in self.stepped)
+        return {"groups": {key: () for key in keys if key in saved}}
 
-    def groups(self, read: Mapping[str, Any], about: About) -> dict[str, KeptGroup]:
-        """The group of each parameter of this rank that the checkpoint has one for."""
-        if about.format == 1:
-            return {name: KeptGroup(dict(settings)) for name, (settings,) in read["groups"].items()}
+    def groups(self, read: Mapping[str, Any], info: CheckpointInfo) -> dict[str, SavedGroup]:
+        """Returns the group of each parameter of this rank, if the checkpoint has it."""
+        if info.format == 1:
+            return {name: SavedGroup(dict(settings)) for name, (settings,) in read["groups"].items()}
         of_hash = {key: group_of(unpacked(value)) for key, value in read["groups"].items()}
-        hashes = about.group_of(self._place)
+        hashes = info.group_of(self._place)
         return {name: of_hash[hashes[name]] for name in self.stepped if hashes.get(name) in of_hash}
 
-    def refusal(self, groups: Mapping[str, KeptGroup]) -> str | None:
-        """Why optimizers and schedulers of this rank cannot go on with some groups; None if nothing is against it."""
+    def refusal(self, groups: Mapping[str, SavedGroup]) -> str | None:
+        """Returns why optimizers and schedulers of this rank cannot continue with some groups; None if they can."""
         return refusal(self._optimizers, self.pipe.names, self._schedulers, groups)
 
-    def wanted(self, there: Metadata, about: About, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Where this rank's part of a checkpoint is to be read into: `take` takes it from there.
+    def wanted(self, there: Metadata, info: CheckpointInfo, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns places to read this rank's part of a checkpoint into, for `take`.
 
-        ``state`` is the one of the pipeline, of the replica that is to be read: see `replica`.
+        ``state`` is that of the pipeline, for the replica whose buffers are read: see `replica`.
         """
         copy = str(self.pipe.copy)
         paths = {*paths_of(there)}
@@ -276,15 +286,15 @@ class Content:
             copy = _ONE
         wanted: dict[str, Any] = {
             **state,
-            "averages": {name: average.saved(self.replica(about)) for name, average in self._average_states().items()},
+            "averages": {name: average.saved(self.replica(info)) for name, average in self._average_states().items()},
             "state": {name: {} for name in self.stepped},
             "shared": dict.fromkeys(self._objects.shared, ()),
             "of_copy": {copy: dict.fromkeys(self._objects.of_copy, ())},
             "of_rank": {
-                self._rank if self.is_laid_out_as(about) else "elsewhere": dict.fromkeys(self._objects.of_rank, ())
+                self._rank if self.is_laid_out_as(info) else "elsewhere": dict.fromkeys(self._objects.of_rank, ())
             },
         }
-        if about.format == 1:
+        if info.format == 1:
             wanted |= {"extra": {}, "scheduler": {_ONE: ()} if self._schedulers else {}}
         parameters = dict(self.pipe.named_parameters()) | self._sharded()
         for path, stored in entries_of(there):
@@ -292,34 +302,34 @@ class Content:
                 wanted["state"][path[1]][path[2]] = room_for(parameters[path[1]], stored)
         return wanted
 
-    def replica(self, about: About) -> int | None:
-        """The replica whose buffers are read: None where each rank reads its own."""
-        return None if self.is_laid_out_as(about) else 0
+    def replica(self, info: CheckpointInfo) -> int | None:
+        """Number of the replica whose buffers all ranks read; None if each rank reads its own."""
+        return None if self.is_laid_out_as(info) else 0
 
     def lacking(self, wanted: Mapping[str, Any], there: Metadata) -> str | None:
-        """What this rank needs and a checkpoint has not, or has in another shape; None if all is there."""
+        """Returns a complaint if a checkpoint lacks something that this rank wants, or has it in another shape."""
         stored = dict(entries_of(there))
         for path, value in flat(wanted):
             if path not in stored:
                 return absent(path, stored)
             kept = stored[path]
             if isinstance(kept, TensorStorageMetadata) and tuple(kept.size) != tuple(value.shape):
-                return f"{path[-1]} is {tuple(kept.size)} in it, and {tuple(value.shape)} in this model"
+                return mistakes.shapes_differ(f"{path[-1]}", tuple(kept.size), tuple(value.shape))
         return None
 
-    def take(self, read: Mapping[str, Any], about: About, groups: Mapping[str, KeptGroup]) -> None:
-        """Goes on with what `wanted` named, now that it has been read, but for the state of the pipeline.
+    def take(self, read: Mapping[str, Any], info: CheckpointInfo, groups: Mapping[str, SavedGroup]) -> None:
+        """Restores everything that was read into `wanted`, but for the state of the pipeline.
 
         Raises
         ------
         BadCheckpoint, ModelError
-            If something does not take its state.
+            If an object does not take its state.
         """
         for name, average in self._average_states().items():
-            average.load(read["averages"][name], self.replica(about))
+            average.load(read["averages"][name], self.replica(info))
         state = {name: unpacked_state(kept) for name, kept in read["state"].items() if kept}
         restore(self._optimizers, self.pipe.names, OptimizerState(state, dict(groups)))
-        if about.format == 1:
+        if info.format == 1:
             for scheduler in self._schedulers:
                 give(scheduler, for_groups_of(scheduler, value_of(read["scheduler"][_ONE])), "the scheduler")
         else:
@@ -334,7 +344,7 @@ class Content:
                 give(value, value_of(saved[name]), f"{what}[{name!r}]")
 
     def left_out(self, there: Metadata) -> list[str]:
-        """What a checkpoint has and this rank is not given a place for."""
+        """Returns the objects in a checkpoint that `Checkpoints` was not given on this rank."""
         names = {
             (path[0], path[1 if path[0] in ("shared", "averages") else 2])
             for path in paths_of(there)
@@ -344,7 +354,7 @@ class Content:
 
     @property
     def exceeds_format_1(self) -> bool:
-        """Whether there is something here of which format 1 had nothing."""
+        """Whether there is a state here for which format 1 had no place."""
         named = by_name(self._optimizers, self.pipe.names)
         entries = any(group.entries for group in named.groups.values())
         return len(self._schedulers) > 1 or entries or bool(self.pipe.state_dict()["extra"])
@@ -355,7 +365,7 @@ class Content:
 
     @property
     def _rank(self) -> str:
-        """What is this rank's own, whatever the layout: by the first rank of its pipelines, copy and worker."""
+        """Name of this rank that does not depend on the layout: first rank of its pipelines, copy, worker."""
         return f"{self.pipe.first_rank}/{self.pipe.copy}/{self.pipe.worker}"
 
     def _average_states(self) -> dict[str, AverageState]:
@@ -365,7 +375,7 @@ class Content:
         }
 
     def _sharded(self) -> dict[str, torch.Tensor]:
-        """The parameters whose optimizer keeps the state of a part alone, as that is laid out."""
+        """Parameters of sharded optimizers, laid out as their state is, by name."""
         names = self.pipe.names
         return {
             names[parameter]: optimizer.spread(parameter)
@@ -376,12 +386,12 @@ class Content:
         }
 
 
-def wanted_about(there: Metadata) -> dict[str, Any]:
-    """Where `About` is to be read into; empty if the checkpoint is not one of ours."""
-    return {ABOUT: {_ONE: ()}} if (ABOUT, _ONE) in {*paths_of(there)} else {}
+def wanted_info(there: Metadata) -> dict[str, Any]:
+    """Returns a place to read the `CheckpointInfo` into; empty if `Checkpoints` has not written the checkpoint."""
+    return {INFO: {_ONE: ()}} if (INFO, _ONE) in {*paths_of(there)} else {}
 
 
-def about_of(read: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `About`."""
-    fields: dict[str, Any] = value_of(read[ABOUT][_ONE])
+def info_fields(read: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a `CheckpointInfo` that has been read."""
+    fields: dict[str, Any] = value_of(read[INFO][_ONE])
     return fields

@@ -1,22 +1,22 @@
-"""The entries of a checkpoint by their paths in the nested state, and values on their way there and back."""
+"""Entries of a checkpoint by their paths in the nested state, and the conversion of values to entries and back."""
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from chimera_runtime.errors import checkpoint as mistakes
 from chimera_runtime.state.state import packed, unpacked
 
 Path = tuple[Any, ...]
 
 _WHOLE = "*"
-"""The state of a parameter whose keys are not all texts."""
+"""Key of the whole state of a parameter, if its own keys are not all texts."""
 
 
 def names_in(there: Metadata, kind: str = "model") -> set[str]:
-    """The parameters that a checkpoint has; or the buffers, or what else modules have, without their replica."""
+    """Names of the parameters in a checkpoint; or of its entries of another kind, without the number of a replica."""
     return {
         str(path[1]).partition("/")[2] if kind != "model" else str(path[1])
         for path in paths_of(there)
@@ -25,7 +25,7 @@ def names_in(there: Metadata, kind: str = "model") -> set[str]:
 
 
 def room_for(parameter: torch.Tensor, stored: Any) -> Any:
-    """Memory for what an optimizer keeps of a parameter: laid out as that, if it is as large."""
+    """Makes memory for a tensor in the state of a parameter: laid out like the parameter if it has its shape."""
     if not isinstance(stored, TensorStorageMetadata):
         return ()
     dtype = stored.properties.dtype
@@ -35,19 +35,19 @@ def room_for(parameter: torch.Tensor, stored: Any) -> Any:
 
 
 def entries_of(there: Metadata) -> Iterator[tuple[Path, Any]]:
-    """What a checkpoint has, by its path in the nested state."""
+    """Yields the entries of a checkpoint, each with its path in the nested state."""
     paths = there.planner_data or {}
     for key, stored in there.state_dict_metadata.items():
         yield tuple(paths.get(key, (key,))), stored
 
 
 def paths_of(there: Metadata) -> Iterator[Path]:
-    """The paths of what a checkpoint has."""
+    """Yields the paths of the entries of a checkpoint."""
     return (path for path, _ in entries_of(there))
 
 
 def flat(state: Mapping[str, Any], *before: Any) -> Iterator[tuple[Path, Any]]:
-    """The values of a nested state with their paths."""
+    """Yields the values of a nested state with their paths."""
     for key, value in state.items():
         if isinstance(value, Mapping):
             yield from flat(value, *before, key)
@@ -56,28 +56,24 @@ def flat(state: Mapping[str, Any], *before: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def absent(path: Path, stored: Mapping[Path, Any]) -> str:
-    """What is missing, in the words of the one who trains."""
+    """Returns the complaint about an entry that a checkpoint does not have."""
     kind, name = path[0], path[-1]
     match kind:
         case "model" | "replicas" | "extra":
-            near = get_close_matches(str(name), [str(known[1]) for known in stored if known[0] == kind], 1)
-            noun = {"model": "parameter", "replicas": "buffer", "extra": "entry of a state_dict"}[kind]
-            return f"it has no {noun} {name}, which this model has{f' (but {near[0]})' if near else ''}"
+            names = [str(other[1]) for other in stored if other[0] == kind]
+            return mistakes.model_entry_is_missing(kind, str(name), names)
         case "averages":
-            return f"it has no average {path[1]!r} of {name}: resume without it, and begin it with these weights"
+            return mistakes.average_is_missing(path[1], str(name))
         case "scheduler":
-            return "it has no scheduler, and here is one"
+            return mistakes.scheduler_is_missing()
         case "of_rank":
-            return (
-                f"it has no state of of_rank[{name!r}] for this rank: what each rank has of its own is resumed under "
-                "the same schedule with as many copies"
-            )
+            return mistakes.state_of_rank_is_missing(name)
         case _:
-            return f"it has no state of {name}, which is to be resumed here"
+            return mistakes.state_is_missing(str(name))
 
 
 def packed_state(kept: Mapping[Any, Any]) -> dict[str, Any]:
-    """What an optimizer keeps of a parameter, each tensor by itself."""
+    """Converts the state of a parameter to entries, each tensor to one of its own."""
     if not all(isinstance(key, str) for key in kept):
         return {_WHOLE: packed(dict(kept), "the state of a parameter")}
     return {
@@ -87,12 +83,12 @@ def packed_state(kept: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def unpacked_state(read: Mapping[str, Any]) -> dict[Any, Any]:
-    """The inverse of `packed_state`."""
+    """Converts entries to the state of a parameter: the inverse of `packed_state`."""
     values = {key: unpacked(value) if isinstance(value, bytes) else value for key, value in read.items()}
     whole: dict[Any, Any] = values.get(_WHOLE, values)
     return whole
 
 
 def value_of(stored: Any) -> Any:
-    """What was saved, in either format."""
+    """Returns the value of an entry, in either format."""
     return unpacked(stored) if isinstance(stored, bytes) else stored[0]

@@ -1,26 +1,27 @@
-"""Objects of a loop with a state of their own, as a checkpoint keeps them: said, compared between ranks, and taken."""
+"""Objects of a loop that have a state: it is asked for, compared between ranks, saved and restored."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.errors import FAILED, BadCheckpoint, Misuse
+from chimera_runtime.errors import checkpoint as mistakes
 from chimera_runtime.state.state import packed
 from chimera_runtime.values.fingerprint import shown
 
 
 class Stateful(Protocol):
-    """What has a state that can be saved: a scheduler, a scaler, a data loader."""
+    """An object with a state that can be saved: a scheduler, a scaler, a data loader."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As `load_state_dict` takes it, also in another process; saved with pickle."""
+        """Returns the state, which is saved with pickle."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Goes on from what `state_dict` returned."""
+        """Takes a state that `state_dict` returned, also in another process."""
 
 
 def states_of(what: str, values: Mapping[str, Stateful]) -> dict[str, Any]:
-    """The states of some objects, by their names."""
+    """Asks objects for their states, by name."""
     states = {}
     for name, value in values.items():
         with UserCode(f"state_dict() of {what}[{name!r}]", FAILED):
@@ -29,12 +30,12 @@ def states_of(what: str, values: Mapping[str, Stateful]) -> dict[str, Any]:
 
 
 def packed_states(what: str, states: Mapping[str, Any]) -> dict[str, bytes]:
-    """States as they are now; errors as of `packed`."""
+    """Pickles states; errors as of `packed`."""
     return {name: packed(state, f"{what}[{name!r}]") for name, state in states.items()}
 
 
 def give(value: Stateful, state: Any, what: str) -> None:
-    """Lets an object go on from a state."""
+    """Gives an object the state that it had."""
     try:
         with UserCode(f"load_state_dict() of {what}", FAILED):
             value.load_state_dict(state)
@@ -45,7 +46,7 @@ def give(value: Stateful, state: Any, what: str) -> None:
 
 
 def shown_states(states: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """What is in some states, key by key, as short texts that are equal where that is."""
+    """Returns states as short texts, key by key; texts are equal exactly if the values are."""
     return {
         name: {str(key): shown(value) for key, value in state.items()}
         if isinstance(state, Mapping)
@@ -60,7 +61,7 @@ def require_equal(what: str, of_ranks: Sequence[tuple[int, Mapping[str, Mapping[
     Raises
     ------
     Misuse
-        If they have not; ``instead`` is where such states belong.
+        If they differ; ``instead`` are the parameters of `Checkpoints` that take states which differ.
     """
     first, expected = of_ranks[0] if of_ranks else (0, {})
     for rank, states in of_ranks[1:]:
@@ -70,11 +71,7 @@ def require_equal(what: str, of_ranks: Sequence[tuple[int, Mapping[str, Mapping[
                 continue
             if state is None or different is None:
                 without = first if state is None else rank
-                raise Misuse(
-                    f"{what}= has {name!r} on rank {rank if state is None else first}, and not on rank {without}"
-                )
+                raise mistakes.states_are_missing(what, name, rank if state is None else first, without)
             key = next(key for key in sorted({*state, *different}) if state.get(key) != different.get(key))
-            raise Misuse(
-                f"{what}[{name!r}] is not the same on rank {first} and on rank {rank}: {key} is "
-                f"{state.get(key, 'absent')} and {different.get(key, 'absent')}; {instead} keeps what differs"
-            )
+            values = state.get(key), different.get(key)
+            raise mistakes.states_differ(what, name, (first, rank), key, values, instead)

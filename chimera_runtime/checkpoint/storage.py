@@ -1,12 +1,12 @@
-"""Checkpoints on disk: each a directory that is there as a whole or not at all, with a hash of every file in it.
+"""Checkpoints on disk: each is a directory that is complete or not there, with a hash of every file in it.
 
-    DIR/update-00000200/       whole: what it is called, it is
+    DIR/update-00000200/       a complete checkpoint
     DIR/update-00000300/
-    DIR/.writing/              under way, or what a kill has left
-    DIR/.update-00000300/      counts while that one is being replaced, and is not there
-    DIR/.lock                  held by the job that saves here
+    DIR/.writing/              a checkpoint that is being written, or that was when the job was killed
+    DIR/.update-00000300/      the checkpoint of that name while a new one replaces it; it counts if there is no other
+    DIR/.lock                  locked by the job that saves here
 
-torch.distributed.checkpoint writes the files; see there for what is in them.
+torch.distributed.checkpoint writes the files, in its own format.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from chimera_runtime.errors import BadCheckpoint
+from chimera_runtime.errors import checkpoint as mistakes
 
 _WRITING = ".writing"
 _REMOVED = ".removed"
@@ -33,24 +33,24 @@ _WHOLE = re.compile(r"\.?update-(\d+)")
 
 
 def path_of(directory: Path, update: int) -> Path:
-    """Where the checkpoint after so many updates is, or will be."""
+    """Path of the checkpoint after ``update`` updates, whether it exists or not."""
     return directory / f"update-{update:08d}"
 
 
 def whole(directory: Path) -> list[Path]:
-    """The checkpoints in a directory, the oldest first."""
+    """Returns the complete checkpoints in a directory, the oldest first."""
     try:
         paths = sorted(path for path in directory.iterdir() if _WHOLE.fullmatch(path.name))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BadCheckpoint(f"{directory}: {error.strerror}") from error
-    # A dot comes before letters: what is being replaced counts where there is nothing in its place.
+        raise mistakes.directory_cannot_be_read(directory, error.strerror) from error
+    # A dot sorts before letters: of two paths with one name the one without a dot replaces the other in the dict.
     return sorted({path.name.removeprefix("."): path for path in paths}.values(), key=update_of)
 
 
 def is_whole(path: Path) -> bool:
-    """Whether this is a checkpoint."""
+    """Whether a path is that of a complete checkpoint."""
     return (path / _METADATA).is_file()
 
 
@@ -62,12 +62,14 @@ def update_of(path: Path) -> int:
 
 
 class Lock:
-    """A directory that one job at a time saves to; the lock ends with the process, however that ends.
+    """Locks a directory, so that one job at a time saves there; the lock ends with the process, however that ends.
+
+    Removes what a job that was killed has left.
 
     Raises
     ------
     BadCheckpoint
-        If another job has it, or it cannot be made or written.
+        If another job has locked it, or it cannot be made or written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -75,31 +77,29 @@ class Lock:
             directory.mkdir(parents=True, exist_ok=True)
             self._file = os.open(directory / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise BadCheckpoint(f"checkpoints cannot be saved in {directory}: {error.strerror}") from error
+            raise mistakes.directory_cannot_be_written(directory, error.strerror) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise BadCheckpoint(
-                f"another job saves its checkpoints in {directory}: choose another directory, or end that job"
-                if isinstance(error, BlockingIOError)
-                else f"checkpoints cannot be saved in {directory}: {error.strerror}"
-            ) from error
+            if isinstance(error, BlockingIOError):
+                raise mistakes.another_job_saves_there(directory) from error
+            raise mistakes.directory_cannot_be_written(directory, error.strerror) from error
         counting = whole(directory)
         replaced = [path for path in directory.glob(".update-*") if path not in counting]
         for left in (directory / _WRITING, directory / _REMOVED, *replaced):
             shutil.rmtree(left, ignore_errors=True)
 
     def release(self) -> None:
-        """Others may save there, even while processes live that were forked from this one and share the file."""
+        """Unlocks the directory, even if processes that were forked from this one still share the open file."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
         os.close(self._file)
 
 
 class Writer(FileSystemWriter):
-    """Writes a checkpoint beside the others, and gives it its name when all ranks have written all.
+    """Writes a checkpoint under a temporary name, and renames it when all ranks have written their files.
 
-    Each rank leaves the hashes of its files beside them. ``keep`` is how many checkpoints may stay, the newest.
+    Each rank also writes the hashes of its files. ``keep`` is the number of checkpoints that stay, the newest.
     """
 
     def __init__(self, directory: Path, update: int, keep: int) -> None:
@@ -120,10 +120,12 @@ class Writer(FileSystemWriter):
         return Path(self.path) / f".{first}{_HASHES}"
 
     def finish(self, metadata: Any, results: Any) -> None:
-        """Called on one rank when all have written: the checkpoint is whole, and those that are too many go."""
+        """Completes the checkpoint and removes the oldest; torch calls it on one rank when all have written."""
         super().finish(metadata, results)
         written = Path(self.path)
         _write(written / _HASHES, json.dumps(_gathered(written)))
+
+        # A checkpoint of the same update is there until the new one has its name.
         target = path_of(self._directory, self._update)
         replaced = target.with_name(f".{target.name}")
         if target.exists():
@@ -135,7 +137,7 @@ class Writer(FileSystemWriter):
             self._remove(old)
 
     def _remove(self, checkpoint: Path) -> None:
-        """Takes the name away first: a checkpoint is never there in part."""
+        """Removes a checkpoint; it is renamed first, so that a kill leaves no incomplete one."""
         away = self._directory / _REMOVED
         if checkpoint.exists():
             shutil.rmtree(away, ignore_errors=True)
@@ -144,7 +146,7 @@ class Writer(FileSystemWriter):
 
 
 def _gathered(written: Path) -> dict[str, str]:
-    """The hashes of all ranks, and that of the metadata."""
+    """Collects the hashes that all ranks have written, and that of the metadata."""
     hashes = {_METADATA: _hash(written / _METADATA)}
     for part in written.glob(f".*{_HASHES}"):
         hashes |= json.loads(part.read_text())
@@ -153,32 +155,31 @@ def _gathered(written: Path) -> dict[str, str]:
 
 
 def damage(checkpoint: Path, which: int, of: int) -> str | None:
-    """What is wrong with every ``of``-th file of a checkpoint, from number ``which``; None if nothing is."""
+    """Returns a complaint if file ``which``, or every ``of``-th after it, is damaged; None if all are as written."""
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_text())
         names: Sequence[str] = sorted(hashes.keys())
         lacking = next((name for name in _parts_of(checkpoint) if name not in hashes), None)
         if lacking is not None:
-            return f"{checkpoint / _HASHES} is not as it was written: it lacks the hash of {lacking}"
+            return mistakes.hash_is_missing(checkpoint / _HASHES, lacking)
         for name in names[which::of]:
             if _hash(checkpoint / name) != hashes[name]:
-                return f"{checkpoint / name} is not as it was written"
+                return mistakes.file_is_damaged(checkpoint / name)
     except OSError as error:
         return f"{error.filename or checkpoint}: {error.strerror}"
     except (ValueError, AttributeError, TypeError):
-        return f"{checkpoint / _HASHES} is not as it was written"
+        return mistakes.file_is_damaged(checkpoint / _HASHES)
     return None
 
 
 def _parts_of(checkpoint: Path) -> list[str]:
-    """The names of the files that a checkpoint is read from."""
+    """Names of the files that a checkpoint is read from."""
     return [_METADATA, *sorted(path.name for path in checkpoint.glob("*.distcp"))]
 
 
-def beside(checkpoint: Path) -> str:
-    """The checkpoints beside one that cannot be read, in words."""
-    names = [path.name for path in whole(checkpoint.parent) if path != checkpoint]
-    return f"; beside it there is {', '.join(names)}" if names else ""
+def others(checkpoint: Path) -> list[str]:
+    """Names of the other checkpoints in the directory of one."""
+    return [path.name for path in whole(checkpoint.parent) if path != checkpoint]
 
 
 def _hash(path: Path) -> str:
@@ -194,7 +195,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """A new name is there after a loss of power, too."""
+    """Writes the names in a directory to disk, so that they survive a loss of power."""
     number = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(number)

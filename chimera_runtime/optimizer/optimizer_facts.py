@@ -1,7 +1,7 @@
-"""Which optimizers step the parameters of a rank and with which settings, whoever makes them.
+"""Finds the optimizers that step this rank's parameters, and their settings, without being given the optimizers.
 
-torch calls a function after each step of any optimizer of the process; those that have parameters of this rank are
-remembered. What is no torch.optim.Optimizer is not seen.
+torch calls a function after each step of any torch.optim.Optimizer of the process. Optimizers of other classes are not
+found.
 """
 
 import weakref
@@ -16,51 +16,51 @@ from chimera_runtime.ranks.agreement import Fact, Key, Text, digest_of, settings
 
 _LEFT_OUT = frozenset({"params", "param_names"})
 GroupSettings = tuple[str, type, int, list[Any], Mapping[str, Any]]
-"""Of a group of an optimizer: its first parameter, the optimizer's class, its steps, the values, the group."""
+"""First parameter of an optimizer's group, class of the optimizer, its steps, values of the settings, the group."""
 
 
-class _Known:
-    """An optimizer of parameters of this rank: its steps since they were counted last, and how many groups it has."""
+class _TrackedOptimizer:
+    """An optimizer of this rank's parameters, with the number of its groups and of its steps since the last `take`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
-        self.groups = 0  # none has been looked at
+        self.groups = 0
         self.steps = 0
-        self._kept: dict[int, tuple[list[Any], int]] = {}
+        self._digests: dict[int, tuple[list[Any], int]] = {}
 
     @property
     def has_changed(self) -> bool:
-        """Whether there are other groups than there were, or none any more."""
+        """Whether the number of groups has changed since `refresh`, or the optimizer is gone."""
         return len(_groups(self.optimizer())) != self.groups
 
-    def look_again(self) -> None:
-        """The groups have changed."""
-        self.groups, self._kept = len(_groups(self.optimizer())), {}
+    def refresh(self) -> None:
+        """Counts the groups, and forgets the digests of their settings."""
+        self.groups, self._digests = len(_groups(self.optimizer())), {}
 
     def settings(self, number: int, optimizer: torch.optim.Optimizer) -> tuple[list[Any], int]:
-        """The values of a group as they are, and a digest of them, which is kept as long as they stay."""
+        """Returns the values of a group's settings and their digest, which is computed again only if they change."""
         group = optimizer.param_groups[number]
-        kept, values = self._kept.get(number), [*group.values()]
-        if kept is not None and _are_same(kept[0], values):
-            return kept
+        before, values = self._digests.get(number), [*group.values()]
+        if before is not None and _are_same(before[0], values):
+            return before
         settings = {name: _value(value) for name, value in group.items() if name not in _LEFT_OUT}
-        made = values, digest_of(f"{type(optimizer).__name__} {settings}")
-        if not any(isinstance(value, torch.Tensor) for value in values):  # which could change in place
-            self._kept[number] = made
-        return made
+        digest = digest_of(f"{type(optimizer).__name__} {settings}")
+        if not any(isinstance(value, torch.Tensor) for value in values):  # a tensor could change in place
+            self._digests[number] = values, digest
+        return values, digest
 
 
 class OptimizerFacts:
-    """The optimizers of some parameters, by weight group.
+    """Settings and steps of the optimizers of some parameters, by weight group.
 
     Parameters
     ----------
     parameters
-        Those that optimizers step, by weight group, in the same order on all ranks that hold the group.
+        The parameters that optimizers step, by weight group, in the same order on all ranks that hold the group.
     compared
-        The weight groups whose settings other ranks have as well.
+        Weight groups that other ranks hold as well, so that settings can be compared.
     names
-        Of the parameters.
+        Names of the parameters.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class OptimizerFacts:
         self._compared = [group for group in compared if parameters.get(group)]
         self._keys = {group: settings_of(group) for group in self._compared}
         self._names = names
-        self._optimizers: weakref.WeakKeyDictionary[Any, _Known | None] = weakref.WeakKeyDictionary()
-        self._known: list[_Known] = []
-        self._plans: dict[Group, tuple[int, list[tuple[_Known, int, str]]]] = {}
+        self._optimizers: weakref.WeakKeyDictionary[Any, _TrackedOptimizer | None] = weakref.WeakKeyDictionary()
+        self._tracked: list[_TrackedOptimizer] = []
+        self._plans: dict[Group, tuple[int, list[tuple[_TrackedOptimizer, int, str]]]] = {}
         noted = weakref.WeakMethod(self._note)
 
         def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -87,52 +87,52 @@ class OptimizerFacts:
 
     @property
     def has_parameters(self) -> bool:
-        """Whether there is anything to step."""
+        """Whether there is a parameter to step."""
         return bool(self._all)
 
     @property
     def steps(self) -> int:
-        """How many steps since `take` the optimizer has made that has made the most."""
-        return max([known.steps for known in self._known], default=0)
+        """Number of steps since the last `take`; of several optimizers, the largest."""
+        return max([tracked.steps for tracked in self._tracked], default=0)
 
     def take(self, groups: Iterable[Group] | None = None) -> dict[Key, Fact]:
-        """How weight groups are stepped now, by default all that are compared; then steps are counted anew.
+        """Returns how weight groups are stepped, by default all that are compared, and sets the counts of steps to 0.
 
-        Groups whose optimizer is not known are left out.
+        Groups whose optimizer has not stepped yet are left out.
         """
         facts = {}
-        if self._known and self._compared:
-            if any(known.has_changed for known in self._known):
+        if self._tracked and self._compared:
+            if any(tracked.has_changed for tracked in self._tracked):
                 self._plan()
             chosen = self._plans if groups is None else [group for group in groups if group in self._plans]
             facts = {self._keys[group]: self._fact(*self._plans[group]) for group in chosen}
-        for known in self._known:
-            known.steps = 0
+        for tracked in self._tracked:
+            tracked.steps = 0
         return facts
 
     def _note(self, optimizer: torch.optim.Optimizer) -> None:
-        known = self._optimizers.get(optimizer)
-        if known is None:
+        tracked = self._optimizers.get(optimizer)
+        if tracked is None:
             if optimizer in self._optimizers:
                 return
             held = any(p in self._all for group in optimizer.param_groups for p in group["params"])
-            known = self._optimizers[optimizer] = _Known(optimizer) if held else None
-            if known is None:
+            tracked = self._optimizers[optimizer] = _TrackedOptimizer(optimizer) if held else None
+            if tracked is None:
                 return
-            self._known.append(known)
-        known.steps += 1
+            self._tracked.append(tracked)
+        tracked.steps += 1
 
     def _plan(self) -> None:
-        """Finds for each weight group in which groups of which optimizers its parameters are."""
-        self._known = [known for known in self._known if known.optimizer() is not None]
-        places: dict[torch.Tensor, tuple[_Known, int]] = {}
-        for known in self._known:
-            known.look_again()
-            for number, listed in enumerate(_groups(known.optimizer())):
-                places |= dict.fromkeys(listed["params"], (known, number))
+        """Finds the optimizers, and the groups in them, that each weight group's parameters are in."""
+        self._tracked = [tracked for tracked in self._tracked if tracked.optimizer() is not None]
+        places: dict[torch.Tensor, tuple[_TrackedOptimizer, int]] = {}
+        for tracked in self._tracked:
+            tracked.refresh()
+            for number, listed in enumerate(_groups(tracked.optimizer())):
+                places |= dict.fromkeys(listed["params"], (tracked, number))
         self._plans = {}
         for group in self._compared:
-            parts: dict[tuple[_Known, int], str] = {}
+            parts: dict[tuple[_TrackedOptimizer, int], str] = {}
             order = []
             for parameter in self._parameters[group]:
                 place = places.get(parameter)
@@ -142,14 +142,14 @@ class OptimizerFacts:
             if parts:
                 self._plans[group] = digest_of(repr(order)), [(*place, first) for place, first in parts.items()]
 
-    def _fact(self, structure: int, parts: Sequence[tuple[_Known, int, str]]) -> Fact:
+    def _fact(self, structure: int, parts: Sequence[tuple[_TrackedOptimizer, int, str]]) -> Fact:
         digest = structure
         settings: list[GroupSettings] = []
-        for known, number, first in parts:
-            optimizer: Any = known.optimizer()
-            values, made = known.settings(number, optimizer)
-            digest = hash((digest, known.steps, made))
-            settings.append((first, type(optimizer), known.steps, values, optimizer.param_groups[number]))
+        for tracked, number, first in parts:
+            optimizer: Any = tracked.optimizer()
+            values, made = tracked.settings(number, optimizer)
+            digest = hash((digest, tracked.steps, made))
+            settings.append((first, type(optimizer), tracked.steps, values, optimizer.param_groups[number]))
         return short(digest), lambda: _text(structure, settings)
 
 
@@ -158,13 +158,13 @@ def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _value(value: Any) -> Any:
-    """A setting as it is compared: a tensor of the CPU by its number, one of a device not at all, so as not to wait."""
+    """A setting as it is compared: the number in a tensor of the CPU; None for one on a device, to avoid a wait."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 and value.device.type == "cpu" else None
     if isinstance(value, tuple | list):
         return [_value(entry) for entry in value]
     if isinstance(value, float):
-        return float(value)  # of NumPy, too
+        return float(value)  # makes a plain one of NumPy's
     return value if value is None or isinstance(value, bool | int | str) else type(value).__name__
 
 

@@ -1,4 +1,4 @@
-"""The state of learning-rate schedulers by the groups that they schedule, so that other groups can be made of these.
+"""State of learning-rate schedulers by parameter groups, so that a scheduler of other groups can read it.
 
 scheduler.state_dict()    `GroupStates`, for each group of its optimizer
   last_epoch  3             common    {"last_epoch": 3}
@@ -13,7 +13,7 @@ import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED
-from chimera_runtime.optimizer.optimizer_kinds import Kind, kind_of
+from chimera_runtime.optimizer.torch_class import TorchClass, class_of
 
 NameOf = Mapping[torch.Tensor, str]
 """The name of each parameter that an optimizer may step."""
@@ -27,43 +27,43 @@ _PARTS = "_schedulers"
 
 @dataclass(frozen=True)
 class GroupStates:
-    """The state of a scheduler for one group: what it has in common with the other groups, and its own."""
+    """State of a scheduler for one group: entries for all groups in common, and the entries of this one."""
 
     common: dict[str, Any]
     of_group: dict[str, Any]
 
 
-States = list[tuple[Kind, GroupStates]]
+States = list[tuple[TorchClass, GroupStates]]
 """The schedulers of an optimizer, in their order."""
 
 
 def groups_of(scheduler: Any, names: NameOf) -> list[dict[str, Any]] | None:
-    """The groups that a scheduler, or the one inside a wrapper, schedules; None if it is not known which."""
-    for known in (scheduler, getattr(scheduler, "scheduler", None), getattr(scheduler, "_scheduler", None)):
-        groups = getattr(getattr(known, "optimizer", None), "param_groups", None)
+    """Returns the groups that a scheduler, or the one inside a wrapper, schedules; None if they cannot be found."""
+    for candidate in (scheduler, getattr(scheduler, "scheduler", None), getattr(scheduler, "_scheduler", None)):
+        groups = getattr(getattr(candidate, "optimizer", None), "param_groups", None)
         if groups is not None and all(parameter in names for group in groups for parameter in group["params"]):
             return list(groups)
     return None
 
 
 def schedulers_of(schedulers: Sequence[Any], names: NameOf) -> Callable[[torch.Tensor], States]:
-    """The states of the schedulers of a parameter."""
+    """Returns a function from a parameter to the states of its schedulers."""
     by_parameter: dict[torch.Tensor, States] = {}
     for scheduler in schedulers:
         groups = groups_of(scheduler, names)
         if groups is None:
             continue
-        with UserCode(f"state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
+        with UserCode(f"state_dict() of the scheduler {class_of(scheduler)}", FAILED):
             state = scheduler.state_dict()
         for number, group in enumerate(groups):
-            of_group = kind_of(scheduler), _cut(state, number, len(groups))
+            of_group = class_of(scheduler), _cut(state, number, len(groups))
             for parameter in group["params"]:
                 by_parameter.setdefault(parameter, []).append(of_group)
     return lambda parameter: by_parameter.get(parameter, [])
 
 
 def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[str, States]) -> None:
-    """Gives schedulers the states that were saved for the parameters that they schedule here."""
+    """Gives schedulers the states that were saved, by name, for the parameters that they schedule here."""
     position: dict[torch.Tensor, int] = {}
     for scheduler in schedulers:
         groups = groups_of(scheduler, names) or []
@@ -78,13 +78,13 @@ def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[
             states.append(part)
         first = next((states[k] for k, group in enumerate(groups) if group["params"]), None)
         if first is None:
-            continue  # it schedules nothing on this rank
-        with UserCode(f"load_state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
+            continue  # this rank has no parameter that it schedules
+        with UserCode(f"load_state_dict() of the scheduler {class_of(scheduler)}", FAILED):
             scheduler.load_state_dict(_joined(first.common, [state.of_group for state in states]))
 
 
 def _cut(state: Mapping[str, Any], number: int, count: int) -> GroupStates:
-    """The state for one of some groups."""
+    """Returns the part of a state that is about group ``number`` of ``count``."""
     common: dict[str, Any] = {}
     of_group: dict[str, Any] = {}
     for key, value in state.items():
@@ -99,7 +99,7 @@ def _cut(state: Mapping[str, Any], number: int, count: int) -> GroupStates:
 
 
 def _joined(common: Mapping[str, Any], of_groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state for groups of which each has its own; the inverse of `_cut`."""
+    """Builds the state of a scheduler from the parts of its groups; the inverse of `_cut`."""
     state = dict(common)
     for key in of_groups[0]:
         if key == _PARTS:
@@ -111,9 +111,9 @@ def _joined(common: Mapping[str, Any], of_groups: Sequence[Mapping[str, Any]]) -
 
 
 def for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a scheduler in format 1, but with the rates of this one's groups: another rank had others.
+    """Replaces the rates in a state of format 1, which another rank wrote, by the rates of this scheduler's groups.
 
-    The schedulers that it is made of are treated alike.
+    The same is done in the states of the schedulers of which a scheduler consists.
     """
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
     rates = {"_last_lr": [group["lr"] for group in groups]}

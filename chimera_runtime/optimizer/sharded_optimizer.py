@@ -1,4 +1,4 @@
-"""An optimizer whose state is sharded over the replicas of each stage."""
+"""Optimizer whose state is sharded over the replicas of each stage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import optim
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import optimizer as mistakes
 from chimera_runtime.optimizer.sharding import Sharding
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
@@ -16,17 +16,17 @@ ELEMENTWISE = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta),
     *(optim.RMSprop, optim.Rprop, optim.ASGD),
 )
-"""Optimizers of torch that treat every number of a parameter by itself, so that shards are stepped like the whole."""
+"""Optimizers of torch that treat every number of a parameter by itself: stepping shards gives the same weights."""
 
 
 class ShardedOptimizer(optim.Optimizer):
-    """Steps the shards of parameters that are on this rank, and gathers those of the other replicas.
+    """Steps this rank's shards of parameters, and gathers the shards that the other replicas have stepped.
 
     Its groups have the whole parameters: a scheduler, a scaler and `zero_grad` act on these. Weights after a step are
-    those of an optimizer that is not sharded. ``state_dict`` has the state as DTensors in the shape of the parameters,
-    which torch.distributed.checkpoint stores like whole ones; ``load_state_dict`` takes both.
+    the same as with an optimizer that is not sharded. ``state_dict`` returns the state as DTensors in the shape of the
+    parameters, which torch.distributed.checkpoint stores like whole tensors; ``load_state_dict`` takes both.
 
-    All ranks that hold a parameter step together, after the same steps of their other sharded optimizers.
+    All ranks that hold a parameter must step together, and make the steps of several sharded optimizers in one order.
 
     Parameters
     ----------
@@ -35,19 +35,19 @@ class ShardedOptimizer(optim.Optimizer):
     make
         Makes an optimizer of their shards, in the same order.
     elementwise
-        That optimizer treats every number of a parameter by itself. Known of those of torch.
+        Says that this optimizer treats every number of a parameter by itself. Not needed for those of torch.
     gathers
-        A step gathers. Else its caller does, when all steps of the rank are made: see `gather`.
+        Whether a step gathers. If not, the caller does after all steps of the rank: see `gather`.
 
     Attributes
     ----------
     of_shards
-        What ``make`` returned: its state is all that there is on this rank.
+        The optimizer that ``make`` returned, with all the state that this rank keeps.
 
     Raises
     ------
     Misuse
-        If ``make`` returns no optimizer, or one that may look at a parameter as a whole.
+        If ``make`` returns something else than an optimizer, or one that may look at a parameter as a whole.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ShardedOptimizer(optim.Optimizer):
         self._is_made = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps the shards of this rank, with the gradients of the parameters, and gathers all others.
+        """Steps the shards of this rank, with the gradients of the parameters, and gathers the other shards.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class ShardedOptimizer(optim.Optimizer):
             sharding.gather()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Takes the groups that ``make`` has made, and no others.
+        """Adds a group, as the constructor does for each that ``make`` has made.
 
         Raises
         ------
@@ -108,16 +108,16 @@ class ShardedOptimizer(optim.Optimizer):
             If it is called later.
         """
         if self._is_made:
-            raise Misuse("a sharded optimizer takes no further parameters: make one of all that are to be stepped")
+            raise mistakes.sharded_takes_no_further_parameters()
         super().add_param_group(param_group)
 
     def spread(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The parameter as its state is laid out: a DTensor in the memory of the weights, whole if it is not cut."""
+        """Returns the parameter laid out as its state is: a DTensor over the weights, or whole if it is not cut."""
         sharding = self._sharding_of[parameter]
         return sharding.spread(parameter, sharding.part(parameter, parameter.data))
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of an optimizer that is not sharded, with a DTensor in the shape of a parameter for what is cut."""
+        """Returns the state of an optimizer that is not sharded, with DTensors where parameters are cut."""
         of_shards = self.of_shards.state_dict()
         parameters = self._listed
         state = {
@@ -129,7 +129,7 @@ class ShardedOptimizer(optim.Optimizer):
         return {**of_shards, **super().state_dict(), "state": state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` has returned, here or of an optimizer that is not sharded."""
+        """Takes a state that `state_dict` returned, or that of an optimizer that is not sharded."""
         parameters = self._listed
         state = {
             index: {key: self._part(parameters[index], value) for key, value in kept.items()}
@@ -165,7 +165,7 @@ def sharded(
     elementwise: bool = False,
     gathers: bool = True,
 ) -> ShardedOptimizer:
-    """An optimizer of the parameters of some weight groups, in the order of `by_group`; errors as in the class."""
+    """Makes an optimizer of the parameters of weight groups, in the order of `by_group`; errors as in the class."""
     shardings = [Sharding(world, group, parameters) for group, parameters in groups.items()]
     return ShardedOptimizer(shardings, make, elementwise, gathers)
 
@@ -173,17 +173,13 @@ def sharded(
 def _require_elementwise(optimizer: Any, elementwise: bool) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, optim.Optimizer):
-        raise Misuse(f"a {name} cannot be sharded: that takes a torch.optim.Optimizer")
+        raise mistakes.sharded_is_no_optimizer(name)
     if not elementwise and type(optimizer) not in ELEMENTWISE:
-        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-        raise Misuse(
-            f"a {name} may look at a parameter as a whole, and a shard is a part of one: sharded can be, of torch's "
-            f"own, {known}; others in a loop of your own, with elementwise=True if they treat every number by itself"
-        )
+        raise mistakes.sharded_may_not_be_elementwise(name, [optimizer.__name__ for optimizer in ELEMENTWISE])
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Learning rate and the like."""
+    """Returns the learning rate and the like of a group, without its parameters."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 

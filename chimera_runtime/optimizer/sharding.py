@@ -1,4 +1,4 @@
-"""Weights that are cut over the ranks that hold them: each rank steps its shard, and gathers those of the others.
+"""Weights cut over the ranks that hold them: each rank steps its shard, and gathers the shards of the others.
 
 a parameter of shape (7, 4) that three ranks hold, cut along dimension 0
 
@@ -17,18 +17,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.optimizer import parameters_are_spread_already
 from chimera_runtime.program.weight_groups import Group, group_name
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.shards import is_spread
 
 BUCKET = 2**24
-"""Bytes of weights that are gathered at once: so much memory a step takes beside the weights."""
+"""Bytes of weights that are gathered at once: the memory that a step takes in addition to the weights."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A parameter that is cut along a dimension, so that each rank has ``rows`` of it; the last ones may have fewer."""
+    """A parameter cut along a dimension into shards of ``rows`` rows; the last ranks may have fewer."""
 
     parameter: torch.nn.Parameter
     dimension: int
@@ -36,11 +36,11 @@ class Cut:
 
     @property
     def row_size(self) -> int:
-        """The numbers of a row."""
+        """Number of elements of a row."""
         return self.parameter.numel() // self.parameter.shape[self.dimension]
 
     def part(self, tensor: torch.Tensor, rank: int, first: int = 0, count: int | None = None) -> torch.Tensor:
-        """Rows of a rank's shard, of a tensor that has the shape of the parameter, in its memory; by default all."""
+        """Rows of a rank's shard of ``tensor`` (shaped like the parameter), as a view; by default all rows."""
         length = tensor.shape[self.dimension]
         start = min(rank * self.rows + first, length)
         end = min((rank + 1) * self.rows, length, length if count is None else start + count)
@@ -49,19 +49,19 @@ class Cut:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of the shards of a parameter, which are gathered at once: from ``first`` on, ``count`` of each shard."""
+    """Rows that are gathered at once: ``count`` rows of each shard of a parameter, from row ``first`` of the shard."""
 
     cut: Cut
     first: int
     count: int
 
     def of(self, rank: int) -> torch.Tensor:
-        """Those of a rank, in the memory of the parameter; fewer at the end of it."""
+        """Rows of one rank, as a view of the parameter; fewer at its end."""
         return self.cut.part(self.cut.parameter.data, rank, self.first, self.count)
 
 
 def cut(parameter: torch.nn.Parameter, ranks: int) -> Cut | None:
-    """The parameter cut along its first dimension that has a row for each of so many ranks; None if it stays whole."""
+    """Cuts a parameter along its first dimension with at least ``ranks`` rows; None if it has none and stays whole."""
     lengths = [length if ranks > 1 else 0 for length in parameter.shape]
     dimension = next((place for place, length in enumerate(lengths) if length >= ranks), None)
     return None if dimension is None else Cut(parameter, dimension, -(-lengths[dimension] // ranks))
@@ -70,14 +70,14 @@ def cut(parameter: torch.nn.Parameter, ranks: int) -> Cut | None:
 class Sharding:
     """The parameters of a weight group, cut over the ranks that hold it.
 
-    What has no dimension with a row for each rank stays whole, and every rank steps it.
+    A parameter without a dimension that has a row for each rank stays whole, and every rank steps it.
 
     Attributes
     ----------
     parameters
-        Those that were given.
+        The parameters of the group, whole.
     shards
-        For each of them what this rank steps of it: in its memory, with its attributes.
+        The part of each parameter that this rank steps, as a view with the attributes of the parameter.
 
     Raises
     ------
@@ -90,10 +90,7 @@ class Sharding:
         self._name = group_name(group)
         self._group, self._ranks = world.sums[group]
         if any(map(is_spread, parameters)):
-            raise Misuse(
-                f"{self._name} has DTensors: what spreads them over other ranks shards the state of the optimizer, "
-                "too; make the optimizer of pipe.named_parameters()"
-            )
+            raise parameters_are_spread_already(self._name)
         members = sorted(world.control_group.members[rank] for rank in self._ranks)
         self._mine = members.index(world.control_group.members[world.place.rank])
         self._mesh: Any = None
@@ -107,12 +104,12 @@ class Sharding:
         return shard
 
     def part(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
-        """What is this rank's of a tensor that has the shape of a parameter, in the memory of that."""
+        """This rank's shard of ``tensor`` (shaped like ``parameter``), as a view."""
         made = self._cuts.get(parameter)
         return tensor if made is None else made.part(tensor, self._mine)
 
     def show_gradients(self) -> None:
-        """Gives the shards their gradients: parts of those of the parameters."""
+        """Gives each shard its part of the gradient of its parameter, as a view."""
         for parameter, shard in zip(self.parameters, self.shards, strict=True):
             for name in ("grad", "main_grad"):
                 gradient = getattr(parameter, name, None)
@@ -120,7 +117,7 @@ class Sharding:
                     setattr(shard, name, None if gradient is None else self.part(parameter, gradient))
 
     def hide_gradients(self) -> None:
-        """Lets the gradients go, which would keep those of the parameters alive."""
+        """Removes the gradients from the shards: the views would keep the memory of whole gradients alive."""
         for shard in self.shards:
             for name in ("grad", "main_grad"):
                 if hasattr(shard, name):
@@ -128,7 +125,7 @@ class Sharding:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Makes the parameters whole again, after a step of each shard; all ranks that hold the group call it.
+        """Copies the stepped shards of the other ranks into the parameters; all ranks that hold the group call it.
 
         Raises
         ------
@@ -140,7 +137,7 @@ class Sharding:
 
     @cached_property
     def _buckets(self) -> list[list[list[torch.Tensor]]]:
-        """What is gathered at once: for each rank parts of its shards, all of one dtype, in the parameters' memory."""
+        """Buckets that are gathered one by one: for each rank, views of parts of its shards, all of one dtype."""
         kinds: dict[Any, list[Cut]] = defaultdict(list)
         for parameter, made in self._cuts.items():
             if parameter.numel():
@@ -152,11 +149,13 @@ class Sharding:
         ]
 
     def _gather(self, parts: Sequence[list[torch.Tensor]]) -> None:
+        # Every rank contributes a row of the same size to one tensor: its parts one after the other.
         sizes = [max(part.numel() for part in of_piece) for of_piece in zip(*parts, strict=True)]
         gathered = parts[0][0].new_empty(len(parts), sum(sizes))
         rooms = gathered.unbind()
         views = [list(map(_beginning, torch.split(room, sizes), held)) for room, held in zip(rooms, parts, strict=True)]
         torch._foreach_copy_(views[self._mine], parts[self._mine])
+
         others = [rank for rank in self._ranks if rank != self._world.place.rank]
         what, world = f"for the weights of {self._name}", self._world
         with world.control_group.waiting(what, others):
@@ -168,13 +167,15 @@ class Sharding:
                 work = dist.all_gather(rows, rows[self._mine], group=self._group, async_op=True)
             if work is not None:
                 world.control_group.wait(work, lambda error: world.control_group.names.lost(what, others, error))
+
+        # From the rows of the others their parts go where they belong in the parameters.
         elsewhere = [rank for rank in range(len(parts)) if rank != self._mine]
         torch._foreach_copy_(
             [part for rank in elsewhere for part in parts[rank]], [view for rank in elsewhere for view in views[rank]]
         )
 
     def spread(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-        """A part as a checkpoint knows it: a DTensor in the shape of the parameter, or the whole if it is not cut."""
+        """Wraps a shard for a checkpoint: a DTensor in the shape of the parameter; unchanged if it is not cut."""
         made = self._cuts.get(parameter)
         if made is None:
             return part
@@ -194,7 +195,7 @@ class Sharding:
 
 
 def buckets(cuts: Sequence[Cut], limit: int) -> Iterator[list[Piece]]:
-    """The shards in buckets of at most ``limit`` bytes, a row at least."""
+    """Divides shards into buckets of at most ``limit`` bytes, or of one row if that is larger."""
     bucket: list[Piece] = []
     left = limit
     for made in cuts:
@@ -213,5 +214,5 @@ def buckets(cuts: Sequence[Cut], limit: int) -> Iterator[list[Piece]]:
 
 
 def _beginning(room: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """The beginning of a piece of memory, in the shape of what goes there."""
+    """View of the beginning of ``room`` in the shape of ``part``."""
     return room[: math.prod(part.shape)].view(part.shape)

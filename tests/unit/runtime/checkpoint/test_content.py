@@ -16,10 +16,17 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
-from chimera_runtime.checkpoint.content import FORMAT, About, Content, Objects, about_of, wanted_about
+from chimera_runtime.checkpoint.content import (
+    FORMAT,
+    CheckpointContent,
+    CheckpointInfo,
+    Objects,
+    info_fields,
+    wanted_info,
+)
 from chimera_runtime.checkpoint.entries import names_in
 from chimera_runtime.errors import Misuse
-from chimera_runtime.optimizer.optimizer_state import KeptGroup
+from chimera_runtime.optimizer.optimizer_state import SavedGroup
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.kept import WIDTH, Count, adam, mini_batch, pipeline
 
@@ -34,18 +41,18 @@ class Made:
         self.optimizer = adam(self.pipe)
         self.scheduler = CosineAnnealingLR(self.optimizer, 5)
         self.objects = Objects({"count": Count()}, {"loader": Count()}, {"mine": Count()})
-        self.content = Content(self.pipe, [self.optimizer], [self.scheduler], self.objects)
+        self.content = CheckpointContent(self.pipe, [self.optimizer], [self.scheduler], self.objects)
 
     def saved(self, items: int = 0) -> dict[str, Any]:
         part = self.content.part(self.pipe.state_dict())
         return self.content.complete(part, [part.facts], items)
 
-    def about(self, **changed: Any) -> About:
-        return About(**about_of(self.saved()) | changed)
+    def info(self, **changed: Any) -> CheckpointInfo:
+        return CheckpointInfo(**info_fields(self.saved()) | changed)
 
-    def wanted(self, entries: dict[Any, Any], about: About) -> dict[str, Any]:
-        state = self.pipe.state_dict(self.content.replica(about))
-        return self.content.wanted(there(entries), about, state)
+    def wanted(self, entries: dict[Any, Any], info: CheckpointInfo) -> dict[str, Any]:
+        state = self.pipe.state_dict(self.content.replica(info))
+        return self.content.wanted(there(entries), info, state)
 
 
 def metadata(state: dict[str, Any], *before: Any) -> dict[tuple[Any, ...], Any]:
@@ -78,16 +85,16 @@ def trained(directory: Path) -> Made:
 def test_it_says_what_it_is_of(alone: World, one_worker: Path) -> None:
     of = trained(one_worker)
     saved = of.saved(17)
-    said = about_of(saved)
+    said = info_fields(saved)
     facts = ("format", "update", "items", "stages", "copies", "unsaved")
     assert [said[fact] for fact in facts] == [FORMAT, 1, 17, 2, 1, []]
     content = of.content
-    assert content.is_laid_out_as(of.about())
-    assert not content.is_laid_out_as(of.about(copies=2))
-    assert not content.is_laid_out_as(of.about(program="another"))
+    assert content.is_laid_out_as(of.info())
+    assert not content.is_laid_out_as(of.info(copies=2))
+    assert not content.is_laid_out_as(of.info(program="another"))
     entries = metadata(saved)
-    assert wanted_about(there(entries)) == {"about": {"0": ()}}
-    assert wanted_about(Metadata({})) == {}
+    assert wanted_info(there(entries)) == {"about": {"0": ()}}
+    assert wanted_info(Metadata({})) == {}
     names = {name for name, _ in of.pipe.named_parameters()}
     assert names_in(there(entries)) == names
     assert names_in(there(entries), "replicas") >= {"stages.0.1.running_mean"}
@@ -96,7 +103,7 @@ def test_it_says_what_it_is_of(alone: World, one_worker: Path) -> None:
     assert {*hashes} == names
     assert {*hashes.values()} == {*saved["groups"]}
     assert len(saved["groups"]) == 2
-    groups = content.groups(saved, of.about())
+    groups = content.groups(saved, of.info())
     assert groups[WEIGHT].settings["lr"] == 0.05 == of.optimizer.param_groups[0]["lr"]
     assert content.refusal(groups) is None
 
@@ -104,8 +111,8 @@ def test_it_says_what_it_is_of(alone: World, one_worker: Path) -> None:
 def test_format_1_did_not_say_how_replicas_were_counted(alone: World, one_worker: Path) -> None:
     """One that each worker holds of its own, they were counted alike in every layout."""
     of = trained(one_worker)
-    assert of.content.is_laid_out_as(of.about(format=1))
-    two = of.about(format=1, copies=2)
+    assert of.content.is_laid_out_as(of.info(format=1))
+    two = of.info(format=1, copies=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(of.pipe), "copies", 2)
         assert of.content.is_laid_out_as(two)
@@ -153,12 +160,12 @@ def test_what_a_rank_misses_is_named(
     of = trained(one_worker)
     entries = metadata(of.saved())
     spoil(entries)
-    assert of.content.lacking(of.wanted(entries, of.about()), there(entries)) == words
+    assert of.content.lacking(of.wanted(entries, of.info()), there(entries)) == words
 
 
 def test_a_parameter_without_a_group_is_named(alone: World, one_worker: Path) -> None:
     of = trained(one_worker)
-    groups = of.content.groups(of.saved(), of.about())
+    groups = of.content.groups(of.saved(), of.info())
     del groups[WEIGHT]
     assert of.content.refusal(groups) == f"it has no optimizer state of {WEIGHT}, which an optimizer steps here"
 
@@ -169,16 +176,16 @@ def test_another_layout_reads_the_first_replica_and_what_the_first_copy_has_of_i
     """Where there is none of this rank's number; what a rank has of its own is refused."""
     of = trained(one_worker)
     entries = metadata(of.saved())
-    here = of.wanted(entries, of.about())
+    here = of.wanted(entries, of.info())
     assert here.keys() | {"groups", "about"} == of.saved().keys()
     moved = {("of_copy", "3", *path[2:]) if path[0] == "of_copy" else path: entries[path] for path in entries}
     moved["of_copy", "0", "loader"] = BytesStorageMetadata()
-    other = of.about(program="another")
+    other = of.info(program="another")
     elsewhere = of.wanted(moved, other)
     assert [*elsewhere["of_copy"]] == ["0"]
     assert {name.split("/")[0] for name in elsewhere["replicas"]} == {"0"}
     assert "of_rank['mine']" in str(of.content.lacking(elsewhere, there(moved)))
-    without = Content(of.pipe, [of.optimizer], [of.scheduler], replace(of.objects, of_rank={}))
+    without = CheckpointContent(of.pipe, [of.optimizer], [of.scheduler], replace(of.objects, of_rank={}))
     assert without.lacking(without.wanted(there(moved), other, of.pipe.state_dict(0)), there(moved)) is None
     assert without.left_out(there(moved)) == ["of_rank['mine']"]
 
@@ -187,14 +194,14 @@ def test_memory_for_optimizer_state_is_apart_from_that_of_the_training(alone: Wo
     """An optimizer that has not stepped yet has none; what is as large as the parameter is laid out like it."""
     of, fresh = trained(one_worker), Made(one_worker)
     entries = metadata(of.saved())
-    wanted = fresh.wanted(entries, of.about())["state"][WEIGHT]
+    wanted = fresh.wanted(entries, of.info())["state"][WEIGHT]
     assert {key: tuple(tensor.shape) for key, tensor in wanted.items()} == {
         "step": (),
         "exp_avg": (3, 3),
         "exp_avg_sq": (3, 3),
     }
     assert wanted["exp_avg"].dtype == torch.float64
-    assert fresh.wanted({}, of.about())["state"] == {name: {} for name in of.pipe.names.values()}
+    assert fresh.wanted({}, of.info())["state"] == {name: {} for name in of.pipe.names.values()}
 
 
 def test_a_scheduler_whose_optimizer_is_not_known_is_kept_as_what_ranks_share(alone: World, one_worker: Path) -> None:
@@ -202,11 +209,13 @@ def test_a_scheduler_whose_optimizer_is_not_known_is_kept_as_what_ranks_share(al
     elsewhere = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     plateaus = [ReduceLROnPlateau(elsewhere) for _ in range(2)]
     plateaus[0].step(1.0)
-    saving, resuming = (Content(of.pipe, [of.optimizer], [of.scheduler, plateau], Objects()) for plateau in plateaus)
+    saving, resuming = (
+        CheckpointContent(of.pipe, [of.optimizer], [of.scheduler, plateau], Objects()) for plateau in plateaus
+    )
     part = saving.part(of.pipe.state_dict())
     assert [*part.state["shared"]] == ["schedulers[1]"]
-    groups = resuming.groups(part.state, of.about())
-    resuming.take(part.state, of.about(), groups)
+    groups = resuming.groups(part.state, of.info())
+    resuming.take(part.state, of.info(), groups)
     assert plateaus[1].state_dict() == plateaus[0].state_dict()
 
 
@@ -233,8 +242,8 @@ def test_groups_of_a_parameter_that_differ_between_ranks_go_to_the_rank_that_had
     alone: World, one_worker: Path
 ) -> None:
     """And to a rank that there was not, those of the first one."""
-    about = About(2, 1, 1, "", "", 1, 1, {0: {"a": "x", "b": "y"}, 1: {"a": "z"}})
-    assert [about.group_of(place) for place in (0, 1, 2)] == [
+    info = CheckpointInfo(2, 1, 1, "", "", 1, 1, {0: {"a": "x", "b": "y"}, 1: {"a": "z"}})
+    assert [info.group_of(place) for place in (0, 1, 2)] == [
         {"a": "x", "b": "y"},
         {"a": "z", "b": "y"},
         {"a": "x", "b": "y"},
@@ -244,7 +253,7 @@ def test_groups_of_a_parameter_that_differ_between_ranks_go_to_the_rank_that_had
 def test_groups_of_format_1_have_settings_alone(alone: World, one_worker: Path) -> None:
     of = trained(one_worker)
     old = {"groups": {WEIGHT: ((("lr", 0.3),),)}}
-    assert of.content.groups(old, of.about(format=1)) == {WEIGHT: KeptGroup({"lr": 0.3})}
+    assert of.content.groups(old, of.info(format=1)) == {WEIGHT: SavedGroup({"lr": 0.3})}
 
 
 def test_a_buffer_that_is_in_no_state_dict_and_has_changed_is_named(alone: World, one_worker: Path) -> None:
@@ -254,7 +263,7 @@ def test_a_buffer_that_is_in_no_state_dict_and_has_changed_is_named(alone: World
             self.register_buffer("cache", torch.zeros(2), persistent=False)
 
     of = Made(one_worker, build=lambda *_: Cached().double())
-    assert of.about().unsaved == []
+    assert of.info().unsaved == []
     of.pipe.stages[1].get_buffer("cache").add_(1)
-    assert of.about().unsaved == ["stages.1.cache"]
+    assert of.info().unsaved == ["stages.1.cache"]
     assert "0/stages.1.cache" not in of.saved()["replicas"]

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.api import CheckpointException
 
 from chimera_runtime.checkpoint import storage
-from chimera_runtime.checkpoint.storage import Lock, Writer, beside, damage, is_whole, path_of, update_of, whole
+from chimera_runtime.checkpoint.storage import Lock, Writer, damage, is_whole, others, path_of, update_of, whole
 from chimera_runtime.errors import BadCheckpoint
 from chimera_runtime.ranks.world import World
 
@@ -50,7 +50,7 @@ def test_the_newest_stay_and_are_found_in_the_order_of_their_updates(alone: Worl
     assert all(is_whole(path) and damage(path, 0, 1) is None for path in whole(tmp_path))
     assert not is_whole(tmp_path / "update-mine")
     assert whole(tmp_path / "none") == []
-    assert beside(path_of(tmp_path, 123456790)) == "; beside it there is update-123456789"
+    assert others(path_of(tmp_path, 123456790)) == ["update-123456789"]
     with pytest.raises(BadCheckpoint, match=r"Not a directory"):
         whole(tmp_path / "update-123456790" / ".metadata")
 
