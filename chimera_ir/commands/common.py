@@ -61,8 +61,8 @@ def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     ties: list[list[int | str]] = []
     for text in given:
         stages = text.split(",")
-        known = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
-        if len(stages) < 2 or not known:
+        are_stages = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
+        if len(stages) < 2 or not are_stages:
             raise WrongCommand(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
         if any(len(stage) > 18 for stage in stages):
             raise WrongCommand(f"--tied {text[:40]}: a stage has at most 18 digits")
@@ -106,22 +106,22 @@ class _StandardOutput:
 
     def write(self, text: str) -> int:
         """Writes a text to the stream, with its errors as the class says."""
-        with self._told():
+        with self._handled():
             return self._stream.write(text)
 
     def flush(self) -> None:
         """Flushes the stream, with its errors as the class says."""
-        with self._told():
+        with self._handled():
             self._stream.flush()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _handled(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
-            _let_go(self._stream)
+            _discard(self._stream)
         except OSError as error:
-            _let_go(self._stream)
+            _discard(self._stream)
             raise WrongCommand(f"standard output: {error.strerror}") from error
 
 
@@ -129,14 +129,14 @@ class _Errors(_StandardOutput):
     """Standard error: a text that cannot be written is dropped; the exit status still tells how the command ended."""
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _handled(self) -> Iterator[None]:
         try:
             yield
         except OSError:
-            _let_go(self._stream)
+            _discard(self._stream)
 
 
-def _let_go(stream: TextIO) -> None:
+def _discard(stream: TextIO) -> None:
     """Drops text that cannot be written, and all that follows, so that the interpreter does not fail at its end."""
     try:
         stream.flush()
@@ -166,7 +166,7 @@ def run(command: click.Command, name: str) -> NoReturn:
     with redirect_stdout(output), redirect_stderr(errors):
         status = _status(command, name)
     for stream in (sys.stdout, sys.stderr):
-        _let_go(stream)
+        _discard(stream)
     sys.exit(status)
 
 
@@ -174,7 +174,7 @@ def _status(command: click.Command, name: str) -> Any:
     try:
         return command.main(prog_name=name, standalone_mode=False)
     except click.ClickException as error:
-        _tell(error)
+        _show(error)
         return error.exit_code
     except TextError as error:
         color = colored(sys.stderr)
@@ -183,7 +183,7 @@ def _status(command: click.Command, name: str) -> Any:
             click.echo(f"\nmore on this message: chimera explain {error.diagnostics[0].code}", err=True)
         return WRONG_TEXT
     except CompileError as error:
-        _tell(WrongCommand(str(error)))
+        _show(WrongCommand(str(error)))
         return WRONG_COMMAND
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -198,16 +198,16 @@ def _status(command: click.Command, name: str) -> Any:
         return OUR_FAULT
 
 
-def _tell(error: click.ClickException) -> None:
+def _show(error: click.ClickException) -> None:
     if isinstance(error, click.NoSuchOption):
         near = closest(error.option_name.strip("-"), (name.strip("-") for name in error.possibilities or ()))
         error = click.NoSuchOption(error.option_name, None, [f"--{near}"] if near else None, error.ctx)
-    said = _Everything()
-    error.show(said)
-    click.echo(visible_lines(said.getvalue()), nl=False, err=True)
+    shown = _ColouredText()
+    error.show(shown)
+    click.echo(visible_lines(shown.getvalue()), nl=False, err=True)
 
 
-class _Everything(io.StringIO):
+class _ColouredText(io.StringIO):
     """A stream that looks like a terminal, so that click leaves colours in the text."""
 
     def isatty(self) -> bool:

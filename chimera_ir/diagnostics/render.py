@@ -154,9 +154,9 @@ def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
     if _width(marked) > MAX_WIDTH // 2:
         marked, after = _head(marked, MAX_WIDTH // 2), ""
     room = MAX_WIDTH - _width(marked)
-    kept = min(_width(before), max(room // 2, room - _width(after)))
-    if kept < _width(before):
-        before = _ELLIPSIS + _tail(before, kept - len(_ELLIPSIS))
+    columns = min(_width(before), max(room // 2, room - _width(after)))
+    if columns < _width(before):
+        before = _ELLIPSIS + _tail(before, columns - len(_ELLIPSIS))
     if _width(after) > room - _width(before):
         after = _head(after, room - _width(before))
     return before, marked, after
@@ -164,20 +164,20 @@ def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
 
 def _head(text: str, width: int) -> str:
     """The beginning of a text, so that it and an ellipsis take at most ``width`` columns."""
-    kept = 0
+    columns = 0
     for count, character in enumerate(text):
-        kept += _width(character)
-        if kept > width - len(_ELLIPSIS):
+        columns += _width(character)
+        if columns > width - len(_ELLIPSIS):
             return text[:count] + _ELLIPSIS
     return text
 
 
 def _tail(text: str, width: int) -> str:
     """The end of a text, at most ``width`` columns of it."""
-    kept = 0
+    columns = 0
     for count, character in enumerate(reversed(text)):
-        kept += _width(character)
-        if kept > width:
+        columns += _width(character)
+        if columns > width:
             return text[len(text) - count :]
     return text
 

@@ -48,8 +48,8 @@ class _SameContent:
 
 def passes(station: Station) -> object:
     """Key of all that decides how long the passes through a station take: equal for equal layers on equal inputs."""
-    seen = station.size, station.before, station.after, station.traits, station.footprint
-    return seen, _Signature().layers(station)
+    recorded = station.size, station.before, station.after, station.traits, station.footprint
+    return recorded, _Signature().layers(station)
 
 
 def step(station: Station) -> object:

@@ -227,9 +227,9 @@ class _Bench:
             stream(WARM_UP)
             rounds = self._agreed(hub, (time.perf_counter() - start) / WARM_UP)
             self._publish([], [], stream(rounds))
-        heard = [self._times_of(end) for end in ends]
+        published = [self._times_of(end) for end in ends]
         self._end(f"streams of {size} B from rank {hub} to ranks {ends[0]} and {ends[1]}")
-        return [gap for _, _, gaps in heard for gap in gaps]
+        return [gap for _, _, gaps in published for gap in gaps]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
         """Seconds from the last member's launch of a sum to its end, and seconds of a launch."""
@@ -238,11 +238,11 @@ class _Bench:
             seconds, _ = self._sum(number, size, WARM_UP)
             rounds = self._agreed(members[0], PAUSE + median(seconds))
             self._publish(*self._sum(number, size, rounds), [])
-        heard = [self._times_of(member) for member in members]
+        published = [self._times_of(member) for member in members]
         self._end(f"sums of {size} B over {counted(len(members), 'rank')}")
         # A sum begins with the last launch, so the rank that launched last has the shortest time.
-        shortest = [min(of_all) for of_all in zip(*(seconds for seconds, _, _ in heard), strict=True)]
-        return shortest, [post for _, posts, _ in heard for post in posts]
+        shortest = [min(of_all) for of_all in zip(*(seconds for seconds, _, _ in published), strict=True)]
+        return shortest, [post for _, posts, _ in published for post in posts]
 
     def _agreed(self, first: int, seconds: float) -> int:
         """Rounds that take about a second together; rank ``first``, where one takes ``seconds``, decides for all."""

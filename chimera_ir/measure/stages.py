@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from chimera_ir.measure import empty, equal
+from chimera_ir.measure import equal
 from chimera_ir.measure.samples import Quality, Samples, ShowProgress, in_rounds, noise, rounded
 from chimera_ir.measure.stations import ModelCut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
@@ -137,13 +138,34 @@ class _StageClock:
     def overhead(self, cut: ModelCut) -> Overhead:
         """Medians of the times of a stage that computes nothing; short as they are, of more rounds."""
         # A stage without work: all its time is overhead.
-        nothing = empty.model()
-        small = replace(cut, model=nothing, dataset=nothing.items(), stages=empty.STAGES, sizes=(1,))
-        (station,) = dict(stations(small, lambda _doing: None))[empty.MIDDLE]
+        nothing = _empty_model()
+        small = replace(cut, model=nothing, dataset=nothing.items(), stages=3, sizes=(1,))
+        (station,) = dict(stations(small, lambda _doing: None))[1]
         samples = self._rounds_of(station, SHORT * self._rounds)
         self.qualities += Quality.of("an operation", [*zip(_NAMES, samples, strict=True)])
         forward, backward, recomputing, *halves = (rounded(figure.median) for figure in samples)
         return Overhead(forward, backward, recomputing, (halves[0], halves[1]))
+
+
+class _Identity(torch.nn.Module):
+    """Returns its input, through autograd and without a kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+
+def _empty_model() -> ModelFile:
+    """A model of three stages whose middle one computes nothing: its operations take the overhead of every operation.
+
+    The first stage has a weight, so that gradients come back as far as the middle one.
+    """
+    return ModelFile(
+        Path("an empty stage"),
+        lambda stage, _stages: torch.nn.Linear(1, 1) if stage == 0 else _Identity(),
+        lambda output, _target: output.mean(),
+        lambda: [(torch.zeros(1), 0)],
+        lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+    )
 
 
 class _Once:

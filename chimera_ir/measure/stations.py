@@ -75,7 +75,7 @@ class ModelCut:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _FirstPass:
     """Results of the first pass through the stages: the input of a stage, and a description of its output."""
 
     handed: Any
@@ -205,14 +205,14 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
         If the model file's code raises an error.
     """
     # Way down: the output of every stage. Only descriptions and the tensors handed on are kept, no stage.
-    seen = _way_down(cut, progress)
+    first_pass = _way_down(cut, progress)
     follow: dict[int, tuple[bool, ...] | None] = dict.fromkeys(cut.sizes)
     # Way back: each stage is made again, and its backward shows for which inputs gradients come back.
     for stage in reversed(range(cut.stages)):
         module = cut.module(stage)
         ready: list[Station] = []
         for size in cut.sizes:
-            first_look = seen.pop((stage, size))
+            first_look = first_pass.pop((stage, size))
             after = _marked(first_look.after, follow[size])
             with running(cut, stage, size):
                 given = _given(cut, stage, size, module, first_look.before, first_look.handed)
@@ -235,8 +235,8 @@ def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) 
     return None if boundary is None else replace(boundary, differentiable=differentiable or ())
 
 
-def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int, int], _Seen]:
-    seen: dict[tuple[int, int], _Seen] = {}
+def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int, int], _FirstPass]:
+    first_pass: dict[tuple[int, int], _FirstPass] = {}
     boundaries: dict[int, Boundary | None] = dict.fromkeys(cut.sizes)
     handed: dict[int, Any] = dict.fromkeys(cut.sizes)
     for stage in range(cut.stages):
@@ -253,12 +253,12 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
                 )
             after = _boundary(sight) if stage < cut.stages - 1 else None
             bare = replace(sight, inputs=(), outputs=())
-            seen[stage, size] = _Seen(handed[size], before, after, bare)
+            first_pass[stage, size] = _FirstPass(handed[size], before, after, bare)
             boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in sight.outputs if not t.is_meta)
             if cut.device.type == "meta":
                 handed[size] = tuple(t.detach() for t in sight.outputs)
         progress(f"looked at {cut.part(stage)}")
-    return seen
+    return first_pass
 
 
 @contextmanager
@@ -296,26 +296,30 @@ def _boundary(sight: Sight) -> Boundary:
     return Boundary(sight.form, shapes, tuple(t.dtype for t in sight.outputs), recorded, recorded)
 
 
-def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, seen: _Seen) -> Station:
+def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, first_pass: _FirstPass) -> Station:
     # The stage as a rank would have it, with one micro-batch at a time and without other ranks.
     batches, device = cut.batches(size), cut.device
     names = Names(0, 0, cut.stages, _TIMEOUT)
     numbering = Numbering(cut.seed, copy=0, passes=1, cycle=_MICROS)
     ending: StageOutput
-    counted = seen.sight.count is not None
-    ending = SendOutput(stage, seen.after) if seen.after else LossOutput(cut.model.judge, 1.0, numbering, counted)
+    counted = first_pass.sight.count is not None
+    ending = (
+        SendOutput(stage, first_pass.after)
+        if first_pass.after
+        else LossOutput(cut.model.judge, 1.0, numbering, counted)
+    )
     optimizer = _optimizer(cut, module)
     runnable = Stage(
         stage,
         module,
         Weights(optimizer),
-        seen.before,
+        first_pass.before,
         ending,
         GradientSum(f"s{stage}", _trained(module), None, (0,), names, waiter(_TIMEOUT)),
-        seen.sight.traits,
+        first_pass.sight.traits,
         numbering,
         recomputed={_AGAIN},
-        load_keywords=_keywords(batches, device, seen.sight.traits.keywords),
+        load_keywords=_keywords(batches, device, first_pass.sight.traits.keywords),
         is_compared=in_none,
     )
     # Receive buffers, with random gradients in place of received ones.
@@ -327,14 +331,14 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, seen
         size=size,
         module=module,
         stage=runnable,
-        before=seen.before,
-        after=seen.after,
-        footprint=seen.sight.footprint,
-        traits=seen.sight.traits,
+        before=first_pass.before,
+        after=first_pass.after,
+        footprint=first_pass.sight.footprint,
+        traits=first_pass.sight.traits,
         optimizer=optimizer,
-        handed=seen.handed if stage else None,
+        handed=first_pass.handed if stage else None,
         load_input=_loader(batches.input, device, wanted=stage == 0),
-        load_target=_loader(batches.target, device, wanted=seen.after is None),
+        load_target=_loader(batches.target, device, wanted=first_pass.after is None),
     )
 
 

@@ -36,7 +36,7 @@ def standing(header: Header, setting: Setting) -> list[int]:
 def least(variant: Variant, setting: Setting) -> list[int]:
     """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
     compiled, header = variant.compiled, variant.header
-    kept = [_kept(header, setting.timing(stage), stage, compiled.splits) for stage in range(header.stages)]
+    kept = [_least_kept(header, setting.timing(stage), stage, compiled.splits) for stage in range(header.stages)]
     return _peaks(compiled, header, setting, kept)
 
 
@@ -63,7 +63,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
     if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
         return None
     timings = [setting.timing(stage) for stage in range(header.stages)]
-    kept = [_beside(header, timings, stage, compiled.splits) for stage in range(header.stages)]
+    kept = [_most_kept(header, timings, stage, compiled.splits) for stage in range(header.stages)]
     return [
         peak
         + max(timings[stage].activations * header.recomputing for stage in passing)
@@ -100,13 +100,13 @@ def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timin
     return (to_next if stage < header.stages - 1 else 0) + (to_previous if stage > 0 else 0)
 
 
-def _kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
+def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
     """The fewest bytes that a stage keeps of a micro-batch, receive buffers included."""
     waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
     return min([*waiting, *([timing.halfway] if splits else [])], default=0)
 
 
-def _beside(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
+def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
     """The most bytes that a stage keeps of a micro-batch, without its receive buffer.
 
     One that recomputes keeps its activations from the first half of a backward to the second, if backwards are split.

@@ -153,10 +153,10 @@ def _number(group: tuple[object, Sequence[LeftOut]]) -> int:
 
 
 def _example(left_out: LeftOut, roles: Roles) -> str:
-    return f"{', '.join(_known(left_out, roles))}: {left_out.detail}"
+    return f"{', '.join(_attempted(left_out, roles))}: {left_out.detail}"
 
 
-def _known(left_out: LeftOut, roles: Roles) -> Iterator[str]:
+def _attempted(left_out: LeftOut, roles: Roles) -> Iterator[str]:
     for name, value in left_out.settings:
         if not (name == roles.micro_batches and left_out.micro_batch_size):
             yield f"{name}={value}"

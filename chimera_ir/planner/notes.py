@@ -74,8 +74,8 @@ def _asynchronous(ranking: Ranking) -> Iterator[str]:
     place, other = next(
         ((place, judged) for place, judged in enumerate(ranking.choices, 1) if not judged.asynchronous), (0, None)
     )
-    said = f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
-    yield f"{said}; the first with a flush is number {place}, {other.scheme}" if other else said
+    remark = f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
+    yield f"{remark}; the first with a flush is number {place}, {other.scheme}" if other else remark
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:

@@ -86,20 +86,20 @@ def rank(
         verdicts += _judged(families, greedy, pool, progress)
         fitting = [verdict for verdict in verdicts if isinstance(verdict, Judged)]
         asked = _merged((judged for judged in fitting if judged.choice.source in sources), baseline)
-        beside = _merged((judged for judged in fitting if judged.choice.source not in sources), baseline)
+        unasked = _merged((judged for judged in fitting if judged.choice.source not in sources), baseline)
         # The first ones are replayed event by event, which may change their order.
-        replayed = {_unsplit(judged): judged for judged in _replayed([*beside[:1], *asked], pool, progress)}
-        asked, beside = (
-            _sorted((replayed.get(_unsplit(j), j) for j in ranked), baseline) for ranked in (asked, beside)
+        replayed = {_unsplit(judged): judged for judged in _replayed([*unasked[:1], *asked], pool, progress)}
+        asked, unasked = (
+            _sorted((replayed.get(_unsplit(j), j) for j in ranked), baseline) for ranked in (asked, unasked)
         )
         # Exact bytes only for the rows that are shown; for the others the bounds are enough.
         shown = dict.fromkeys([*_first_of_each_name(asked)[:top], *asked[:top]])
-        weighed = {judged.choice: judged for judged in _weighed([*shown, *beside[:1]], pool, progress)}
-        asked, beside = ([weighed.get(judged.choice, judged) for judged in ranked] for ranked in (asked, beside))
+        weighed = {judged.choice: judged for judged in _weighed([*shown, *unasked[:1]], pool, progress)}
+        asked, unasked = ([weighed.get(judged.choice, judged) for judged in ranked] for ranked in (asked, unasked))
     # The refusals of the schemes that the user asked for, and the baseline for comparison.
     discarded = (verdict for verdict in verdicts if isinstance(verdict, LeftOut) and verdict.source in sources)
-    of_baseline = (j for j in [*asked, *beside] if baseline in {choice.source for choice in (j.choice, *j.equal)})
-    left_out = sorted(discarded, key=lambda verdict: _known(verdict, roles_of[verdict.source]))
+    of_baseline = (j for j in [*asked, *unasked] if baseline in {choice.source for choice in (j.choice, *j.equal)})
+    left_out = sorted(discarded, key=lambda verdict: _left_out_key(verdict, roles_of[verdict.source]))
     return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), next(of_baseline, None))
 
 
@@ -140,7 +140,7 @@ def _first_of_each_name(ranked: Iterable[Judged]) -> tuple[Judged, ...]:
     return tuple(first.values())
 
 
-def _known(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
+def _left_out_key(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
     """The sort key of configurations that were left out: scheme and parameters other than N, then B."""
     settings = of_scheme.without_micro_batches(left_out.settings)
     return left_out.source.name, settings, left_out.micro_batch_size or 0, left_out.recompute

@@ -192,11 +192,11 @@ class _Search:
         """The values of each further parameter to try with a combination of sizes."""
         divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(self._depths))
         tried = [self._values(name, divisors) for name in self._roles.divisors]
-        return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._kept()]
+        return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._defaults()]
 
     def _may_fit(self, sizes: Sequence[_Setting]) -> bool:
         """Whether these sizes may give a depth of the profile, whatever the further parameters are."""
-        fixed = [setting for values in self._kept() for setting in values]
+        fixed = [setting for values in self._defaults() for setting in values]
         outlined = self._outlined(dict((*sizes, *fixed)))
         return isinstance(outlined, LeftOut) or self._has(outlined.stages)
 
@@ -230,7 +230,7 @@ class _Search:
         """The values of a parameter as settings."""
         return [(name, value) for value in ([self._fixed[name]] if name in self._fixed else values)]
 
-    def _kept(self) -> list[list[_Setting]]:
+    def _defaults(self) -> list[list[_Setting]]:
         """The parameters that stay at their defaults, unless they are fixed."""
         tried = {*self._roles.sizes, *self._roles.divisors, *dict(self._roles.listed), self._roles.micro_batches}
         return [[(name, value)] for name, value in self._fixed.items() if name not in tried]

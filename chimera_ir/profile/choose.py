@@ -124,7 +124,7 @@ class Inputs:
         in_profile = tuple(_lacks(model.depths, wanted, self.profile_source) if lacks is None else lacks)
         in_cluster = (*_too_small(self.cluster, wanted, self.cluster_source), *unknown)
         if in_profile or in_cluster:
-            raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
+            raise Unfit(_with_errors((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
         split = self.split(wanted)
         return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
 
@@ -184,7 +184,7 @@ def are_swapped(profile_source: Source, cluster_source: Source) -> bool:
         return False
 
 
-def _those(*errors: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
+def _with_errors(*errors: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
     return tuple((source, diagnostics) for source, diagnostics in errors if diagnostics)
 
 

@@ -34,11 +34,12 @@ def _lasting(stage: StageCosts) -> StageCosts:
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
     """Time of a forward and a backward of a micro-batch on each layer, without the overhead of operations."""
     return [
-        max(0.0, sum(_beside(layer, size, kind, recomputing=recomputing) for kind in ("F", "B"))) for layer in layers
+        max(0.0, sum(_without_overhead(layer, size, kind, recomputing=recomputing) for kind in ("F", "B")))
+        for layer in layers
     ]
 
 
-def _beside(layer: StageCosts, size: int, kind: str, *, recomputing: bool) -> float:
+def _without_overhead(layer: StageCosts, size: int, kind: str, *, recomputing: bool) -> float:
     seconds = layer.at[size].seconds(kind, recomputing=recomputing)
     return seconds - layer.overhead.seconds(kind, recomputing=recomputing)
 
@@ -74,13 +75,13 @@ def merged(layers: Sequence[StageCosts], *, opens: bool = False) -> StageCosts:
 def _merged(timings: Sequence[Timing], overhead: Overhead, opens: bool) -> Timing:
     first, last = timings[0], timings[-1]
     operands = sum(timing.operands for timing in timings)
-    beside = sum(max(0, after.input - before.output) for before, after in pairwise(timings))
+    inner_inputs = sum(max(0, after.input - before.output) for before, after in pairwise(timings))
     return Timing(
-        forward=_once([timing.forward for timing in timings], overhead.forward),
-        backward=_once([timing.backward for timing in timings], overhead.backward),
-        recomputing=_once([timing.recomputing for timing in timings], overhead.recomputing),
+        forward=_as_one([timing.forward for timing in timings], overhead.forward),
+        backward=_as_one([timing.backward for timing in timings], overhead.backward),
+        recomputing=_as_one([timing.recomputing for timing in timings], overhead.recomputing),
         activations=sum(timing.activations for timing in timings),
-        input=first.input + beside,
+        input=first.input + inner_inputs,
         output=last.output,
         gradient=last.gradient,
         noise=_mean([(timing.noise, timing.forward + timing.backward) for timing in timings]),
@@ -94,14 +95,14 @@ def _halves(
     halves: Sequence[tuple[float, float] | None], overhead: Overhead, opens: bool
 ) -> tuple[float, float] | None:
     """The halves of the backwards of all layers together; None if those of some layer are not known."""
-    known = [both for both in halves if both is not None]
-    if len(known) < len(halves):
+    measured = [both for both in halves if both is not None]
+    if len(measured) < len(halves):
         return None
-    (first, second), (of_first, of_second) = zip(*known, strict=True), overhead.each_half
+    (first, second), (of_first, of_second) = zip(*measured, strict=True), overhead.each_half
     if opens:
         behind = sum(max(0.0, seconds - of_first) for seconds in first[1:])
-        return first[0], behind + _once(second, of_second)
-    return _once(first, of_first), _once(second, of_second)
+        return first[0], behind + _as_one(second, of_second)
+    return _as_one(first, of_first), _as_one(second, of_second)
 
 
 def _released(timings: Sequence[Timing]) -> int:
@@ -117,7 +118,7 @@ def _released(timings: Sequence[Timing]) -> int:
     return released
 
 
-def _once(times: Sequence[float], overhead: float) -> float:
+def _as_one(times: Sequence[float], overhead: float) -> float:
     """The time of several operations run as one: their sum with the overhead once, at least the longest of them."""
     return max(*times, sum(times) - (len(times) - 1) * overhead)
 

@@ -131,10 +131,10 @@ def _flat(report: Mapping[str, object]) -> _Cells:
 
 def as_json(sweep: Sweep) -> str:
     """The sweep as a JSON list: for each row what was set, and the content of report.json, or why there is none."""
-    return json.dumps([{"set": dict(row.settings), **_told(row)} for row in sweep.rows], indent=2) + "\n"
+    return json.dumps([{"set": dict(row.settings), **_outcome(row)} for row in sweep.rows], indent=2) + "\n"
 
 
-def _told(row: SizeRow) -> _Cells:
+def _outcome(row: SizeRow) -> _Cells:
     match row.outcome:
         case Refused(reason):
             return {_REFUSED: reason}

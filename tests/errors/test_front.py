@@ -13,7 +13,7 @@ from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.source import Source
-from chimera_ir.syntax.parser import MAX_TEXT, parse
+from chimera_ir.syntax.parser import MAX_TEXT, MAX_TOKENS, parse
 from tests.errors.goldens import classes, compare, inputs
 
 CATALOGUES = (tokens, foreign, syntax, brackets, names, values, groups, endless, pairs)
@@ -48,10 +48,15 @@ def test_every_message_has_a_mistake_that_shows_it() -> None:
     assert set(classes(CATALOGUES)) - shown == NOT_IN_A_FILE
 
 
-def test_a_text_that_is_too_long_is_rejected_unread() -> None:
-    source = Source("long.chim", "scheme a" + " " * MAX_TEXT)
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("scheme a" + " " * MAX_TEXT, "1,048,576 characters"), ("a " * MAX_TOKENS + "a", "100,000 words and signs")],
+    ids=["characters", "words"],
+)
+def test_a_text_that_is_too_long_is_rejected_unread(text: str, limit: str) -> None:
+    source = Source("long.chim", text)
     with pytest.raises(Rejected) as rejected:
         parse(source)
     said = render_all(rejected.value.diagnostics, source)
-    assert said.startswith("error[CH102]: the text has more than 1,048,576 characters")
+    assert said.startswith(f"error[CH102]: the text has more than {limit}")
     assert max(map(len, said.splitlines())) < 160

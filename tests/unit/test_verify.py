@@ -9,7 +9,19 @@ import pytest
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, Severity
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    Drop,
+    Message,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Span
@@ -45,6 +57,19 @@ def test_the_papers_memory_of_every_worker(plan: Plan, live: tuple[int, ...], we
     """Table 2: 1F1B keeps min(D - w, N); both directions (D/2 + 1 .. D), with two copies of the weights."""
     verified = verify_program(lower(order(plan)))
     assert (verified.live, verified.weights) == (live, weights)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [(Message((9,), 0, 1), "no such micro-batch or stage"), (Message((0,), 6, 7), "no stage 7")],
+)
+def test_a_message_that_no_program_has_is_rejected(message: Message, reason: str):
+    program = lower(order(one_direction(2, 2)))
+    first, *others = program.lanes
+    with pytest.raises(Rejected) as caught:
+        verify_program(replace(program, lanes=((*first, WaitSend(message)), *others)))
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.fill(diagnostic.title).endswith(f"is about no message of this worker: there is {reason}")
 
 
 def test_a_verified_program_comes_only_from_verification():
