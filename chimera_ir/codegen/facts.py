@@ -10,7 +10,7 @@ from chimera_ir.codegen.statements import links
 from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import COSTED
-from chimera_ir.ir.levels import Header, Parts, Program
+from chimera_ir.ir.levels import Header, LaneParts, Program
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import initial, updates_a_turn
@@ -149,7 +149,7 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
     }
 
 
-def _evaluation(parts: Parts) -> Facts:
+def _evaluation(parts: LaneParts) -> Facts:
     """The facts of a worker's forwards alone: the receive buffers by stage, and the links."""
     used = links(parts)
     return {
@@ -193,7 +193,7 @@ def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield members[0], members[-1] + 1
 
 
-def _rooms(parts: Parts) -> dict[tuple[Stage, bool], tuple[int, ...]]:
+def _rooms(parts: LaneParts) -> dict[tuple[Stage, bool], tuple[int, ...]]:
     """The micro-batches that each slot has room for, by receiving stage and whether it receives activations."""
     rooms_of: dict[tuple[Stage, bool], dict[int, int]] = {}
     for recv in parts.recvs.lines:

@@ -14,7 +14,7 @@ from typing import NamedTuple, assert_never
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
-from chimera_ir.ir.levels import Header, Parts
+from chimera_ir.ir.levels import Header, LaneParts
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
@@ -53,7 +53,7 @@ def weights(group: WeightGroup) -> str:
     return f"stage{group[0]}" if len(group) == 1 else f"tie_{'_'.join(f's{stage}' for stage in group)}"
 
 
-def links(parts: Parts) -> LinkVariables:
+def links(parts: LaneParts) -> LinkVariables:
     """The links that a lane uses, ascending.
 
     A link is named after its stages, as in ``in_s0_s1``; if it shares them with another link, also after the other

@@ -9,7 +9,7 @@ from chimera_ir.codegen.notation import Notation
 from chimera_ir.codegen.rolling import Loop, roll
 from chimera_ir.codegen.statements import LinkVariables, Scribe, links, weights
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.levels import Header, Parts
+from chimera_ir.ir.levels import Header, LaneParts
 from chimera_ir.ir.ops import singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.plural import counted
@@ -104,7 +104,7 @@ def _body(verified: Verified, worker: Worker) -> BodyView:
     )
 
 
-def _groups(parts: Parts) -> list[WeightGroup]:
+def _groups(parts: LaneParts) -> list[WeightGroup]:
     """The weight groups that a lane runs or updates: stages, ascending, then ties."""
     stages = {operation.stage for operation in singles(parts.computes.lines)}
     groups = {(stage,) for stage in stages} | {update.group for update in parts.updates.lines}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from chimera_ir.cost.simulate import Launched, Stepped, Timed, Timeline
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.levels import Parts, Program, Strategy
+from chimera_ir.ir.levels import LaneParts, Program, Strategy
 from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 
 
@@ -64,7 +64,7 @@ def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
                 yield _launched(Worker(worker), instruction.group, timed, done, waited, timeline)
 
 
-def _after(parts: Parts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
+def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
     """The lines of a lane that synchronise gradients, each with the number of compute operations before it."""
     for place, instruction in parts.updates:
         if isinstance(instruction, AllReduce | WaitAllReduce | Step):

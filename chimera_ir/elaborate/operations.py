@@ -131,6 +131,7 @@ def _instances(
         (single, compiled(single.subject.stage, scope), _batches(single.subject.micro, scope, single.numbers))
         for single in singles
     ]
+    # A fault ends the loop wherever it happens; ``frame`` then has the micro-batch and stage that failed.
     frame: Frame = ()
     try:
         for frame in product(shape.steps, shape.stage_range):

@@ -189,9 +189,9 @@ def _disagreements(shapes: Sequence[Shape]) -> list[Diagnostic]:
             values = shape.scope.values_in(text.start, ())
             failed.append(say.StagesNotFromZero(text.span, values, shape.instance(), shape.stage_range.start))
         elif count != len(first.stage_range):
-            values, there = shape.scope.values_in(text.stop, ()), (first.name, len(first.stage_range))
-            place = first.stages.range.span
-            failed.append(say.StagesDiffer(text.span, values, Instance(), shape.name, count, *there, place))
+            values, of_first = shape.scope.values_in(text.stop, ()), (first.name, len(first.stage_range))
+            span = first.stages.range.span
+            failed.append(say.StagesDiffer(text.span, values, Instance(), shape.name, count, *of_first, span))
     return failed
 
 

@@ -32,6 +32,7 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
     names, span = (shape.micros.variable.text, shape.stages.variable.text), shape.reads.version.span
     formula = compiled(shape.reads.version, shape.scope.with_variables(*names))
     start = shape.micro_range.start
+    # A law holds from ``since`` on, and repeats: before it and in its first period each version is computed.
     for stage, law in enumerate(laws):
         for micro in range(start, max(start, law.since) + law.period):
             instance = shape.instance(*zip(names, (micro, stage), strict=True))

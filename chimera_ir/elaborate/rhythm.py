@@ -64,7 +64,7 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagn
 
     Periods are at most ``most``.
     """
-    # The laws of all formulas. Rates are compared only if there are no other failures.
+    # The laws of all formulas. Rates are compared only if first are no other failures.
     failures = len(failed)
     beats = [beat for line in shape.operations for beat in _beats(line, shape, stages, most, failed)]
     number = _number(shape, most, failed)
@@ -168,8 +168,8 @@ def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
             return
         if rate != beats[0].clock.rate and span not in drifting:
             drifting.add(span)
-            there = beats[0].stage, str(beats[0].clock.rate), beats[0].line.clock.span
-            yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *there)
+            first = beats[0].stage, str(beats[0].clock.rate), beats[0].line.clock.span
+            yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *first)
 
 
 def _clocks(beats: Sequence[_Beat], steps: range) -> Iterator[int]:

@@ -61,7 +61,7 @@ class _Graph(_IntGraph):
     node_attr_dict_factory = _empty
 
     def connect(self, edges: Iterable[tuple[int, int]]) -> None:
-        """Adds edges between nodes that are there."""
+        """Adds edges between nodes of the graph."""
         successors, predecessors, nothing = self._succ, self._pred, self._nothing
         for before, after in edges:
             successors[before][after] = predecessors[after][before] = nothing

@@ -52,7 +52,7 @@ def fold(net: Net, header: Header) -> FoldedTurn:
 
 
 def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> FoldedTurn:
-    """The turn of the events that come again; ``order`` has each event after all that it waits for.
+    """The turn of the events that come again in every turn; ``order`` has each event after all that it waits for.
 
     Some events are missing in warm-up and drain. There an event may wait directly for one for which it waits by way of
     others in the steady state. Such a wait changes nothing, as the way by the others takes longer.

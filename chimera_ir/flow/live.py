@@ -60,8 +60,8 @@ def _peaks(schedule: Schedule, change: Callable[[Kind, bool], int]) -> tuple[Pea
     for lane in map(singles, schedule.lanes):
         recomputing = _recomputing(schedule.header, lane)
         most = highest(
-            change(operation.kind, again) * len(operation.micros)
-            for operation, again in zip(lane, recomputing, strict=True)
+            change(operation.kind, recomputes) * len(operation.micros)
+            for operation, recomputes in zip(lane, recomputing, strict=True)
         )
         peaks.append(Peak(0, None) if most is None else Peak(most.amount, lane[most.change]))
     return tuple(peaks)

@@ -47,7 +47,7 @@ OPERANDS = Value("g", "operands of the weight gradient", 0, "a weight gradient n
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A row of the table.
+    """A kind of compute operations: a row of the table.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Kind:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles a row as its letter, so that every process has each row once."""
+        """Pickles a kind as its letter, so that every process has one object for it."""
         return kind, (self.letter,)
 
     @property
@@ -119,7 +119,7 @@ class Pairing:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles a pairing as its letter, as a row is."""
+        """Pickles a pairing as its letter, as kinds are."""
         return costed, (self.letter,)
 
 
@@ -162,12 +162,12 @@ def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
 
 
 def kind(letter: str) -> Kind:
-    """The row of a letter."""
+    """The kind with a letter."""
     return KINDS[letter]
 
 
 def costed(letter: str) -> Kind | Pairing:
-    """The row or the pairing of a letter."""
+    """The kind or the pairing with a letter."""
     return COSTED[letter]
 
 

@@ -280,7 +280,7 @@ class Lines(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LaneParts:
     """The instructions of a lane by kind: compute operations, the four kinds of lines about messages, and the rest."""
 
     length: int
@@ -305,13 +305,13 @@ class Program:
     lanes: tuple[tuple[Instruction, ...], ...]
 
     @cached_property
-    def parts(self) -> tuple[Parts, ...]:
+    def parts(self) -> tuple[LaneParts, ...]:
         """The instructions of every lane by kind, for passes that walk along the lanes more than once."""
         return tuple(map(_parts_of, self.lanes))
 
 
-def _parts_of(lane: tuple[Instruction, ...]) -> Parts:
-    parts = Parts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
+def _parts_of(lane: tuple[Instruction, ...]) -> LaneParts:
+    parts = LaneParts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
     of_kind: dict[type, Lines[Any]] = {
         Compute: parts.computes,
         Pair: parts.computes,

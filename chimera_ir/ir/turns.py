@@ -61,7 +61,7 @@ class Extent(NamedTuple):
 
 
 class Initial(NamedTuple):
-    """The versions, 0 or less, at whose ``stash`` and ``drop`` the initial weights of a group are stashed and dropped.
+    """Versions, 0 or less: the initial weights of a group are stashed and dropped in the places of these versions.
 
     The first micro-batches read version 0 in place of versions below 0. If the steady state keeps one of those versions
     longer than version 0, the initial weights are kept for that long.
@@ -182,7 +182,7 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: Instruction) -> int:
-    """The lowest micro-batch or update for which an instruction is in a lane. It is also there for all from 1 on."""
+    """The lowest micro-batch or update for which a lane has an instruction; it also has it for all from 1 on."""
     match instruction:
         case Stash(group):
             return initials[group].stash if group in initials else 0

@@ -13,7 +13,7 @@ from chimera_ir.diagnostics.catalogue.program import CopyInVain, CopyKeptTooLong
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.live import highest, highest_by_key
 from chimera_ir.ir.ids import Version, WeightGroup
-from chimera_ir.ir.levels import Header, Parts, Program
+from chimera_ir.ir.levels import Header, LaneParts, Program
 from chimera_ir.ir.ops import Drop, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.source import Span
@@ -46,7 +46,7 @@ def copies(program: Program) -> tuple[int, ...]:
     )
 
 
-def copy_peaks(parts: Parts) -> dict[WeightGroup, CopyPeak]:
+def copy_peaks(parts: LaneParts) -> dict[WeightGroup, CopyPeak]:
     """The peak of every group that has a stash in a lane."""
     lines = [(place, line) for place, line in parts.updates if isinstance(line, Stash | Drop)]
     peaks = highest_by_key((line.group, 1 if isinstance(line, Stash) else -1) for _, line in lines)
@@ -63,7 +63,7 @@ def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version
     return tuple(version for version in stashes if version not in dropped)
 
 
-def needed(header: Header, parts: Parts) -> dict[WeightGroup, int]:
+def needed(header: Header, parts: LaneParts) -> dict[WeightGroup, int]:
     """The most copies of each group that are needed at once: after a step, its version and older ones still read."""
     last = last_reads(header, parts)
     steps: dict[WeightGroup, list[tuple[int, Version]]] = {}
@@ -89,7 +89,7 @@ def _most(steps: list[tuple[int, Version]], last: dict[Version, int]) -> int:
     return most.amount if most else 0
 
 
-def last_reads(header: Header, parts: Parts) -> dict[tuple[WeightGroup, Version], int]:
+def last_reads(header: Header, parts: LaneParts) -> dict[tuple[WeightGroup, Version], int]:
     """The place of the last operation that reads a version of a group."""
     return {
         (group, operation.version): place

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from chimera_ir.flow.live import highest_by_key
 from chimera_ir.ir.ids import Slot, Stage, WeightGroup
 from chimera_ir.ir.kinds import KEPT
-from chimera_ir.ir.levels import Header, Parts, Program
+from chimera_ir.ir.levels import Header, LaneParts, Program
 from chimera_ir.ir.ops import Compute, Recv, singles
 from chimera_ir.verify.copies import copy_peaks
 
@@ -160,7 +160,7 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
     return all(map(ge, larger, smaller))
 
 
-def _under_way(parts: Parts) -> Iterator[tuple[Way, int]]:
+def _under_way(parts: LaneParts) -> Iterator[tuple[Way, int]]:
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
     for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):

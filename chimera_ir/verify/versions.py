@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.catalogue import lanes as say
 from chimera_ir.diagnostics.catalogue.program import AfterStep, VersionsDiffer
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Version, WeightGroup, Worker
-from chimera_ir.ir.levels import Header, Parts, Program, Schedule
+from chimera_ir.ir.levels import Header, LaneParts, Program, Schedule
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step, singles
 from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.verify.copies import Lane, last_reads
@@ -41,7 +41,7 @@ def versions(program: Program) -> Iterator[Diagnostic]:
         yield from _Walk(program.header, worker, lane, program.parts[number]).mistakes()
 
 
-def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
+def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[Diagnostic]:
     """Yields the stashes and drops of a synchronous program, and the operations after a step of their stage."""
     stepped: dict[WeightGroup, tuple[int, Step]] = {}
     for place, instruction in parts.updates:
@@ -91,7 +91,7 @@ class _Walk:
     whose absence is reported already.
     """
 
-    def __init__(self, header: Header, worker: Worker, lane: Lane, parts: Parts) -> None:
+    def __init__(self, header: Header, worker: Worker, lane: Lane, parts: LaneParts) -> None:
         self._header = header
         self._worker = worker
         self._lane = lane
@@ -183,7 +183,7 @@ class _Walk:
         return say.RepeatedLine(*where, _name(weights), done, self._lane[first].origin)
 
 
-def _first_places(parts: Parts, kind: type[Step | Stash | Drop]) -> dict[_Weights, int]:
+def _first_places(parts: LaneParts, kind: type[Step | Stash | Drop]) -> dict[_Weights, int]:
     places: dict[_Weights, int] = {}
     for place, instruction in parts.updates:
         if isinstance(instruction, kind) and instruction.version is not None:
