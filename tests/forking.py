@@ -20,11 +20,16 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partialmethod
+from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
+IMPORTS = "TESTS_IMPORTED_BEFORE_RANKS"
+"""Variable of the environment with names of modules that torchrun imports before its ranks are forked from it."""
+
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.e2e.preloaded"])
 
@@ -155,14 +160,26 @@ def _become(
     act(words)
 
 
+def replace_torchrun(words: Sequence[str]) -> NoReturn:
+    """Makes a process that has started as torchrun one that forks its ranks; its path begins with the project."""
+    import_module("tests.e2e.preloaded")
+    sys.path[0] = ""
+    _until_end(_launch, words)
+
+
 def _run(words: Sequence[str]) -> None:
     """Makes this process a Python that has been given a program on its command line, from its beginning to its end."""
     program, *arguments = words
     sys.argv = ["-c", *arguments]
     sys.modules["__main__"] = main = ModuleType("__main__")
+    _until_end(exec, compile(program, "<string>", "exec"), vars(main))
+
+
+def _until_end(act: Callable[..., object], *arguments: object) -> NoReturn:
+    """Calls a function and ends this process, as Python does when a program is over."""
     status: object = None
     try:
-        exec(compile(program, "<string>", "exec"), vars(main))
+        act(*arguments)
     except SystemExit as end:
         status = end.code
     except BaseException:
@@ -175,10 +192,13 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _launch(words: Sequence[str]) -> None:
-    """Makes this process torchrun, which may be told how many seconds to leave to ranks that it ends."""
+    """Makes this process torchrun; variables of the environment name further modules to import, and the seconds that
+    ranks have to end."""
     from torch.distributed import run
     from torch.multiprocessing import ProcessContext
 
+    for name in os.environ.pop(IMPORTS, "").split():
+        import_module(name)
     if seconds := os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
         ProcessContext.join = partialmethod(ProcessContext.join, grace_period=float(seconds))
     run.run_script_path = _as_script

@@ -14,6 +14,8 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 _PACKAGE = "chimera_runtime"
 _OF_TORCH = (
     "torch._dynamo",  # as the first optimizer does
@@ -70,6 +72,9 @@ class Preloaded(MetaPathFinder, Loader):
 
 for _name in _OF_TORCH:
     import_module(_name)
+for _device in (torch.cuda, torch.mtia, torch.xpu):
+    if not _device.is_available():  # a seed keeps the whole stack as text for when there is one
+        _device.manual_seed_all = lambda seed: None
 _SOURCES = _sources(Path(__file__).resolve().parents[2] / _PACKAGE)
 _MODULES = _modules()
 sys.meta_path.insert(0, Preloaded())

@@ -19,6 +19,11 @@ from tests.programs import TORCHRUN
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
 PATIENCE = 400
+OF_COMPILE = (
+    "torch._dynamo.backends.common",
+    *(f"torch._functorch._aot_autograd.{name}" for name in ("autograd_cache", "graph_compile")),
+)
+"""What ranks import whose stages are compiled."""
 
 
 def compiled(
@@ -72,6 +77,11 @@ def environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
 
+def forking_environment() -> dict[str, str]:
+    """The same, in which every torchrun that is started from the command line forks its ranks."""
+    return environment() | {"PYTHONPATH": str(HERE / "forked")}
+
+
 def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]:
     """Runs the jobs in turn under one torchrun."""
     listed = [
@@ -81,14 +91,14 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
             "log": str(folder / f"{job.name}.log"),
             "path": [] if job.model else [str(HERE.parent.parent)],
             "environment": dict(job.environment),
-            "imports": job.imports,
             "grace": job.grace,
         }
         for job in jobs
     ]
     (folder / "jobs.json").write_text(json.dumps(listed))
     words = (f"--nproc-per-node={ranks}", str(HERE / "run_jobs.py"), str(folder / "jobs.json"))
-    done = forking.torchrun(words, environment(), folder, PATIENCE)
+    imports = " ".join(sorted({name for job in jobs for name in job.imports}))
+    done = forking.torchrun(words, environment() | {forking.IMPORTS: imports}, folder, PATIENCE)
     assert done.returncode == 0, done.stderr
     return {job.name: _outcome(folder, job, ranks) for job in jobs}
 

@@ -2,12 +2,11 @@
 
     torchrun --nproc-per-node=4 run_jobs.py JOBS.json
 
-JOBS.json is a list of {"train", "arguments", "log", "path", "environment", "imports", "grace"}. Rank r writes what the
+JOBS.json is a list of {"train", "arguments", "log", "path", "environment", "grace"}. Rank r writes what the
 job's rank r said to LOG.r, and its exit status to LOG.r.status. What every child would import is imported before, the
-first step of an optimizer included, and so are the imports of all jobs.
+first step of an optimizer included.
 """
 
-import importlib
 import json
 import os
 import runpy
@@ -76,8 +75,6 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = os.environ["RANK"]
     jobs = json.loads(Path(sys.argv[1]).read_text())
-    for name in sorted({name for job in jobs for name in job["imports"]}):
-        importlib.import_module(name)
     # The stores live apart from the ranks, as torchrun's does: they outlive every rank of a job.
     keeper = keep_stores([Path(f"{job['log']}.port") for job in jobs]) if rank == "0" else None
     for job in jobs:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.e2e.ranks import OF_COMPILE, Job, Outcome, compiled, run_all
 from tests.pages import page_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,7 +56,7 @@ def jobs(folder: Path) -> Iterator[Job]:
         arguments = ("--micro-batch-size", "8", *options, "--log-file", f"{out}.jsonl")
         yield Job(out, folder / f"{out}.out", arguments, model=str(EXAMPLES / "cnn.py"))
     for way in (*EXACT, *CAST):
-        yield Job(way, INSIDE, (way, str(folder / "dapple.out")), model=None)
+        yield Job(way, INSIDE, (way, str(folder / "dapple.out")), model=None, imports=OF_COMPILE)
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,10 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return run_all(
         folder,
         4,
-        [Job(case, LOOP, (case, str(folder / f"saved-{case}"), *schedules[case]), model=None) for case in CASES],
+        [
+            Job(case, LOOP, (case, str(folder / f"saved-{case}"), *schedules[case]), None, imports=("pytest",))
+            for case in CASES
+        ],
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.ranks import forking_environment
 from tests.gpu.commands import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -16,7 +17,9 @@ def test_a_scheme_and_a_killed_rank_pass_and_are_reported(tmp_path: Path) -> Non
     sample = "^(dapple on 2 workers|a rank is killed)"
     words = ("--pretend", "2", "--backend", "gloo", "--only", sample, "--report", str(report), "--folder", "programs")
     command = (sys.executable, "-m", "tests.gpu", *words[:-1], str(tmp_path / words[-1]))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=forking_environment(), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed, 0 failed, 0 skipped" in done.stdout
     text = report.read_text()

@@ -21,12 +21,12 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("meshes")
     directories = {scheme: compiled(folder, scheme, D=2, N=2) for scheme in SCHEMES}
     jobs = [
-        Job(f"{how}-{scheme}", LOOP, (str(directory), how), model=None)
+        Job(f"{how}-{scheme}", LOOP, (str(directory), how), model=None, imports=("pytest",))
         for scheme, directory in directories.items()
         for how in KINDS
     ]
     one = compiled(folder, "interleaved", P=1, v=2, N=2)
-    jobs.append(Job("counts", COUNTS, (str(directories["chimera"]), str(one)), model=None))
+    jobs.append(Job("counts", COUNTS, (str(directories["chimera"]), str(one)), model=None, imports=("pytest",)))
     return run_all(folder, 4, jobs)
 
 

@@ -1,6 +1,7 @@
 """``chimera run`` trains, and ends as the torchrun that it becomes."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from chimera_ir.commands.new_command import new_command
-from tests.e2e.ranks import MODELS, PATIENCE, compiled, environment, ranks_left, torchrun
+from tests.e2e.ranks import HERE, MODELS, PATIENCE, compiled, environment, forking_environment, ranks_left, torchrun
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +30,7 @@ def test_one_command_compiles_and_trains_a_new_model_in_two_copies_as_torchrun_w
     words = ("chimera", "D=2", "N=2", "--copies", "2", *training, "--metrics", "run.json")
     done = subprocess.run(
         [*RUN, *words],
-        env=environment(),
+        env=forking_environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -52,7 +53,7 @@ def test_a_new_loop_trains_the_new_model_beside_it(tmp_path: Path) -> None:
     compiled(tmp_path, "chimera", D=2, N=2).rename(tmp_path / "chimera.out")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "loop.py"],
-        env=environment() | {"PYTHONPATH": str(ROOT)},
+        env=environment() | {"PYTHONPATH": os.pathsep.join((str(HERE / "forked"), str(ROOT)))},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -70,7 +71,7 @@ def test_a_rank_that_fails_gives_the_status_of_torchrun(tmp_path: Path) -> None:
     words = ("chimera", "--set", "D=2", "--model", str(MODELS / "failing.py"), "--out", str(out))
     done = subprocess.run(
         [*RUN, *words],
-        env=environment() | {"FAIL": "returns-set:0:0"},
+        env=forking_environment() | {"FAIL": "returns-set:0:0"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -86,7 +87,12 @@ def test_a_signal_reaches_the_ranks_and_is_waited_for(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("chimera", "--set", "D=2", "--model", str(MODELS / "failing.py"), "--steps", "100000", "--out", str(out))
     process = subprocess.Popen(
-        [*RUN, *words], env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*RUN, *words],
+        env=forking_environment(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdout is not None
     said = ""

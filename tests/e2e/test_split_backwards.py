@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.e2e.ranks import OF_COMPILE, Job, Outcome, compiled, run_all
 
 N = 5
 KINDS = {
@@ -36,11 +36,11 @@ def jobs(folder: Path) -> Iterator[Job]:
         made = {"HALVED": ",".join(kinds)}
         (folder / name).mkdir()
         arguments = ("--micro-batch-size", "2", "--steps", "3")
-        yield Job(f"{name}-checked", directory, ("--check-only", *arguments), "halved.py", made)
-        yield Job(name, directory, arguments, "halved.py", made | {"COUNTED": str(folder / name)})
+        yield Job(f"{name}-checked", directory, ("--check-only", *arguments), "halved.py", made, OF_COMPILE)
+        yield Job(name, directory, arguments, "halved.py", made | {"COUNTED": str(folder / name)}, OF_COMPILE)
     if shutil.which("gcc") or shutil.which("clang"):
         made = {"HALVED": "plain,compiled,compiled alone,compiled", "COMPILER": "inductor"}
-        yield Job("inductor", directory, ("--check-only", "--micro-batch-size", "2"), "halved.py", made)
+        yield Job("inductor", directory, ("--check-only", "--micro-batch-size", "2"), "halved.py", made, OF_COMPILE)
 
 
 @pytest.fixture(scope="module")
