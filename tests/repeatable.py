@@ -4,8 +4,9 @@
     pytest tests/property --hypothesis-profile=search                            # others each time
     pytest tests/property --hypothesis-profile=search --hypothesis-seed=7        # those of seed 7
 
-Of mutants, which are changes of programs, a run tries a third, the same in every run, and a search all. GPT-2 trains
-under some schemes of the library, and in a search under all: `pytest tests/e2e/test_examples.py` with the profile.
+Of mutants, which are changes of programs, a run tries a third, the same in every run, and a search all. The same goes
+for sizes: a property of all schemes or of many streams has one size or two of each in a run (`also`, `part`), and all
+in a search. So it is with the schemes that GPT-2 trains under: `pytest tests/e2e/test_examples.py` with the profile.
 
 A search that fails prints the smallest example it finds, and keeps it in `.hypothesis/` for the next search: write it
 down as `@example(..)`, so that every run tries it.
@@ -46,6 +47,16 @@ def searching() -> bool:
 def tries(number: int) -> int:
     """So many, and in a search `FACTOR` times as many."""
     return FACTOR * number if searching() else number
+
+
+def also(usual: Iterable[T], searched: Iterable[T]) -> list[T]:
+    """Cases of every run, and others that a search tries as well."""
+    return [*usual, *(searched if searching() else ())]
+
+
+def part(cases: Iterable[T], every: int) -> list[T]:
+    """Of many cases the first and as many as ``every`` so many give, the same in every run; in a search all."""
+    return [*cases][:: 1 if searching() else every]
 
 
 def some(mutants: Iterable[T]) -> Iterator[T]:

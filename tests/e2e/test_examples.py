@@ -13,10 +13,7 @@ from tests.repeatable import searching
 from tests.sizes import on_workers, with_a_flush
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
-SAMPLE = (
-    *("amdp", "chimera", "chimera_halving", "dapple", "dualpipe", "interleaved"),
-    *("pipedream", "pipedream_2bw", "zb_h1", "zb_v"),
-)
+SAMPLE = (*("chimera", "chimera_halving", "dapple", "interleaved", "pipedream", "zb_h1", "zb_v"),)
 NETWORKS = {
     "bert48": ("dapple", "chimera", "pipedream_2bw", "zb_h1"),
     "gpt2": tuple(library.names()) if searching() else SAMPLE,

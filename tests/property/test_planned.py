@@ -19,7 +19,7 @@ from tests.repeatable import tries
 from tests.sizes import all_sizes
 from tests.unit.test_plan import cluster, profile
 
-SEEDS = range(tries(20))
+SEEDS = range(tries(10))
 
 Plan = Callable[..., dict[str, Any]]
 

@@ -70,7 +70,7 @@ def test_many_updates_take_it_on_average(seed: int) -> None:
     agrees(program, noisy(random_setting(program.header, Random(seed)), Random(seed)), seed)
 
 
-@pytest.mark.parametrize("number", range(0, len(STREAMS), 1 if searching() else 5))
+@pytest.mark.parametrize("number", range(0, len(STREAMS), 1 if searching() else 3))
 def test_so_it_is_without_a_flush(number: int) -> None:
     stream = [*STREAMS.values()][number]
     program = level(stream.schedule(2 * stream.turns + 3))

@@ -28,15 +28,16 @@ from chimera_ir.verify.verify import Verified, schedule_of, verify_program, veri
 from chimera_ir.verify.versions import versions
 from tests.lowered import scripts_of
 from tests.property.streams import Stream, one_forward_one_backward, random_stream
+from tests.repeatable import also, tries
 from tests.unit.journal import journals, loaded
 from tests.unroller import lowered
 
 NAMED = {
     f"1f1b D={stages} K={per_update}": one_forward_one_backward(stages, per_update)
-    for stages in (1, 2, 3, 4)
+    for stages in also((1, 3), (2, 4))
     for per_update in (1, stages, stages + 1)
 }
-RANDOM = {f"random {seed}": random_stream(Random(seed)) for seed in range(40)}
+RANDOM = {f"random {seed}": random_stream(Random(seed)) for seed in range(tries(10))}
 STREAMS = {**NAMED, **RANDOM}
 
 

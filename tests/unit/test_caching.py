@@ -12,6 +12,7 @@ import pytest
 from chimera_ir import cache, console, library, resources
 from chimera_ir.answer import Answer, Output, read
 from chimera_ir.commands import common, compile_command
+from tests.repeatable import part
 from tests.unit.command import TINY, Ended, Run, contents, on_a_terminal
 
 MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
@@ -57,7 +58,7 @@ def entry(text: str) -> bytes:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([name, "--out", "o"] for name in library.names()),
+        *([name, "--out", "o"] for name in part(library.names(), 4)),
         ["chimera", "--set", "D=8", "--set", "f=2", "--cost", "B=5/2"],
         *(["chimera_doubling", "--emit", level] for level in ("ast", "plan", "schedule", "program", "report")),
         ["pipedream", "--emit", "timeline"],

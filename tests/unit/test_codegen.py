@@ -26,6 +26,7 @@ from chimera_runtime.program.weight_groups import group_text
 from chimera_runtime.ranks.messages import tag_of
 from tests.lowered import evaluated, scripts_of
 from tests.programs import program
+from tests.repeatable import also, part
 from tests.sizes import on_workers
 from tests.unit.journal import journals, loaded
 
@@ -41,8 +42,7 @@ def sized(name: str, workers: int, micro_batches: int) -> tuple[tuple[str, int],
 
 CASES = [
     *((name, sized(name, 4, 6)) for name in library.names()),
-    *((name, sized(name, 2, 2)) for name in library.names()),
-    *((name, sized(name, 4, 32)) for name in library.names()),
+    *also([], ((name, sized(name, *size)) for name in library.names() for size in ((2, 2), (4, 32)))),
     ("chimera", (("D", 2), ("N", 1))),
     ("chimera", (("D", 8), ("N", 8), ("f", 2))),
     ("chimera", (("D", 8), ("N", 32))),
@@ -332,7 +332,7 @@ def test_no_two_messages_between_the_same_workers_share_a_tag(case: Any) -> None
         assert len(tags) == len(sends)
 
 
-@pytest.mark.parametrize("name", library.names())
+@pytest.mark.parametrize("name", part(library.names(), 2))
 def test_a_script_does_not_grow_with_the_micro_batches(name: str) -> None:
     few, many = (
         [len(text.splitlines()) for text in ranks(written((name, sized(name, 4, size))))] for size in (32, 256)

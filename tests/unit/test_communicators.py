@@ -32,11 +32,12 @@ from chimera_ir.verify.verify import Checked, Verified, verify_program
 from tests.executor import verdict
 from tests.lowered import evaluated
 from tests.pages import compare
+from tests.repeatable import also
 from tests.sizes import on_workers, usual
 from tests.unit.command import Run
 from tests.unit.test_replay import setting
 
-SIZES = ((2, 2), (2, 4), (4, 4), (4, 8))
+SIZES = also([(2, 4), (4, 4)], [(2, 2), (4, 8)])
 """Workers and micro-batches."""
 
 

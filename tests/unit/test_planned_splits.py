@@ -11,6 +11,7 @@ import pytest
 
 from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
+from tests.repeatable import also
 from tests.unit.test_plan import Plan, cluster, found, plan
 
 __all__ = ["plan"]
@@ -49,7 +50,7 @@ def asked(plan: Plan, model: str, workers: int, memory: str, scheme: str, *more:
     return found(ended)["choices"] if ended.status == 0 else []
 
 
-@pytest.mark.parametrize("scheme", ["gpipe", "dapple"])
+@pytest.mark.parametrize("scheme", also(["dapple"], ["gpipe"]))
 @pytest.mark.parametrize("recomputation", ["--recompute", "--no-recompute"])
 @pytest.mark.parametrize("memory", ["10 GB", "330 MB", "230 MB", "180 MB"])
 @pytest.mark.parametrize("rows", [EVEN, ENDS, LATE])

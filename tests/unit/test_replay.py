@@ -25,6 +25,7 @@ from chimera_ir.source import Source
 from tests.instructions import what
 from tests.literature.test_facts import schedule
 from tests.lowered import lowered
+from tests.repeatable import part
 from tests.simulator import Simulator
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
 from tests.unit.test_steady import uneven
@@ -75,7 +76,7 @@ LIBRARY = [
 
 
 @pytest.mark.parametrize("costs", [Costs(), Costs(F=Fraction(2, 3), B=Fraction(7, 5), again=Fraction(17, 20))])
-@pytest.mark.parametrize(("name", "sizes"), LIBRARY)
+@pytest.mark.parametrize(("name", "sizes"), part(LIBRARY, 2))
 def test_with_free_communication_every_scheme_of_the_library_takes_its_makespan(
     name: str, sizes: dict[str, int], costs: Costs
 ) -> None:
