@@ -370,7 +370,7 @@ class Pipeline(Holding):
         self._finish()
         self._state.require_values()
         given = EvaluationDataFacts(self.copy)
-        loss = self._inference.mean_loss(map(given.look, batches))
+        loss = self._inference.mean_loss(map(given.note, batches))
         with self._located:
             self._outcomes.compare(given.facts(), "an evaluation")
         return loss

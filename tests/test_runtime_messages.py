@@ -16,7 +16,7 @@ MODEL_ERROR = "ModelError"
 ERRORS = {"BadCheckpoint", "BadModel", "CheckFailed", "Misuse", "PeerLost", "RanksDiffer", "Unwritable", MODEL_ERROR}
 
 REMAINING = {
-    *("data", "evaluate", "model", "pipeline", "start", "state"),
+    *("evaluate", "model", "pipeline", "start", "state"),
     *("tools", "update", "values"),
 }
 """Rooms whose errors are still written where they are raised. A room that leaves the table does not come back."""

@@ -1,19 +1,20 @@
-"""The micro-batches of a dataset by the number of their update: what a pipeline sees at its start, and a check."""
+"""The micro-batches of a dataset by the number of their update, for the start of a pipeline and for a check."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, refuse_order, require_enough
+from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
 from chimera_runtime.data.loading import ALL, Loading, MiniBatch, Triple, require_cut
 from chimera_runtime.data.reading import IterableReader, ReadBatch, ReadPosition
+from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.nested import rows
 from chimera_runtime.values.tensors import all_generators_kept
 
 
 class MicroBatchSource(Protocol):
-    """Where micro-batches come from; they are counted from the first of an update."""
+    """A source of micro-batches, which are counted from the first of an update."""
 
     def input(self, update: int, micro: int) -> Any:
         """The inputs of a micro-batch, for stage 0."""
@@ -27,11 +28,10 @@ class MicroBatchSource(Protocol):
 
 @dataclass(frozen=True)
 class Batches:
-    """The micro-batches of one copy of the pipeline group, from the beginning of the data on.
+    """The micro-batches of one copy of the pipelines, from the beginning of the data.
 
-    Sizes are those of `Share`, items come as `ItemOrder` and `Loading` have them, or of an iterable dataset as it gives
-    them. Where a micro-batch is cut into ``parts``, its items go to them in order, and the parts are what ``micro``
-    counts.
+    `Share` has the sizes, `ItemOrder` the order of a map-style dataset; an iterable dataset has its own order. If
+    micro-batches are cut into ``parts``, the items go to these in order, and ``micro`` counts parts.
     """
 
     dataset: Any
@@ -48,7 +48,7 @@ class Batches:
     _stream: list[Any] = field(default_factory=list)
 
     def check(self) -> None:
-        """Says what is wrong with the dataset.
+        """Passes if the dataset can be trained on.
 
         Raises
         ------
@@ -59,7 +59,7 @@ class Batches:
             require_enough(self._order.count(0), self._share)
             return
         if self.sampler is not None:
-            refuse_order("a sampler")
+            raise order_of_iterable("a sampler")
         if (count := length_of_stream(self.dataset)) is not None:
             require_enough(count, self._share)
 
@@ -108,7 +108,7 @@ class Batches:
         return loading.collated(loading.items(epoch, keys), epoch, start, keys)
 
     def _mini_batch(self, loading: Loading, update: int) -> MiniBatch:
-        """Of an iterable dataset; what has been read is kept, for a few updates at most are asked for."""
+        """The mini-batch of an update of an iterable dataset; all that was read is kept, as only a few are used."""
         if not self._stream:
             uses = dict.fromkeys(range(self.micro_batches), ALL)
             self._stream.append(iter(IterableReader(loading, self._share, uses, True, ReadPosition())))

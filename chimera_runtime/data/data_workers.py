@@ -1,11 +1,12 @@
 """The data workers of a rank: processes of torch's DataLoader that load mini-batches while the rank computes.
 
-Threads would share the interpreter with the lane that posts messages, and generators with stages that draw dropout.
+They are no threads: threads would compete with the lane for the interpreter, and share random generators with stages
+that draw dropout.
 
-Priority is normal. Where stages need both cores, eight workers take 11 ms of CPU from a step of 63 ms: 5 ms to wake up
-from the sleeps that stand for loading, 0.15 ms each, and 5 ms that instant items cost as well (benchmarks/loading.py).
-A lower one (nice 10, SCHED_BATCH, SCHED_IDLE) gave 1.02 to 1.04 of a step in place of 1.07, within the scatter, and
-would starve them beside other work.
+Their priority is normal. If stages need all cores, eight workers take 11 ms of CPU from a step of 63 ms: 5 ms to wake
+up from the sleeps that stand for loading, and 5 ms that instant items cost as well (benchmarks/loading.py). With lower
+priorities (nice 10, SCHED_BATCH, SCHED_IDLE) a step took 1.02 to 1.04 of its time without workers, and 1.07 with the
+normal one: within the scatter. And other work on the machine would starve them.
 """
 
 import gc
@@ -29,27 +30,28 @@ from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.data.reading import EpochEnd, IterableReader
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.ranks.parent_death import signal_when_parent_ends
 from chimera_runtime.values.tensors import all_generators_kept
 
 _STARTING = UserCode("starting the data workers", MISUSED)
 
-
 _LOOK_AFTER = 5.0
-"""Seconds without a mini-batch after which a DataLoader looks whether its workers are alive."""
+"""Seconds without a mini-batch after which a DataLoader checks that its workers are alive."""
 
 _MOMENT = 0.01
-"""Seconds in which a thread that has done its work lets go of it."""
+"""Seconds in which a thread of torch frees what it has sent."""
 
 _TO_ALL = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
-"""What a terminal, torchrun and Slurm send to every process of a job, where nothing else is asked for."""
+"""The signals that a terminal, torchrun and Slurm send to every process of a job by default."""
 
 
 @dataclass(frozen=True)
 class DataWorkers:
-    """How many processes load, how many mini-batches each is ahead, and how they are started; none: the rank loads.
+    """Settings of the data workers of a rank.
 
-    ``timeout`` is how many seconds other ranks wait for this one.
+    ``count`` processes load, each ``ahead`` mini-batches ahead; with 0 the rank itself loads. ``start`` is the way in
+    which multiprocessing starts them. ``timeout`` is the number of seconds that other ranks wait for this one.
     """
 
     count: int = 0
@@ -60,13 +62,13 @@ class DataWorkers:
 
     @property
     def patience(self) -> float:
-        """Seconds to wait for the next mini-batch: fewer, so that it is this rank that speaks, and says why."""
+        """Seconds to wait for a mini-batch, fewer than ``timeout``: this rank says why before other ranks give up."""
         return self.timeout - min(_LOOK_AFTER, self.timeout / 4)
 
 
 @dataclass(frozen=True)
 class LoadingTask:
-    """A mini-batch to load: its epoch, the items of the copy, and by micro-batch its place and the dataset's keys."""
+    """A mini-batch to load: epoch, items of the copy, and for each micro-batch its place in the epoch and its keys."""
 
     epoch: int
     items: int
@@ -74,7 +76,7 @@ class LoadingTask:
 
 
 class MapReader(Dataset[Any]):
-    """A map-style dataset, by tasks: what a data worker runs."""
+    """The mini-batches of a map-style dataset, by task; a rank or a data worker reads it."""
 
     def __init__(self, loading: Loading, share: Share, uses: Uses) -> None:
         self._loading = loading
@@ -100,14 +102,14 @@ class MapReader(Dataset[Any]):
 def elements(
     source: MapReader | IterableReader, tasks: Iterable[LoadingTask] | None, workers: DataWorkers
 ) -> Iterator[Any]:
-    """What is loaded, in the order of the tasks, or of the stream; the workers end when it is closed.
+    """The loaded mini-batches in the order of the tasks, or of the iterable dataset. Closing it ends the workers.
 
-    The generators of this process stay as they are.
+    The random generators of this process do not change.
 
     Raises
     ------
     Misuse, ModelError
-        That of the dataset; ModelError also if a worker ends.
+        The error that the dataset raises; ModelError also if a worker ends.
     """
     if workers.count:
         return _by_workers(source, tasks, workers)
@@ -125,9 +127,11 @@ def _by_rank(loaded: Iterator[Any], pins_memory: bool) -> Iterator[Any]:
 def _by_workers(
     source: MapReader | IterableReader, tasks: Iterable[LoadingTask] | None, workers: DataWorkers
 ) -> Iterator[Any]:
+    # Workers ignore signals that are sent to the whole job: the rank handles these, and ends its workers. If the rank
+    # is killed, the system tells its children, but for those of a fork server or of another thread.
     is_child = (workers.start or multiprocessing.get_start_method()) != "forkserver"
     may_end = is_child and threading.current_thread() is threading.main_thread()
-    numbers = _signals()
+    signals = _signals()
     loader: DataLoader[Any] = DataLoader(
         source,
         batch_size=None,
@@ -139,13 +143,14 @@ def _by_workers(
         prefetch_factor=workers.ahead,
         timeout=min(_LOOK_AFTER, workers.patience),
         multiprocessing_context=workers.start,
-        worker_init_fn=partial(_begin, os.getpid() if may_end else None, numbers),
+        worker_init_fn=partial(_begin_worker, os.getpid() if may_end else None, signals),
     )
-    with _STARTING, _children_unwatched(), _uncollected(), _held(numbers):
+    # Fork when no other thread holds a lock that the child would wait for, and no garbage collection runs.
+    with _STARTING, _children_unwatched(), _without_garbage_collection(), _blocked(signals):
         _let_threads_finish()
         loaded = iter(loader)
     for process in getattr(loaded, "_workers", ()):
-        process._popen.terminate = process._popen.kill  # which is how torch and multiprocessing end one that hangs
+        process._popen.terminate = process._popen.kill  # so a worker that hangs is ended, too
     while True:
         element = _next(loaded, workers.patience)
         if isinstance(element, Failure):
@@ -154,36 +159,25 @@ def _by_workers(
 
 
 def _next(loaded: Iterator[Any], timeout: float) -> Any:
-    """The next mini-batch. A DataLoader that has timed out can be asked again, and looks after its workers then."""
+    """The next mini-batch. A DataLoader that has timed out is asked again, and checks that its workers are alive."""
     deadline = monotonic() + timeout
     while True:
         try:
             return next(loaded)
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
-            # One that has ended no longer hands over the memory of what it had loaded.
+            # The last three: a worker that has ended no longer hands over the memory of what it had loaded.
             if isinstance(error, RuntimeError) and "DataLoader" not in str(error):
                 raise
             if "timed out" not in str(error):
-                lost = ModelError("a data worker has ended", FAILED)
-                lost.add_note(_ENDED)
+                lost = ModelError(mistakes.WORKER_ENDED, FAILED)
+                lost.add_note(mistakes.WORKER_ENDED_NOTE)
                 raise lost from error.with_traceback(None)
             if monotonic() >= deadline:
                 for process in getattr(loaded, "_workers", ()):
                     process.kill()  # torch would wait 5 s for one that hangs
-                late = ModelError(f"no data worker has handed over a mini-batch for {timeout:g} s", FAILED)
-                late.add_note(_HANGS)
+                late = ModelError(mistakes.worker_hangs(timeout), FAILED)
+                late.add_note(mistakes.WORKER_HANGS_NOTE)
                 raise late from error.with_traceback(None)
-
-
-_ENDED = (
-    "The system may have ended it for lack of memory, or for lack of shared memory (/dev/shm): take fewer "
-    "data workers, or smaller items. Or the dataset's own code has crashed or ended the process."
-)
-_HANGS = (
-    "The dataset's own code may hang in a data worker, as where it takes a lock that was held when it was forked "
-    '(multiprocessing_context="spawn" starts it afresh), or waits for a file system. If it is slow, take more '
-    "data workers or a longer timeout."
-)
 
 
 def _unchanged(element: Any) -> Any:
@@ -192,9 +186,9 @@ def _unchanged(element: Any) -> Any:
 
 @contextmanager
 def _children_unwatched() -> Iterator[None]:
-    """Takes away the signal handler with which a DataLoader would raise the end of a worker anywhere, as in a step.
+    """Removes the signal handler with which a DataLoader would raise the end of a worker anywhere, such as in a step.
 
-    It notices as well when the next mini-batch is asked for.
+    The DataLoader also notices it when the next mini-batch is asked for.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD) if is_main else None
@@ -206,15 +200,15 @@ def _children_unwatched() -> Iterator[None]:
 
 
 def _signals() -> Set[signal.Signals]:
-    """The signals that the rank decides about: those of `_TO_ALL`, and those for which the user has a handler."""
+    """The signals that workers leave to the rank: those of `_TO_ALL`, and those for which the user has a handler."""
     handled = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
     return {signal.Signals(number) for number in _TO_ALL | handled - {signal.SIGCHLD}}
 
 
 @contextmanager
-def _held(numbers: Set[signal.Signals]) -> Iterator[None]:
-    """Blocks signals in this thread and in processes that it starts inside, which lose them in `_begin`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+def _blocked(signals: Set[signal.Signals]) -> Iterator[None]:
+    """Blocks signals in this thread, and in processes that it starts inside until `_begin_worker` ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
@@ -222,8 +216,8 @@ def _held(numbers: Set[signal.Signals]) -> Iterator[None]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage is collected, in a process that is forked inside neither: see `_begin`."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Stops garbage collection in this process, and in processes that it forks inside until `_begin_worker`."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -234,7 +228,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _let_threads_finish() -> None:
-    """Waits a moment before processes are forked, in which threads of torch's let go of what they have sent.
+    """Waits a moment before processes are forked, so that threads of torch can free what they have sent.
 
     They take the interpreter for that. A process that is forked at that instant hangs for ever in some releases of
     Python 3.11 (issue 112275 of CPython).
@@ -243,17 +237,16 @@ def _let_threads_finish() -> None:
         sleep(_MOMENT)
 
 
-def _begin(rank: int | None, numbers: Set[signal.Signals], _number: int) -> None:
-    """Begins a worker, which ignores signals that the rank decides about, and ends with the rank's process if given.
+def _begin_worker(rank: int | None, signals: Set[signal.Signals], _number: int) -> None:
+    """Prepares a worker: it ignores signals that are for the rank, and ends with the process ``rank`` if given.
 
-    What the rank has left for its garbage collector stays: a communicator, whose threads are not in this process, would
-    wait for them as it goes.
+    Garbage of the rank is never collected here: a communicator would wait for its threads, which this process lacks.
     """
     gc.freeze()
     gc.enable()
     signal.set_wakeup_fd(-1)
-    for number in numbers:
+    for number in signals:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     if rank is not None and signal_when_parent_ends(signal.SIGKILL) and os.getppid() != rank:
         os._exit(FAILED)

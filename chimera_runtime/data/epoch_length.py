@@ -1,4 +1,4 @@
-"""What ranks that read nothing of a stream are told: how long it is, and its state."""
+"""Messages about an iterable dataset to the ranks that do not read it: the lengths of mini-batches, and its state."""
 
 import pickle
 from collections import deque
@@ -11,52 +11,52 @@ from chimera_runtime.ranks.messages import unrecorded
 from chimera_runtime.ranks.world import World
 
 _FIRST_TAG = 2**30
-"""Of gloo's messages those of the schedule have smaller ones."""
+"""The tag of the first loader's messages; messages of the schedule have smaller tags."""
 
 _AHEAD = 256
-"""Messages that a reader may be ahead of those that hear them."""
+"""Messages that may be under way before the reader waits for their receivers."""
 
 Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
-"""Messages, and the ranks that they are for; gloo needs them until they have been heard."""
+"""Messages with the ranks that receive them; gloo needs their memory until they are received."""
 
 
 class EpochLength:
-    """From a reader of each copy to the ranks of the copy that read nothing, and to all from the first copy's.
+    """Tells all ranks how long an iterable dataset is, which only those know that read it.
 
-    Every rank makes one for the same loader, and all ranks of a copy then call `send_items` or `receive_items` equally
-    often.
+    In each copy of the pipelines one reader sends the length of each mini-batch to the ranks that do not read. Every
+    rank makes an object for the same loader; then all ranks of a copy call `send_items` or `receive_items` as often.
 
     Parameters
     ----------
     readers
-        The workers that read, one at least.
+        The workers that read the dataset, at least one.
     number
-        Of the loader: messages of several do not mix.
+        The number of the loader, which keeps the messages of several loaders apart.
     messages
-        Those of this rank that have not been waited for; they outlive the loader.
+        The messages of this rank that have not been waited for; they outlive the loader.
     """
 
     def __init__(self, world: World, readers: frozenset[int], number: int, messages: Messages) -> None:
         place = world.place
         self._world = world
         self._number = number
-        self._speaker = min(readers)
-        self._listeners = [place.rank_of(place.copy, w) for w in range(place.workers) if w not in readers]
+        self._sender = min(readers)
+        self._receivers = [place.rank_of(place.copy, w) for w in range(place.workers) if w not in readers]
         self._messages = messages
         self._shared = 0
 
     def send_items(self, items: int) -> None:
-        """The next mini-batch has so many items over all copies; none if the stream is at its end.
+        """Sends the items that the next mini-batch has over all copies, 0 at the end of an epoch.
 
         Raises
         ------
         PeerLost
-            If a rank that is to hear it is far behind, and does not catch up in time, or has ended.
+            If a receiver is far behind and does not catch up in time, or has ended.
         """
         place = self._world.place
-        if place.worker != self._speaker:
+        if place.worker != self._sender:
             return
-        for rank in self._listeners:
+        for rank in self._receivers:
             message, what = torch.tensor([items]), "for a rank to hear the length of a mini-batch"
             with self._world.control_group.waiting(what, [rank]):
                 work = unrecorded(
@@ -72,41 +72,41 @@ class EpochLength:
                 self._world.control_group.settle(work, what, [rank])
 
     def receive_items(self) -> int:
-        """What the reader of this copy tells.
+        """Receives what the reader of this copy has sent with `send_items`.
 
         Raises
         ------
         PeerLost
-            If it does not, in time.
+            If the message does not come in time.
         """
         message, place = torch.zeros(1, dtype=torch.int64), self._world.place
-        speaker = place.rank_of(place.copy, self._speaker)
+        sender = place.rank_of(place.copy, self._sender)
         what = "for the length of a mini-batch"
-        with self._world.control_group.waiting(what, [speaker]):
+        with self._world.control_group.waiting(what, [sender]):
             work = dist.irecv(
                 message,
-                self._world.control_group.members[speaker],
+                self._world.control_group.members[sender],
                 group=self._world.control_group.group,
                 tag=self._tag,
             )
-        self._world.control_group.settle(work, what, [speaker])
+        self._world.control_group.settle(work, what, [sender])
         return int(message)
 
     def share_state(self, state: Any) -> Any:
-        """On every rank what the first copy's reader has; all ranks call it.
+        """Returns the state that the reader of the first copy has. All ranks must call it.
 
         Raises
         ------
         PeerLost
-            If it does not say so in time.
+            If the state does not come in time.
         """
         world, place = self._world, self._world.place
-        key, speaker = f"data/{self._number}/{self._shared}", place.rank_of(0, self._speaker)
+        key, sender = f"data/{self._number}/{self._shared}", place.rank_of(0, self._sender)
         self._shared += 1
-        if place.rank == speaker:
+        if place.rank == sender:
             world.control_group.store.set(key, pickle.dumps(state).hex())
             return state
-        text = world.control_group.wait_for_key(key, speaker, "for the state of the dataset").decode()
+        text = world.control_group.wait_for_key(key, sender, "for the state of the dataset").decode()
         return pickle.loads(bytes.fromhex(text))
 
     @property

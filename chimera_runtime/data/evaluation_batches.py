@@ -1,4 +1,4 @@
-"""Batches of an evaluation, as rounds of the micro-batches that a copy's pipelines run together."""
+"""The batches of an evaluation, cut into the micro-batches of one round after the other."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Any
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
-from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.values.keywords import KeywordNames
 from chimera_runtime.values.nested import lengths, rows
@@ -18,9 +19,9 @@ _LOADING = UserCode("the function that gives the micro-batches of an evaluation"
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """Micro-batches that a copy's pipelines run together: ``sizes`` has the items of each, 0 where it is not there.
+    """The micro-batches of one round of an evaluation; ``sizes`` has the items of each, 0 for an absent one.
 
-    ``load(m)`` gives the inputs, the targets and the keyword arguments of micro-batch m.
+    ``load(m)`` returns the inputs, the targets and the keyword arguments of micro-batch m.
     """
 
     sizes: Sequence[int]
@@ -28,23 +29,23 @@ class EvaluationBatch:
 
 
 def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | None = None) -> Iterator[EvaluationBatch]:
-    """A batch as rounds of as many micro-batches as an evaluation has.
+    """Cuts a batch of any size into rounds.
 
     Parameters
     ----------
     size
         The items of a micro-batch.
     batch
-        A pair of inputs and targets with any number of items in dimension 0, of which the last micro-batches of the
-        last round hold what is left; or a function of the micro-batch's number that gives a pair with ``size`` items,
-        for one round; or what a `Loader` gives.
+        A pair of inputs and targets with any number of items in dimension 0, so that the last micro-batches of the last
+        round may have fewer; or a function from the number of a micro-batch to a pair with ``size`` items, for one
+        round; or a mini-batch of a `Loader`.
     names
         The names of keyword arguments, if they are known.
 
     Raises
     ------
     Misuse
-        If it is none of these, has other keyword arguments, or holds something that cannot be cut into micro-batches.
+        If the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
     """
     whole, count = size // job.parts, job.evaluated * job.parts
     if isinstance(batch, MiniBatch):
@@ -63,12 +64,12 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
 
 
 def _rows_of(batch: Any, start: int, whole: int, sizes: Sequence[int], micro: int) -> Any:
-    """The rows of a micro-batch of a round that begins with an item of a batch."""
+    """The rows of a micro-batch of the round that begins with item ``start`` of a batch."""
     return rows(batch, start + whole * micro, sizes[micro])
 
 
 def _require(batch: Triple, names: KeywordNames | None, cut: int | None, what: str) -> None:
-    """Passes if a batch has the names of keyword arguments and, where it is ``cut``, can be: its items are so many."""
+    """Passes if a batch has the right keyword arguments, and can be cut if ``cut``, its number of items, is given."""
     if names is not None:
         names.require(batch[2], what)
     if cut is not None:
@@ -78,7 +79,7 @@ def _require(batch: Triple, names: KeywordNames | None, cut: int | None, what: s
 def _part_of_loaded(
     batch: MiniBatch, whole: int, parts: int, sizes: Sequence[int], names: KeywordNames | None, micro: int
 ) -> Any:
-    """What a loader has loaded of a part of a micro-batch."""
+    """A part of a micro-batch of a mini-batch that a loader has made."""
     number, part = divmod(micro, parts)
     triple = batch(number)
     _require(triple, names, max(lengths(triple), default=0) if parts > 1 else None, _BATCH)
@@ -86,16 +87,13 @@ def _part_of_loaded(
 
 
 def _part_of(load: Callable[[int], Any], size: int, parts: int, names: KeywordNames | None, micro: int) -> Any:
-    """A part of a micro-batch that a function gives."""
+    """A part of a micro-batch that a function returns."""
     number, part = divmod(micro, parts)
     with _LOADING:
         loaded = load(number)
     batch = as_triple(loaded, _BATCH)
     if _items(batch) != size:
-        raise Misuse(
-            f"micro-batch {number} of an evaluation: dimension 0 of its tensors is {_items(batch)}, and was {size} in "
-            "the example"
-        )
+        raise mistakes.evaluated_micro_batch_has_another_size(number, _items(batch), size)
     _require(batch, names, size if parts > 1 else None, _BATCH)
     return rows(batch, part * size // parts, size // parts)
 
@@ -104,9 +102,8 @@ def _items(batch: Triple) -> int:
     """The items of inputs, targets and keyword arguments."""
     sizes = lengths(batch)
     if len(sizes) != 1:
-        said = f"tensors with {' and '.join(map(str, sorted(sizes)))} there" if sizes else "no tensor"
-        raise Misuse(f"a batch of an evaluation has items in dimension 0 of its tensors, and this one has {said}")
+        raise mistakes.evaluation_batch_has_no_size(sizes)
     (items,) = sizes
     if not items:
-        raise Misuse("a batch of an evaluation has no item")
+        raise mistakes.evaluation_batch_is_empty()
     return items

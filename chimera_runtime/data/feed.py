@@ -1,4 +1,4 @@
-"""Mini-batches as a training loop has them, taken apart into micro-batches."""
+"""The mini-batches that a training loop gives to `Pipeline.step`, cut into micro-batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,8 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.data.mini_batch_facts import digests, position, sample
-from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key
 from chimera_runtime.values.aliases import versions
@@ -19,17 +20,17 @@ from chimera_runtime.values.nested import leaves, lengths, rows, taken_apart
 from chimera_runtime.values.tensors import Tensors
 
 Pair = tuple[Any, Any] | Triple
-"""An input and a target, as pytrees; as a third there may be keyword arguments."""
+"""An input and a target, as pytrees, and keyword arguments if there are any."""
 
 _LOADING = UserCode("the function that was given to step", FAILED)
 
 
 @dataclass
 class Feed:
-    """The mini-batches of this copy that are under way, by their update.
+    """The mini-batches of this copy that are in use, by their update.
 
     ``size`` is B, the items of a micro-batch along dimension 0 of every tensor; ``copy`` is the number of the copy.
-    ``names`` are those of keyword arguments, once the stages have said which they take.
+    ``names`` are the names of keyword arguments, once it is known which the stages take.
     """
 
     job: Job
@@ -47,8 +48,8 @@ class Feed:
         Raises
         ------
         Misuse
-            If it is none of these, has another number of items than B*N or other keyword arguments than the example,
-            or holds something that cannot be cut into micro-batches.
+            If it has none of these forms, has not B*N items or other keyword arguments than the example, or holds
+            something that cannot be cut into micro-batches.
         """
         self._facts.pop(update, None)
         self._tensors.pop(update, None)
@@ -62,10 +63,10 @@ class Feed:
             self._require_names(triple, "a batch")
             self._pairs[update] = _WholeMiniBatch(triple, self.size, self.job.micro_batches, self.job.parts)
             self._tensors[update] = taken_apart(triple)[0]
-            self._note(update, triple, self._looked_at(update) * self.size)
+            self._note_facts(update, triple, self._compared_micro_batch(update) * self.size)
 
     def put_example(self, example: "Pair | Batches") -> None:
-        """Takes what the first update is to begin with: one micro-batch, or all that there are; errors as in `put`."""
+        """Takes the example for the start of a pipeline, or a whole dataset; errors as in `put`."""
         if not isinstance(example, Batches):
             triple = as_triple(example, "the example")
             if self.job.parts > 1:
@@ -78,12 +79,10 @@ class Feed:
         Raises
         ------
         Misuse
-            If they are not N, or one has a keyword argument that the example lacks.
+            If there are not N of them, or one has other keyword arguments than the example.
         """
         if len(pairs) != self.job.micro_batches:
-            raise Misuse(
-                f"{self.job.name} has N = {self.job.micro_batches}: a step takes so many pairs, not {len(pairs)}"
-            )
+            raise mistakes.wrong_number_of_pairs(self.job.name, self.job.micro_batches, len(pairs))
         for micro, pair in enumerate(pairs if isinstance(pairs, (list, tuple)) else ()):
             if isinstance(pair, tuple) and len(pair) == 3:  # what this rank does not use may be anything
                 self._require_names(as_triple(pair, f"micro-batch {micro}"), f"micro-batch {micro}")
@@ -92,16 +91,16 @@ class Feed:
         self._tensors[update] = taken_apart([*pairs] if isinstance(pairs, (list, tuple)) else [])[0]
 
     def drop(self, update: int) -> None:
-        """Lets a mini-batch go."""
+        """Frees a mini-batch."""
         del self._pairs[update]
         self._tensors.pop(update, None)
 
-    def hold(self) -> None:
-        """The step ends: the mini-batches that are still under way must not be written before the next."""
+    def note_versions(self) -> None:
+        """Notes at the end of a step how often mini-batches in use were written; see `require_unwritten_batches`."""
         self._versions = {update: versions(tensors) for update, tensors in self._tensors.items()}
 
     def require_unwritten_batches(self) -> None:
-        """Passes if the mini-batches under way are as they were when the last step ended.
+        """Passes if the mini-batches in use are as they were when the last step ended.
 
         Raises
         ------
@@ -110,27 +109,24 @@ class Feed:
         """
         for update, before in self._versions.items():
             if versions(self._tensors[update]) != before:
-                raise Misuse(
-                    f"the mini-batch of update {update} was written after its step, and is still under way; give each "
-                    "step tensors of its own, as .clone() makes them"
-                )
+                raise mistakes.mini_batch_was_written(update)
 
     def facts(self, update: int) -> dict[Key, Fact]:
-        """What the ranks of a copy compare of a mini-batch, once: of a micro-batch, the digests of its parts.
+        """Takes the facts about a mini-batch that the ranks of a copy compare: digests of the parts of a micro-batch.
 
-        It is another one in each update, of those that this rank has been given so far.
+        Each update compares another micro-batch. Those that this rank has not loaded have no facts.
         """
         facts = self._facts.pop(update, {})
         for earlier in [number for number in self._facts if number < update]:
             del self._facts[earlier]
         return facts
 
-    def _looked_at(self, update: int) -> int:
-        """The micro-batch that ranks compare."""
+    def _compared_micro_batch(self, update: int) -> int:
+        """The micro-batch of an update that ranks compare."""
         return update % self.job.micro_batches
 
-    def _note(self, update: int, triple: Triple, start: int = 0) -> None:
-        """Takes down what the ranks compare of the micro-batch that starts there, before anything can change it."""
+    def _note_facts(self, update: int, triple: Triple, start: int = 0) -> None:
+        """Notes the facts of the micro-batch that begins with row ``start``, before anything can change it."""
         self._facts[update] = {
             ("data", self.copy, which): sample(digest) for which, digest in digests(triple, start, self.size)
         }
@@ -149,6 +145,7 @@ class Feed:
         return keywords
 
     def _part(self, update: int, micro: int, which: int) -> Any:
+        # ``micro`` counts parts of micro-batches, on into later updates.
         later, number = divmod(micro, self.job.passes)
         whole, part = divmod(number, self.job.parts)
         pairs = self._pairs[update + later]
@@ -164,13 +161,11 @@ class Feed:
             self._require_names(triple, f"micro-batch {whole}")
             if self.job.parts > 1:
                 require_cut(triple, self.size, f"micro-batch {whole}")
-            if whole == self._looked_at(update + later) and update + later not in self._facts:
-                self._note(update + later, triple)
+            if whole == self._compared_micro_batch(update + later) and update + later not in self._facts:
+                self._note_facts(update + later, triple)
             value = triple[which]
             if wrong := next(_other_sizes(value, self.size), None):
-                raise Misuse(
-                    f"micro-batch {whole}: dimension 0 of a tensor is {wrong}, and was {self.size} in the example"
-                )
+                raise mistakes.micro_batch_has_another_size(whole, wrong, self.size)
         size = self.size // self.job.parts
         return value if self.job.parts == 1 else rows(value, part * size, size)
 
@@ -180,33 +175,30 @@ class Feed:
 
 
 class _WholeMiniBatch:
-    """The micro-batches of a mini-batch in one piece."""
+    """A mini-batch in one piece, from which micro-batches are cut."""
 
     def __init__(self, batch: Triple, size: int, count: int, parts: int) -> None:
         if count * parts > 1:
             require_cut(batch, size * count, "a batch")
         if wrong := next(_other_sizes(batch, size * count), None):
-            raise Misuse(
-                f"dimension 0 of a tensor of the mini-batch is {wrong}, and a step takes B*N = {size}*{count} = "
-                f"{size * count} on every rank: micro-batches as large as the example"
-            )
+            raise mistakes.mini_batch_has_another_size(wrong, size, count)
         self._batch = batch
         self._size = size
 
     def part(self, micro: int, which: int) -> Any:
-        """The inputs of a micro-batch, its targets or its keyword arguments."""
+        """One part of a micro-batch: the inputs, the targets or the keyword arguments."""
         return rows(self._batch[which], micro * self._size, self._size)
 
 
 def _other_sizes(value: Any, size: int) -> Iterator[int]:
-    """Of tensors with another number of items: how many they have."""
+    """The sizes of dimension 0 that are not ``size``."""
     for leaf in leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) != size:
             yield leaf.size(0)
 
 
 def items_of(example: Any) -> int:
-    """B: the items along dimension 0 of an example's tensors.
+    """Micro-batch size B: the items along dimension 0 of the tensors of an example.
 
     Raises
     ------
@@ -217,6 +209,5 @@ def items_of(example: Any) -> int:
         return example.micro_batch_size
     sizes = lengths(example)
     if len(sizes) != 1:
-        said = f"tensors with {' and '.join(map(str, sorted(sizes)))} there" if sizes else "no tensor"
-        raise Misuse(f"the example is to be one micro-batch (input, target), items in dimension 0, and has {said}")
+        raise mistakes.example_has_no_size(sizes)
     return sizes.pop()

@@ -1,4 +1,4 @@
-"""Which item of a mini-batch is whose, and in which order the items of a dataset come."""
+"""The order of the items of a dataset, and the share of a copy of the pipelines in each mini-batch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import MISUSED, Misuse
+from chimera_runtime.errors import MISUSED
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.values.tensors import all_generators_kept, draw_seed, seed_all
 
 _SAMPLING = UserCode("the sampler", MISUSED)
@@ -16,10 +17,10 @@ _COUNTING = UserCode("the length of the dataset", MISUSED)
 
 @dataclass(frozen=True)
 class Share:
-    """What a copy of the pipelines has of a mini-batch.
+    """The part of each mini-batch that one copy of the pipelines computes.
 
-    A mini-batch is the next B*N*W items, ``micro_batch_size`` B, ``micro_batches`` N and ``copies`` W as in the paper:
-    item j of it goes to copy j // (B*N) and there to micro-batch (j // B) % N.
+    A mini-batch is the next B*N*W items: ``micro_batch_size`` is B, ``micro_batches`` N and ``copies`` W. Item j of it
+    goes to copy j // (B*N), and there to micro-batch (j // B) % N.
     """
 
     micro_batch_size: int
@@ -29,7 +30,7 @@ class Share:
 
     @property
     def items(self) -> int:
-        """Those of an update, over all copies: B*N*W."""
+        """Items of an update over all copies, B*N*W."""
         return self.micro_batch_size * self.micro_batches * self.copies
 
     @property
@@ -41,18 +42,18 @@ class Share:
         """The first item of a micro-batch of this copy, counted within the mini-batch."""
         return (self.copy * self.micro_batches + micro) * self.micro_batch_size
 
-    def held(self, items: int) -> int:
-        """How many of the first items of a mini-batch are this copy's."""
-        mine = self.micro_batch_size * self.micro_batches
-        return max(0, min(mine, items - self.copy * mine))
+    def items_of_copy(self, items: int) -> int:
+        """Number of items for this copy if the mini-batch has ``items`` over all copies."""
+        full = self.micro_batch_size * self.micro_batches
+        return max(0, min(full, items - self.copy * full))
 
 
 @dataclass
 class ItemOrder:
-    """The items of a map-style dataset, epoch by epoch; ``seed`` and epoch alone decide what is drawn.
+    """The order of the items of a map-style dataset, epoch by epoch; it depends on ``seed`` and epoch alone.
 
-    Items come as the ``sampler`` gives them, which is asked for all of an epoch at its beginning; without one in an
-    order that is drawn anew in each epoch, if they are to be shuffled, and else as they lie.
+    With a ``sampler`` it is the order of the sampler, which is read to its end when an epoch begins. Without one it is
+    drawn anew for each epoch, or with ``shuffle=False`` the order of the dataset.
     """
 
     dataset: Any
@@ -63,23 +64,23 @@ class ItemOrder:
 
     def count(self, epoch: int) -> int:
         """The items of an epoch."""
-        return len(self._of(epoch)) if self.sampler is not None else length(self.dataset)
+        return len(self._keys_of(epoch)) if self.sampler is not None else length(self.dataset)
 
     def keys(self, epoch: int, start: int, stop: int) -> list[Any]:
-        """What the dataset is asked for, at some places of an epoch."""
+        """The keys with which the dataset is indexed at some places of an epoch."""
         if self.sampler is None and not self.shuffle:
             return [*range(start, stop)]
-        keys = self._of(epoch)[start:stop]
+        keys = self._keys_of(epoch)[start:stop]
         return keys.tolist() if isinstance(keys, torch.Tensor) else keys
 
-    def _of(self, epoch: int) -> Any:
+    def _keys_of(self, epoch: int) -> Any:
         if epoch not in self._keys:
-            if len(self._keys) > 1:  # two of them: mini-batches of the next epoch are loaded during one
+            if len(self._keys) > 1:  # two epochs: mini-batches of the next are loaded during one
                 del self._keys[min(self._keys)]
-            self._keys[epoch] = self._drawn(epoch)
+            self._keys[epoch] = self._draw(epoch)
         return self._keys[epoch]
 
-    def _drawn(self, epoch: int) -> Any:
+    def _draw(self, epoch: int) -> Any:
         seed = draw_seed("order", self.seed, epoch)
         if self.sampler is None:
             return torch.randperm(length(self.dataset), generator=torch.Generator().manual_seed(seed))
@@ -102,7 +103,7 @@ def is_stream(dataset: Any) -> bool:
     Raises
     ------
     Misuse
-        If it is neither, or can be read but once.
+        If it is neither, or can be read only once.
     """
     with _COUNTING:
         if isinstance(dataset, torch.utils.data.IterableDataset):
@@ -111,29 +112,12 @@ def is_stream(dataset: Any) -> bool:
             return False
         is_iterable = hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__")
     if not is_iterable:
-        raise Misuse(
-            f"the dataset, of type {type(dataset).__name__}, is none: a map-style one has __len__ and __getitem__, an "
-            "iterable one an __iter__ that begins anew every time"
-        )
+        raise mistakes.dataset_has_neither_keys_nor_order(type(dataset).__name__)
     return True
 
 
-def refuse_order(what: str) -> None:
-    """Refuses what decides the order of an iterable dataset.
-
-    Raises
-    ------
-    Misuse
-        In any case.
-    """
-    raise Misuse(
-        f"{what} is for a map-style dataset; this one is iterable and comes in its own order: leave that out, or give "
-        "the dataset __len__ and __getitem__"
-    )
-
-
 def length_of_stream(dataset: Any) -> int | None:
-    """The items of an epoch of an iterable dataset, if it says that beforehand."""
+    """The items of an epoch of an iterable dataset, or None if it has no length."""
     if not hasattr(dataset, "__len__"):
         return None
     with _COUNTING:
@@ -143,21 +127,13 @@ def length_of_stream(dataset: Any) -> int | None:
             return None
 
 
-def in_items(count: int) -> str:
-    """A number of items, in words."""
-    return "1 item" if count == 1 else f"{count} items"
-
-
 def require_enough(items: int, share: Share) -> None:
-    """Passes if an epoch has a mini-batch.
+    """Passes if an epoch has enough items for a mini-batch.
 
     Raises
     ------
     Misuse
-        If it has fewer items.
+        If it has fewer.
     """
     if items < share.items:
-        raise Misuse(
-            f"the dataset has {in_items(items)} and one update takes B*N*W = {share.formula}; use a larger dataset, "
-            "smaller micro-batches or fewer ranks"
-        )
+        raise mistakes.dataset_is_too_small(items, share.formula)

@@ -1,4 +1,4 @@
-"""`Loader`: a dataset as the mini-batches of a training loop, of which each rank loads what it uses."""
+"""`Loader`: the mini-batches of a dataset for a training loop; each rank loads only the items that it uses."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,23 +6,24 @@ from typing import Any
 from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers, LoadingTask, MapReader, elements
 from chimera_runtime.data.epoch_length import EpochLength
-from chimera_runtime.data.item_order import ItemOrder, Share, in_items, is_stream, length_of_stream, require_enough
+from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
 from chimera_runtime.data.loading import Loading, MiniBatch, Uses
 from chimera_runtime.data.reading import IterableReader, ReadBatch, ReadPosition
-from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.ranks.agreement import digest_of
 
 
 class Loader:
     """The mini-batches of this rank's copy, see `Pipeline.loader`; an iteration is an epoch.
 
-    Each begins the next epoch, the first one epoch 0; one that follows `load_state_dict` goes on within its epoch. All
-    ranks iterate alike. Data workers live from the first mini-batch to `close`, and load ahead into the next epoch.
+    The first iteration is epoch 0, and each is followed by the next epoch; an iteration after `load_state_dict`
+    continues within its epoch. All ranks must iterate in the same way. Data workers live from the first mini-batch to
+    `close`, and load ahead into the next epoch.
 
     Attributes
     ----------
     epoch
-        The epoch that is under way, or is next.
+        The present epoch; between two iterations the next one.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Loader:
         self._workers = workers
         self._drop_last = drop_last
         self._is_stream = is_stream(loading.dataset)
-        self._items = 0  # of all copies, in this epoch
-        self._state: Any = None  # a stream's, there
-        self._begins = True  # whether the next iteration begins where this stands
+        # The position in the data: an epoch, its items so far over all copies, and the state of an iterable dataset.
+        self._items = 0
+        self._state: Any = None
+        self._is_at_beginning = True  # of an iteration
+        self._origin: tuple[int, ...] = ()  # the numbers on which the order of the epoch depends
+        # What is being loaded, and the epoch and items at which its next mini-batch begins.
         self._elements: Iterator[Any] | None = None
-        self._ahead = (-1, 0)  # where the elements go on
-        self._origin: tuple[int, ...] = ()  # what decides the order of the epoch
+        self._next_loaded = (-1, 0)
         self.epoch = 0
         self._require_enough()
 
@@ -69,61 +72,61 @@ class Loader:
         return count // self._share.items if self._drop_last else -(-count // self._share.items)
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        if not self._begins:
-            self._stand(self.epoch + 1)
-        self._begins = False
+        if not self._is_at_beginning:
+            self._move_to(self.epoch + 1)
+        self._is_at_beginning = False
         self._require_enough()
         count = self._count
         self._origin = self._order.seed, int(self._order.shuffle), -1 if count is None else count
         while (batch := self._next()) is not None:
             if batch.items:
                 yield batch
-        self._stand(self.epoch + 1)
+        self._move_to(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next iteration be that of an epoch; where it is under way after `load_state_dict`, from there on."""
-        if epoch != self.epoch or not self._begins:
-            self._stand(epoch)
+        """Makes an epoch the next one; after `load_state_dict` within that epoch, iteration continues there."""
+        if epoch != self.epoch or not self._is_at_beginning:
+            self._move_to(epoch)
 
     def close(self) -> None:
-        """Ends the data workers; an iteration after it starts others."""
-        self._elements, self._ahead = None, (-1, 0)
+        """Ends the data workers; a later iteration starts new ones."""
+        self._elements, self._next_loaded = None, (-1, 0)
 
-    def _stand(self, epoch: int, items: int = 0, state: Any = None) -> None:
-        """The next iteration begins there."""
-        self.epoch, self._items, self._state, self._begins = epoch, items, state, True
+    def _move_to(self, epoch: int, items: int = 0, state: Any = None) -> None:
+        """Makes the next iteration begin at a position."""
+        self.epoch, self._items, self._state, self._is_at_beginning = epoch, items, state, True
 
     @property
     def _count(self) -> int | None:
-        """The items of the epoch, if that is known."""
+        """The items of the epoch, or None if an iterable dataset has no length."""
         return self._count_in(self.epoch)
 
     def _count_in(self, epoch: int) -> int | None:
         return length_of_stream(self._loading.dataset) if self._is_stream else self._order.count(epoch)
 
     def _require_enough(self) -> None:
-        """Passes if the epoch has a mini-batch, or may have one; a sampler may give fewer items than in another."""
+        """Passes if the epoch may have a mini-batch. Called for each epoch, as a sampler may give fewer items later."""
         count = self._count
         if count is not None and self._drop_last:
             require_enough(count, self._share)
         elif count == 0:
-            raise Misuse("the dataset has no item")
+            raise mistakes.dataset_is_empty()
 
     def _next(self) -> MiniBatch | None:
         """The next mini-batch of the epoch, None at its end."""
         items, batch = self._next_of_stream() if self._is_stream else self._next_by_key()
         if not items:
-            self._ahead = self.epoch + 1, 0
+            self._next_loaded = self.epoch + 1, 0
             return None
         loaded = {} if batch is None else batch.micro_batches
-        made = MiniBatch(self._share.held(items), self._share, loaded, self._position)
+        mini_batch = MiniBatch(self._share.items_of_copy(items), self._share, loaded, self._position)
         self._items += items
-        self._ahead = self.epoch, self._items
-        return made
+        self._next_loaded = self.epoch, self._items
+        return mini_batch
 
     @property
     def _position(self) -> tuple[int, ...]:
-        """Where the next mini-batch begins."""
+        """The position at which the next mini-batch begins; see `POSITION_NAMES`."""
         position = (*self._origin, self.epoch, self._items)
         if self._is_stream or self._order.sampler is None:
             return position
@@ -131,35 +134,38 @@ class Loader:
         return (*position, key if isinstance(key, int) else digest_of(repr(key)))
 
     def _next_by_key(self) -> tuple[int, MiniBatch | None]:
-        """The items over all copies, 0 at the end, and what this rank uses of them."""
+        """The items over all copies, 0 at the end of an epoch, and the part of the mini-batch that this rank uses."""
         items = self._items_of_next()
         return items, self._receive() if self._uses and items else None
 
     def _next_of_stream(self) -> tuple[int, MiniBatch | None]:
-        """The same of a dataset that tells its end when it comes: ranks that read it tell the others."""
-        tells = self._count is None
+        """Items and part as `_next_by_key`, of an iterable dataset.
+
+        If it has no length, ranks that read it tell the others when it ends.
+        """
+        has_no_length = self._count is None
         if not self._uses:
-            return self._epoch_length.receive_items() if tells else self._items_of_next(), None
+            return self._epoch_length.receive_items() if has_no_length else self._items_of_next(), None
         read = self._receive()
         items, batch = (read.items, read.batch) if isinstance(read, ReadBatch) else (0, None)
         if batch is not None:
             self._state = read.state
-        if tells:
+        if has_no_length:
             self._epoch_length.send_items(items)
         return items, batch
 
     def _items_of_next(self) -> int:
-        """The items over all copies of the next mini-batch, 0 at the end, where the length is known."""
+        """The items of the next mini-batch over all copies, 0 at the end of an epoch with a known length."""
         count = self._count
         assert count is not None
         items = min(count - self._items, self._share.items)
         return 0 if self._drop_last and items < self._share.items else items
 
     def _receive(self) -> Any:
-        """What the workers have loaded next."""
-        if self._elements is None or self._ahead != (self.epoch, self._items):
+        """The next loaded element; starts the workers, again if the position is not the one at which they continue."""
+        if self._elements is None or self._next_loaded != (self.epoch, self._items):
             self._elements = None  # ends its workers before others begin
-            self._elements = self._started()
+            self._elements = self._start_loading()
         try:
             with self._located:
                 return next(self._elements)
@@ -167,8 +173,8 @@ class Loader:
             self.close()
             raise
 
-    def _started(self) -> Iterator[Any]:
-        """Mini-batches from where this stands on."""
+    def _start_loading(self) -> Iterator[Any]:
+        """The mini-batches from the present position on."""
         begin = ReadPosition(self.epoch, self._items, self._state)
         if self._is_stream:
             stream = IterableReader(self._loading, self._share, self._uses, self._drop_last, begin)
@@ -177,26 +183,26 @@ class Loader:
         return elements(source, self._tasks(begin), self._workers)
 
     def _tasks(self, begin: ReadPosition) -> Iterator[LoadingTask]:
-        """All mini-batches from a point on, epoch after epoch, up to one that has none."""
+        """All mini-batches from a position on, epoch after epoch, until an epoch has none."""
         epoch, start, share = begin.epoch, begin.items, self._share
         while (count := self._order.count(epoch)) >= (share.items if self._drop_last else 1):
             while (items := min(count - start, share.items)) >= (share.items if self._drop_last else 1):
-                held = {}
+                micro_batches = {}
                 for micro in self._uses:
                     first = share.start(micro)
                     last = min(first + share.micro_batch_size, items)
                     if first < last:
-                        held[micro] = start + first, self._order.keys(epoch, start + first, start + last)
-                yield LoadingTask(epoch, share.held(items), held)
+                        micro_batches[micro] = start + first, self._order.keys(epoch, start + first, start + last)
+                yield LoadingTask(epoch, share.items_of_copy(items), micro_batches)
                 start += items
             epoch, start = epoch + 1, 0
 
     # ---- resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, the items of it that have been used, over all copies, and those that there are: the same on all ranks.
+        """The position in the data, the same on all ranks: epoch, items of it so far over all copies, and its length.
 
-        All ranks call it: of an iterable dataset they learn the state that the dataset, or its iterator, has itself.
+        All ranks must call it, because those that do not read an iterable dataset receive its state.
         """
         length = self._count
         place: dict[str, Any] = {"epoch": self.epoch, "items": self._items, "length": length}
@@ -207,29 +213,18 @@ class Loader:
         return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next iteration go on there.
+        """Makes the next iteration continue at a position that `state_dict` returned.
 
         Raises
         ------
         BadCheckpoint
             If the dataset has another length.
         Misuse
-            If no mini-batch begins there.
+            If no mini-batch begins at the position.
         """
         length, items = self._count_in(state["epoch"]), state["items"]
         if state["length"] != length:
-            raise BadCheckpoint(
-                f"the dataset has {_in_words(length)}, and had {_in_words(state['length'])} when the checkpoint was "
-                "saved: its order would be another one; take the weights alone, with load_weights (in "
-                "train.py with --load)"
-            )
+            raise mistakes.length_has_changed(length, state["length"])
         if items % self._share.items:
-            raise Misuse(
-                f"training was at item {items} of the data, and B*N*W = {self._share.formula} does not divide that: "
-                "choose B, N or W so that it does"
-            )
-        self._stand(state["epoch"], items, state.get("stream"))
-
-
-def _in_words(length: int | None) -> str:
-    return "a length that it does not say" if length is None else in_items(length)
+            raise mistakes.no_mini_batch_begins_there(items, self._share.formula)
+        self._move_to(state["epoch"], items, state.get("stream"))

@@ -1,4 +1,7 @@
-"""How items become micro-batches, in a rank or in its data workers: what is drawn depends on the item alone."""
+"""Loading of items and their collation to micro-batches, in a rank or in its data workers.
+
+Random numbers depend on the item alone, not on the process.
+"""
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +12,9 @@ import torch
 from torch.utils.data import default_collate
 
 from chimera_runtime.blame import ModelError, RemoteTraceback, UserCode
-from chimera_runtime.data.item_order import Share, in_items
+from chimera_runtime.data.item_order import Share
 from chimera_runtime.errors import MISUSED, Misuse
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.values.keywords import KeywordNames, Keywords
 from chimera_runtime.values.nested import is_rows, joined, lengths, mapped, obstacle, rows, taken_apart
 from chimera_runtime.values.tensors import draw_seed, seed_all
@@ -19,10 +23,10 @@ Triple = tuple[Any, Any, Keywords]
 """An input, a target and keyword arguments, as pytrees."""
 
 Uses = Mapping[int, frozenset[int]]
-"""By micro-batch, what a rank uses of its triple: 0 the input, 1 the target, 2 the keyword arguments."""
+"""The parts of each micro-batch that a rank uses: 0 is the input, 1 the target, 2 the keyword arguments."""
 
-POSITION = ("seed", "shuffle", "items of the epoch", "epoch", "item", "key")
-"""What tells mini-batches of a loader apart, as far as it can be known without loading; keys are those of samplers."""
+POSITION_NAMES = ("seed", "shuffle", "items of the epoch", "epoch", "item", "key")
+"""The numbers of a position in the data, known without loading anything; the key is that of a sampler."""
 
 ALL = frozenset({0, 1, 2})
 
@@ -34,8 +38,8 @@ _COLLATING_OWN = UserCode("collate of a micro-batch", MISUSED)
 class Loading:
     """Loads items and collates them, with ``collate``, or with torch's default_collate if that is None.
 
-    ``collate`` gets the items of a micro-batch in a list, and returns a pair or a triple. Messages call the dataset by
-    ``name``. Where ``names`` are given, keyword arguments have these.
+    ``collate`` gets the items of a micro-batch in a list, and returns a pair or a triple. ``name`` is the dataset in
+    messages. Keyword arguments must have the ``names``, if these are given.
     """
 
     dataset: Any
@@ -45,7 +49,7 @@ class Loading:
     names: KeywordNames | None = None
 
     def items(self, epoch: int, keys: Sequence[Any]) -> list[Any]:
-        """Items of a map-style dataset, each drawn from the generators as its seed has it."""
+        """Items of a map-style dataset, each loaded with random generators that are seeded for the item."""
         loaded = []
         for key in keys:
             seed_all(draw_seed("item", self.seed, epoch, key))
@@ -56,13 +60,13 @@ class Loading:
     def collated(
         self, items: list[Any], epoch: int, place: int, names: Sequence[Any], uses: frozenset[int] = ALL
     ) -> Triple:
-        """The micro-batch of some items, of which the first has a place in the epoch; what is not used is None.
+        """The micro-batch of some items, of which the first has ``place`` in the epoch; unused parts are None.
 
         Raises
         ------
         Misuse
-            If an item, or what ``collate`` returns, is no pair and no triple, or has other keyword arguments than
-            ``names`` or other items; if what ``collate`` returns has another number of items.
+            If an item, or the value of ``collate``, is neither a pair nor a triple; if its keyword arguments differ
+            from ``names`` or from another item's; if the value of ``collate`` has another number of items.
         ModelError
             If collating fails.
         """
@@ -72,10 +76,7 @@ class Loading:
             ]
             for name, (*_, keywords) in zip(names, triples, strict=True):
                 if differing := sorted(keywords.keys() ^ triples[0][2].keys()):
-                    raise Misuse(
-                        f"of items {names[0]} and {name} of {self.name} only one has the keyword argument "
-                        f"{differing[0]}: give all items of a micro-batch the same names"
-                    )
+                    raise mistakes.keyword_argument_is_in_one((names[0], name), self.name, differing[0])
             with _COLLATING:
                 parts = [
                     default_collate(list(part)) if i in uses else None
@@ -87,10 +88,7 @@ class Loading:
             value = self.collate(items)
         inputs, target, keywords = triple = self._triple(value, "what collate returned")
         if other := lengths(triple) - {len(items)}:
-            raise Misuse(
-                f"collate returned a tensor with {min(other)} in dimension 0 for {in_items(len(items))}: return the "
-                "items of a micro-batch along dimension 0"
-            )
+            raise mistakes.collate_lost_items(min(other), len(items))
         return inputs if 0 in uses else None, target if 1 in uses else None, keywords if 2 in uses else {}
 
     def _triple(self, value: Any, what: str) -> Triple:
@@ -102,14 +100,14 @@ class Loading:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What a rank needs of a mini-batch of its copy: `Pipeline.step`, ``evaluate`` and ``predict`` take it.
+    """The part of a mini-batch that a rank uses: `Pipeline.step`, ``evaluate`` and ``predict`` take it.
 
     Attributes
     ----------
     items
         The items of the copy: B*N, or fewer in the last mini-batch of an epoch.
     position
-        Where it begins in the data, the same on all ranks: see `POSITION`.
+        The position in the data at which it begins, the same on all ranks: see `POSITION_NAMES`.
     """
 
     items: int
@@ -118,27 +116,24 @@ class MiniBatch:
     position: tuple[int, ...] = ()
 
     def __call__(self, micro: int) -> Triple:
-        """The (input, target, keywords) of a micro-batch that this rank uses; None in the place of what it does not."""
+        """The (input, target, keywords) of a micro-batch; parts that this rank does not use are None."""
         if micro not in self.micro_batches:
-            raise Misuse(f"micro-batch {micro} was not loaded: this rank does not use it in a step")
+            raise mistakes.micro_batch_was_not_loaded(micro)
         return self.micro_batches[micro]
 
     def require_whole(self) -> None:
-        """Passes if an update can be made with it.
+        """Passes if the mini-batch has enough items for an update.
 
         Raises
         ------
         Misuse
             If it lacks items, as the last one of an epoch may.
         """
-        if self.items != self.share.held(self.share.items):
-            raise Misuse(
-                f"the last mini-batch of an epoch has {in_items(self.items)}, and an update takes B*N = "
-                f"{self.share.micro_batch_size}*{self.share.micro_batches}: make the loader with drop_last=True"
-            )
+        if self.items != self.share.items_of_copy(self.share.items):
+            raise mistakes.mini_batch_lacks_items(self.items, self.share.micro_batch_size, self.share.micro_batches)
 
     def pin_memory(self) -> "MiniBatch":
-        """The same in memory that is locked, from which a GPU copies beside its work."""
+        """This mini-batch in pinned memory, from which a GPU copies while it computes."""
         pinned = {micro: mapped(triple, torch.Tensor.pin_memory) for micro, triple in self.micro_batches.items()}
         return MiniBatch(self.items, self.share, pinned)
 
@@ -149,26 +144,26 @@ class Failure:
 
     doing: str
     status: int
-    report: RemoteTraceback | None
+    cause: RemoteTraceback | Misuse
 
     def raise_again(self) -> None:
-        """Raises what was raised there."""
-        if self.report is None:
-            raise Misuse(self.doing)
-        raise ModelError(self.doing, self.status) from self.report
+        """Raises the error in the rank."""
+        if isinstance(self.cause, Misuse):
+            raise self.cause
+        raise ModelError(self.doing, self.status) from self.cause
 
 
 def failure(error: ModelError | Misuse) -> Failure:
-    """An error as it can travel: with the user's traceback as a text."""
+    """The form in which an error can be sent: with the user's traceback as a text."""
     match error:
         case ModelError():
             return Failure(error.doing, error.status, RemoteTraceback.of(error))
         case _:
-            return Failure(str(error), MISUSED, None)
+            return Failure(str(error), MISUSED, error)
 
 
 def sendable(batch: MiniBatch) -> MiniBatch:
-    """The same for another process: few pieces of memory, and nothing that cannot be sent.
+    """A mini-batch in the form in which a data worker sends it: in few pieces of memory, without graphs.
 
     Raises
     ------
@@ -189,7 +184,7 @@ def sendable(batch: MiniBatch) -> MiniBatch:
 
 
 def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
-    """The values of micro-batches as views of one value if they are alike: each tensor of it is a file to be opened."""
+    """The values of micro-batches as views of one, if their forms are equal: each tensor sent costs an open file."""
     present = {micro: value for micro, value in values.items() if is_rows(value) and lengths(value)}
     kinds = set()
     for value in present.values():
@@ -206,7 +201,7 @@ def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
 
 
 def as_triple(value: Any, what: str) -> Triple:
-    """Input, target and keyword arguments: a pair has none of these.
+    """Input, target and keyword arguments of a pair, which has none of the last, or of a triple.
 
     Raises
     ------
@@ -219,28 +214,21 @@ def as_triple(value: Any, what: str) -> Triple:
         case (inputs, target, dict() as keywords) if all(isinstance(name, str) for name in keywords):
             return inputs, target, keywords
         case _:
-            raise Misuse(
-                f"{what} is a {type(value).__name__}, not a pair (input, target); keyword arguments of stages stand "
-                "third, in a dict"
-            )
+            raise mistakes.neither_pair_nor_triple(what, type(value).__name__)
 
 
 _PLACES = {"[0]": "the input", "[1]": "the target", "[2]": "the keyword arguments"}
 
 
 def require_cut(triple: Triple, items: int, what: str) -> None:
-    """Passes if inputs, target and keyword arguments of so many items can be cut into parts of fewer.
+    """Passes if inputs, target and keyword arguments of ``items`` items can be cut into parts with fewer items.
 
     Raises
     ------
     Misuse
-        If something in them would go whole to each part, though it may have something of its own for each item.
+        If a value in them cannot be cut, although it may hold something for each item.
     """
     uncut = obstacle(triple, items)
     if uncut is not None:
         place, kind = uncut
-        raise Misuse(
-            f"{what}: {_PLACES[place[:3]]}{place[3:]} is {kind}, which cannot be cut into micro-batches: give tensors "
-            "with the items in dimension 0, in structures that torch.utils._pytree knows; or give the micro-batches "
-            "one by one, by a function of their number (step also takes micro_batches=)"
-        )
+        raise mistakes.cannot_be_cut(what, f"{_PLACES[place[:3]]}{place[3:]}", kind)

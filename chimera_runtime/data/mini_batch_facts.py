@@ -1,33 +1,34 @@
-"""Facts of the data that a rank is given, which the ranks of a copy compare."""
+"""Facts about the data that a loop gives to its ranks: the ranks of a copy compare them."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from chimera_runtime.data.loading import POSITION as NAMES
-from chimera_runtime.data.loading import MiniBatch, Triple, as_triple
+from chimera_runtime.data.loading import POSITION_NAMES, MiniBatch, Triple, as_triple
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
 from chimera_runtime.values.byte_samples import sampled
 
 
 def position(numbers: tuple[int, ...]) -> Fact:
-    """Where a mini-batch of a loader begins."""
-    return short(hash(numbers)), lambda: {name: f"{value}" for name, value in zip(NAMES, numbers, strict=False)}
+    """The fact about a loader's mini-batch: the position in the data at which it begins."""
+    return short(hash(numbers)), lambda: {
+        name: f"{value}" for name, value in zip(POSITION_NAMES, numbers, strict=False)
+    }
 
 
 def sample(digest: int) -> Fact:
-    """What a part of a batch holds."""
+    """The fact about a part of a batch: a digest of a sample of its values."""
     return short(digest), lambda: {"a digest of a sample": f"{digest:x}"}
 
 
 def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """The number and a digest of each part of a batch that is there; see `samples.sampled`."""
+    """The number and a digest of each part of a batch that is present; see `samples.sampled`."""
     for which, part in enumerate(triple):
         if (which < 2 or part) and (digest := sampled(part, start, count)) is not None:
             yield which, digest
 
 
 class EvaluationDataFacts:
-    """The batches of an evaluation."""
+    """The facts about all batches of an evaluation."""
 
     def __init__(self, copy: int) -> None:
         self._copy = copy
@@ -36,8 +37,8 @@ class EvaluationDataFacts:
         self._digests = [0, 0, 0]
         self._positions: list[tuple[int, ...]] = []
 
-    def look(self, batch: Any) -> Any:
-        """Takes down what ranks compare of a batch, and returns it."""
+    def note(self, batch: Any) -> Any:
+        """Notes the facts of a batch, and returns the batch."""
         self._count += 1
         if isinstance(batch, MiniBatch):
             self._positions.append(batch.position)
@@ -48,7 +49,7 @@ class EvaluationDataFacts:
         return batch
 
     def facts(self) -> dict[Key, Fact]:
-        """The facts of all of them together: of the parts that each has, or of the positions if each has one."""
+        """The facts of all batches together: about each part that all have, and about positions if all have one."""
         facts: dict[Key, Fact] = {
             ("data", self._copy, which): sample(self._digests[which])
             for which, count in enumerate(self._counts)

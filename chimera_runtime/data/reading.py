@@ -1,7 +1,7 @@
-"""An iterable dataset as mini-batches: every reader goes through all of it, and collates what is its own alone.
+"""Mini-batches of an iterable dataset: every reader reads all items, and collates only those that its rank uses.
 
-So the order is that of the stream, whatever the number of copies and of data workers: of K workers each makes every
-K-th mini-batch. What takes long belongs into ``collate``, which is called for what a rank uses, by all workers at once.
+So the order does not depend on the number of copies or of data workers; of K workers each makes every K-th mini-batch.
+Slow work belongs in ``collate``, which all workers call at the same time, and only for the items that the rank uses.
 """
 
 import copy
@@ -12,9 +12,10 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from chimera_runtime.blame import ModelError, UserCode
-from chimera_runtime.data.item_order import Share, in_items, length_of_stream
+from chimera_runtime.data.item_order import Share, length_of_stream
 from chimera_runtime.data.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.errors import MISUSED, Misuse
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.values.tensors import draw_seed, seed_all
 
 _BEGINNING = UserCode("the beginning of the dataset", MISUSED)
@@ -24,9 +25,9 @@ _NO_ITEM = object()
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """Where the reading of a stream begins: the epoch, the items of it that come before, and the dataset's state there.
+    """A position in an iterable dataset: the epoch, the items before it in the epoch, and the dataset's state there.
 
-    Without a state these items are read once more, and skipped.
+    Without a state reading begins with the epoch and skips these items.
     """
 
     epoch: int = 0
@@ -36,25 +37,25 @@ class ReadPosition:
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """A mini-batch of a stream: how many items it has over all copies, and the dataset's state after it."""
+    """A mini-batch of an iterable dataset, the items that it has over all copies, and the dataset's state after it."""
 
     batch: MiniBatch
     items: int
     state: Any
 
     def pin_memory(self) -> "ReadBatch":
-        """The same with the mini-batch in memory that is locked."""
+        """This object with its mini-batch in pinned memory."""
         return ReadBatch(self.batch.pin_memory(), self.items, self.state)
 
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """The stream has ended, and begins anew: the next epoch."""
+    """A mark between the mini-batches of two epochs."""
 
 
 @dataclass
 class _CollectedItems:
-    """The items of a mini-batch: how many there were, those that this rank uses, by micro-batch, and the state."""
+    """The items of a mini-batch: their number, those that this rank uses by micro-batch, and the state after them."""
 
     epoch: int
     start: int
@@ -64,9 +65,9 @@ class _CollectedItems:
 
 
 class IterableReader(IterableDataset[Any]):
-    """The mini-batches of an iterable dataset from a point on, epoch after epoch: what a data worker runs.
+    """The mini-batches of an iterable dataset from a position on, epoch after epoch; a rank or a data worker reads it.
 
-    An error ends it, and where there are workers is its last element.
+    An error ends it. In a data worker the error is the last element, as a `Failure`.
     """
 
     def __init__(self, loading: Loading, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> None:
@@ -95,74 +96,71 @@ class IterableReader(IterableDataset[Any]):
         except (ModelError, Misuse) as error:
             yield failure(error)
 
-    def _read(self, gathered: _CollectedItems) -> ReadBatch:
+    def _read(self, collected: _CollectedItems) -> ReadBatch:
         triples = {}
-        for micro, items in gathered.micro_batches.items():
-            place = gathered.start + self._share.start(micro)
+        for micro, items in collected.micro_batches.items():
+            place = collected.start + self._share.start(micro)
             names = range(place, place + len(items))
-            triples[micro] = self._loading.collated(items, gathered.epoch, place, names, self._uses[micro])
-        batch = MiniBatch(self._share.held(gathered.count), self._share, triples)
-        return ReadBatch(batch, gathered.count, gathered.state)
+            triples[micro] = self._loading.collated(items, collected.epoch, place, names, self._uses[micro])
+        batch = MiniBatch(self._share.items_of_copy(collected.count), self._share, triples)
+        return ReadBatch(batch, collected.count, collected.state)
 
     def _elements(self) -> Iterator[_CollectedItems | EpochEnd]:
-        point = self._begin
+        position = self._begin
         while True:
-            yield from self._epoch(point)
+            yield from self._epoch(position)
             yield EpochEnd()
-            point = ReadPosition(point.epoch + 1)
+            position = ReadPosition(position.epoch + 1)
 
-    def _epoch(self, point: ReadPosition) -> Iterator[_CollectedItems]:
-        """The mini-batches of an epoch from a point on."""
-        items = _Items(self._loading, point)
+    def _epoch(self, position: ReadPosition) -> Iterator[_CollectedItems]:
+        """The mini-batches of an epoch from a position on."""
+        items = _Items(self._loading, position)
         while True:
-            gathered = _CollectedItems(point.epoch, items.place)
-            while gathered.count < self._share.items and items.advance():
-                micro = self._micro_at.get(gathered.count)
+            # Read the next B*N*W items; remember those that belong to a micro-batch of this rank.
+            collected = _CollectedItems(position.epoch, items.place)
+            while collected.count < self._share.items and items.advance():
+                micro = self._micro_at.get(collected.count)
                 if micro is not None:
-                    gathered.micro_batches.setdefault(micro, []).append(items.newest)
-                gathered.count += 1
-            is_whole = gathered.count == self._share.items
-            if is_whole or (gathered.count and not self._drop_last):
-                gathered.state = items.state()
-                yield gathered
+                    collected.micro_batches.setdefault(micro, []).append(items.newest)
+                collected.count += 1
+            # The last mini-batch may have fewer.
+            is_whole = collected.count == self._share.items
+            if is_whole or (collected.count and not self._drop_last):
+                collected.state = items.state()
+                yield collected
             if not is_whole:
                 break
         if items.place < (self._share.items if self._drop_last else 1):
-            raise Misuse(
-                f"the dataset ended after {in_items(items.place)}, and a mini-batch takes B*N*W = {self._share.formula}"
-            )
+            raise mistakes.dataset_ended_in_first_mini_batch(items.place, self._share.formula)
 
 
 class _Items:
-    """The items of an epoch, one after the other."""
+    """The items of an epoch, one after the other, from a position on."""
 
-    def __init__(self, loading: Loading, point: ReadPosition) -> None:
+    def __init__(self, loading: Loading, position: ReadPosition) -> None:
         self._loading = loading
-        self._epoch = point.epoch
+        self._epoch = position.epoch
         self._dataset = dataset = loading.dataset
         self._length = length_of_stream(dataset)
         self.place = 0
         self.newest: Any = None
-        seed_all(draw_seed("item", loading.seed, point.epoch, "begin"))
+        seed_all(draw_seed("item", loading.seed, position.epoch, "begin"))
         with _BEGINNING:
             if hasattr(dataset, "set_epoch"):
-                dataset.set_epoch(point.epoch)
-            if point.state is not None and not point.state["of_iterator"]:
-                dataset.load_state_dict(point.state["state"])
+                dataset.set_epoch(position.epoch)
+            if position.state is not None and not position.state["of_iterator"]:
+                dataset.load_state_dict(position.state["state"])
             self._iterator = iter(dataset)
-            if point.state is not None and point.state["of_iterator"]:
-                self._iterator.load_state_dict(point.state["state"])
-        if point.state is not None:
-            self.place = point.items
-        while self.place < point.items:
+            if position.state is not None and position.state["of_iterator"]:
+                self._iterator.load_state_dict(position.state["state"])
+        if position.state is not None:
+            self.place = position.items
+        while self.place < position.items:
             if not self.advance():
-                raise Misuse(
-                    f"the dataset ended after {in_items(self.place)}, and training was at item {point.items} of it: is "
-                    "it the same one?"
-                )
+                raise mistakes.dataset_ended_before_checkpoint(self.place, position.items)
 
     def advance(self) -> bool:
-        """Reads one more item; False at the end."""
+        """Reads the next item; returns False at the end of the epoch."""
         if self.place == self._length:
             return False
         seed_all(draw_seed("item", self._loading.seed, self._epoch, self.place))
@@ -171,11 +169,11 @@ class _Items:
         if self.newest is not _NO_ITEM:
             self.place += 1
         elif self._length is not None:
-            raise Misuse(f"the dataset ended after {in_items(self.place)}, and its __len__ says {self._length}")
+            raise mistakes.dataset_ended_before_its_length(self.place, self._length)
         return self.newest is not _NO_ITEM
 
     def state(self) -> Any:
-        """That of the iterator, if it has one, or of the dataset; None if neither has."""
+        """The state of the iterator, or of the dataset if the iterator has none; None if neither has one."""
         with _STATE:
             for of_iterator, owner in ((True, self._iterator), (False, self._dataset)):
                 if hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict"):

@@ -10,10 +10,11 @@ from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.epoch_length import EpochLength, Messages
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, refuse_order
+from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.loading import Loading, Uses
 from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import weights_of
@@ -198,7 +199,7 @@ class Holding:
         if num_workers < 0 or prefetch_factor < 1:
             raise Misuse(f"num_workers={num_workers}, prefetch_factor={prefetch_factor}: no such numbers of either")
         if is_stream(dataset) and (shuffle or sampler is not None):
-            refuse_order("shuffle=True" if sampler is None else "a sampler")
+            raise order_of_iterable("shuffle=True" if sampler is None else "a sampler")
         if shuffle and sampler is not None:
             raise Misuse("a sampler decides the order: leave shuffle=True out")
         if getattr(sampler, "num_replicas", 1) > 1:

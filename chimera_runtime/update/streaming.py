@@ -132,4 +132,4 @@ class Streaming:
         for update in range(self._fed, stepped):
             self._feed.drop(update)
         self._fed = stepped
-        self._feed.hold()
+        self._feed.note_versions()

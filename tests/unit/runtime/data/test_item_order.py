@@ -9,13 +9,12 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.data.item_order import (
     ItemOrder,
     Share,
-    in_items,
     is_stream,
     length_of_stream,
-    refuse_order,
     require_enough,
 )
 from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.data import items_text, order_of_iterable
 from tests.unit.runtime.datasets import Drawing, Flowing, Sized
 
 
@@ -31,7 +30,7 @@ def test_item_j_goes_to_copy_j_over_bn_and_there_to_micro_batch_j_over_b() -> No
 
 @pytest.mark.parametrize("items", range(25))
 def test_of_fewer_items_the_first_copies_have_theirs(items: int) -> None:
-    assert [Share(3, 2, 4, copy).held(items) for copy in range(4)] == [
+    assert [Share(3, 2, 4, copy).items_of_copy(items) for copy in range(4)] == [
         len([j for j in range(items) if j // 6 == copy]) for copy in range(4)
     ]
 
@@ -69,9 +68,8 @@ def test_a_dataset_is_map_style_or_iterable() -> None:
 
 
 def test_messages_count_items_in_words() -> None:
-    assert [in_items(count) for count in (0, 1, 2)] == ["0 items", "1 item", "2 items"]
+    assert [items_text(count) for count in (0, 1, 2)] == ["0 items", "1 item", "2 items"]
     require_enough(24, Share(3, 2, 4, 0))
     with pytest.raises(Misuse, match=r"the dataset has 1 item and one update takes B\*N\*W = 3\*2\*4 = 24"):
         require_enough(1, Share(3, 2, 4, 0))
-    with pytest.raises(Misuse, match="shuffle=True is for a map-style dataset"):
-        refuse_order("shuffle=True")
+    assert str(order_of_iterable("shuffle=True")).startswith("shuffle=True is for a map-style dataset")

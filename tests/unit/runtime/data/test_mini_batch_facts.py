@@ -15,7 +15,7 @@ X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 def facts(*batches: Any) -> dict[Any, int]:
     given = EvaluationDataFacts(1)
     for batch in batches:
-        assert given.look(batch) is batch
+        assert given.note(batch) is batch
     return {key: number for key, (number, _) in given.facts().items()}
 
 

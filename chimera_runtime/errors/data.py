@@ -1,0 +1,183 @@
+"""Messages about datasets, the batches of a loop, and the processes that load them."""
+
+from collections.abc import Iterable
+
+from chimera_runtime.errors import BadCheckpoint, Misuse
+
+
+def items_text(count: int) -> str:
+    return "1 item" if count == 1 else f"{count} items"
+
+
+# Datasets.
+
+
+def dataset_has_neither_keys_nor_order(kind: str) -> Misuse:
+    return Misuse(
+        f"the dataset, of type {kind}, is none: a map-style one has __len__ and __getitem__, an iterable one an "
+        "__iter__ that begins anew every time"
+    )
+
+
+def order_of_iterable(name: str) -> Misuse:
+    return Misuse(
+        f"{name} is for a map-style dataset; this one is iterable and comes in its own order: leave that out, or give "
+        "the dataset __len__ and __getitem__"
+    )
+
+
+def dataset_is_empty() -> Misuse:
+    return Misuse("the dataset has no item")
+
+
+def dataset_is_too_small(items: int, formula: str) -> Misuse:
+    return Misuse(
+        f"the dataset has {items_text(items)} and one update takes B*N*W = {formula}; use a larger dataset, smaller "
+        "micro-batches or fewer ranks"
+    )
+
+
+def dataset_ended_in_first_mini_batch(items: int, formula: str) -> Misuse:
+    return Misuse(f"the dataset ended after {items_text(items)}, and a mini-batch takes B*N*W = {formula}")
+
+
+def dataset_ended_before_checkpoint(items: int, place: int) -> Misuse:
+    return Misuse(
+        f"the dataset ended after {items_text(items)}, and training was at item {place} of it: is it the same one?"
+    )
+
+
+def dataset_ended_before_its_length(items: int, length: int) -> Misuse:
+    return Misuse(f"the dataset ended after {items_text(items)}, and its __len__ says {length}")
+
+
+# Resuming.
+
+
+def length_has_changed(length: int | None, before: int | None) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"the dataset has {_length_text(length)}, and had {_length_text(before)} when the checkpoint was saved: its "
+        "order would be another one; take the weights alone, with load_weights (in train.py with --load)"
+    )
+
+
+def _length_text(length: int | None) -> str:
+    return "a length that it does not say" if length is None else items_text(length)
+
+
+def no_mini_batch_begins_there(items: int, formula: str) -> Misuse:
+    return Misuse(
+        f"training was at item {items} of the data, and B*N*W = {formula} does not divide that: choose B, N or W so "
+        "that it does"
+    )
+
+
+# Items of a dataset and micro-batches of them.
+
+
+def keyword_argument_is_in_one(names: Iterable[object], dataset: str, keyword: str) -> Misuse:
+    first, other = names
+    return Misuse(
+        f"of items {first} and {other} of {dataset} only one has the keyword argument {keyword}: give all items of a "
+        "micro-batch the same names"
+    )
+
+
+def collate_lost_items(rows: int, items: int) -> Misuse:
+    return Misuse(
+        f"collate returned a tensor with {rows} in dimension 0 for {items_text(items)}: return the items of a "
+        "micro-batch along dimension 0"
+    )
+
+
+def micro_batch_was_not_loaded(micro: int) -> Misuse:
+    return Misuse(f"micro-batch {micro} was not loaded: this rank does not use it in a step")
+
+
+def mini_batch_lacks_items(items: int, micro_batch_size: int, micro_batches: int) -> Misuse:
+    return Misuse(
+        f"the last mini-batch of an epoch has {items_text(items)}, and an update takes B*N = "
+        f"{micro_batch_size}*{micro_batches}: make the loader with drop_last=True"
+    )
+
+
+def neither_pair_nor_triple(name: str, kind: str) -> Misuse:
+    return Misuse(f"{name} is a {kind}, not a pair (input, target); keyword arguments of stages stand third, in a dict")
+
+
+def cannot_be_cut(name: str, place: str, kind: str) -> Misuse:
+    return Misuse(
+        f"{name}: {place} is {kind}, which cannot be cut into micro-batches: give tensors with the items in dimension "
+        "0, in structures that torch.utils._pytree knows; or give the micro-batches one by one, by a function of their "
+        "number (step also takes micro_batches=)"
+    )
+
+
+# Batches of a loop.
+
+
+def wrong_number_of_pairs(program: str, micro_batches: int, pairs: int) -> Misuse:
+    return Misuse(f"{program} has N = {micro_batches}: a step takes so many pairs, not {pairs}")
+
+
+def mini_batch_was_written(update: int) -> Misuse:
+    return Misuse(
+        f"the mini-batch of update {update} was written after its step, and is still under way; give each step tensors "
+        "of its own, as .clone() makes them"
+    )
+
+
+def micro_batch_has_another_size(micro: int, rows: int, size: int) -> Misuse:
+    return Misuse(f"micro-batch {micro}: dimension 0 of a tensor is {rows}, and was {size} in the example")
+
+
+def mini_batch_has_another_size(rows: int, size: int, micro_batches: int) -> Misuse:
+    return Misuse(
+        f"dimension 0 of a tensor of the mini-batch is {rows}, and a step takes B*N = {size}*{micro_batches} = "
+        f"{size * micro_batches} on every rank: micro-batches as large as the example"
+    )
+
+
+def example_has_no_size(sizes: Iterable[int]) -> Misuse:
+    return Misuse(
+        "the example is to be one micro-batch (input, target), items in dimension 0, and has " + _tensors_text(sizes)
+    )
+
+
+def evaluation_batch_has_no_size(sizes: Iterable[int]) -> Misuse:
+    return Misuse(
+        "a batch of an evaluation has items in dimension 0 of its tensors, and this one has " + _tensors_text(sizes)
+    )
+
+
+def _tensors_text(sizes: Iterable[int]) -> str:
+    text = " and ".join(map(str, sorted(sizes)))
+    return f"tensors with {text} there" if text else "no tensor"
+
+
+def evaluation_batch_is_empty() -> Misuse:
+    return Misuse("a batch of an evaluation has no item")
+
+
+def evaluated_micro_batch_has_another_size(micro: int, items: int, size: int) -> Misuse:
+    return Misuse(
+        f"micro-batch {micro} of an evaluation: dimension 0 of its tensors is {items}, and was {size} in the example"
+    )
+
+
+# Data workers: the words of a `ModelError` and of its note.
+
+WORKER_ENDED = "a data worker has ended"
+WORKER_ENDED_NOTE = (
+    "The system may have ended it for lack of memory, or for lack of shared memory (/dev/shm): take fewer "
+    "data workers, or smaller items. Or the dataset's own code has crashed or ended the process."
+)
+WORKER_HANGS_NOTE = (
+    "The dataset's own code may hang in a data worker, as where it takes a lock that was held when it was forked "
+    '(multiprocessing_context="spawn" starts it afresh), or waits for a file system. If it is slow, take more '
+    "data workers or a longer timeout."
+)
+
+
+def worker_hangs(seconds: float) -> str:
+    return f"no data worker has handed over a mini-batch for {seconds:g} s"
