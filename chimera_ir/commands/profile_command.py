@@ -112,7 +112,7 @@ def _of_a_model(function: Function) -> Function:
     multiple=True,
     callback=_numbers,
     metavar="D",
-    help="ModelCut the model into so many stages; several as in 4,8.",
+    help="Cut the model into so many stages; several as in 4,8.",
 )
 @click.option(
     "--split",

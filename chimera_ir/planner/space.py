@@ -28,7 +28,7 @@ from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
 
 _CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
-"""The strategy that a text is variant to; none for eager_opt, which every text has."""
+"""The strategy that a scheme is changed to; None for eager_opt, which every scheme has anyway."""
 
 MAX_OPERATIONS = 100_000
 """The most compute operations of a schedule that is considered, unless the user sets another limit."""
