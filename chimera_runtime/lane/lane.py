@@ -1,4 +1,4 @@
-"""What a rank's script is called with."""
+"""The lane of a worker in a schedule with a flush: the argument of a rank's script."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -12,7 +12,10 @@ Load = Callable[[int, int], Any]
 
 
 class Lane:
-    """A worker's stages, ties and links, and the micro-batches from the first of an update on."""
+    """A worker's stages, ties and links, and the micro-batches of an update.
+
+    Links are known by the stage that sends, the stage that receives, and the other worker.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class Lane:
         self._first = 0
 
     def begin(self, update: int) -> None:
-        """From now on micro-batches are counted from the first of an update."""
+        """Begins an update, from whose first micro-batch a script counts."""
         self._first = update
         for stage in self._stages.values():
             stage.begin(update)
@@ -42,7 +45,7 @@ class Lane:
         return self._stages[number]
 
     def tie(self, *stages: int) -> Any:
-        """The parameters that these stages share."""
+        """The weight group of the parameters that some stages share."""
         return self._ties[stages]
 
     def incoming(self, source: int, target: int, worker: int) -> Any:

@@ -1,4 +1,4 @@
-"""The links of a worker: where messages between two stages come in, and where they go out."""
+"""The links of a worker: one for the messages from one stage to another, incoming or outgoing."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from chimera_runtime.values.tensors import Tensors, part
 
 
 class _MessageLink:
-    """Messages from a stage to one next to it on another worker, known by their micro-batches."""
+    """Messages from a stage to a neighbouring stage on another worker, by their micro-batches."""
 
     def __init__(self, peer: Any, source: int, target: int, stages: int) -> None:
         self._peer = peer
@@ -24,10 +24,10 @@ class _MessageLink:
 
 
 class Outgoing(_MessageLink):
-    """From a stage of this worker."""
+    """Messages that a stage of this worker sends."""
 
     def isend(self, micros: Micros, tensors: Tensors) -> None:
-        """Posts the sending of a message; ``tensors`` are kept until it has been waited for."""
+        """Posts the sending of a message; keeps ``tensors`` until `wait`."""
         self._under_way[micros] = self._peer.isend(tensors, self._tag(micros)), versions(tensors)
 
     def wait(self, micros: Micros) -> None:
@@ -45,7 +45,7 @@ class Outgoing(_MessageLink):
 
 
 class Incoming(_MessageLink):
-    """To a stage of this worker, whose receive buffers ``slots`` are."""
+    """Messages that a stage of this worker receives into its buffers, the ``slots``."""
 
     def __init__(self, peer: Any, source: int, target: int, stages: int, slots: Slots) -> None:
         super().__init__(peer, source, target, stages)
@@ -56,16 +56,16 @@ class Incoming(_MessageLink):
         self._under_way[micros] = self._peer.irecv(self._buffers(micros, into), self._tag(micros))
 
     def wait(self, micros: Micros) -> None:
-        """Returns when a message has come; errors as in `MessageTransfer.wait`."""
+        """Returns when a message has arrived; errors as in `MessageTransfer.wait`."""
         self._under_way[micros].wait()
 
     def take(self, micros: Micros) -> Tensors:
-        """The tensors of a message that has come, in its slot: once."""
+        """Takes the tensors of a message that has arrived; they lie in its slot."""
         tensors: Tensors = self._under_way.pop(micros).tensors
         return tensors
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
-        """As much of a slot as a message takes."""
+        """The part of a slot that a message with these micro-batches needs."""
         buffers, room = self._slots.vacant(into), self._slots.rooms[into]
         count = len(micros) if isinstance(micros, tuple) else 1
         return part(buffers, 0, count, room) if count < room else buffers

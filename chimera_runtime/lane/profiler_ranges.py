@@ -1,4 +1,4 @@
-"""Ranges for profilers: each line of the program is one of torch.profiler, and on a GPU of NVTX, while it runs."""
+"""Named ranges for profilers, one for each line of the program: of torch.profiler, and on a GPU also of NVTX."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,14 +11,14 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.weight_groups import Group
 
 Within = Callable[[str], AbstractContextManager[Any]]
-"""A range of a name, from its begin to its end."""
+"""Makes the context of a range with a name."""
 
 Lines = Mapping[str, Callable[..., str]]
-"""The line of the program that a call stands for, by the name of the method."""
+"""Functions from the arguments of a method to the line of the program that the call runs, by the method's name."""
 
 
 class Ranged:
-    """A tie or a link: each call that stands for a line of the program is a range. ``lines`` has the names, by call."""
+    """A tie or a link whose calls are ranges, if they have a line of the program in ``lines``."""
 
     def __init__(self, part: Any, within: Within, lines: Lines) -> None:
         self._part = part
@@ -39,7 +39,7 @@ class Ranged:
 
 
 class RangedStage(Ranged):
-    """The same of a stage; where versions are kept, its operations are named with that which they read."""
+    """A stage whose calls are ranges; the names of operations include the version of the weights that they read."""
 
     def __init__(self, number: int, stage: Any, within: Within) -> None:
         self._version = ""
@@ -59,38 +59,38 @@ class RangedStage(Ranged):
         return self
 
     def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
-        """A pair is one range."""
+        """Runs a pair as one range."""
         line = f"F {_text(forward[0])} s{self._number} & B {_text(backward[0])} s{other._number}"
         with self._within(line):
             self._part.pair(forward, other._part, backward)
 
 
 class Unranged:
-    """What a lane is made of, as it is: nothing has a range."""
+    """The parts of a lane without ranges: each method returns its argument."""
 
     def update(self, number: int) -> AbstractContextManager[Any]:
-        """The context of an update."""
+        """A context for an update."""
         return nullcontext()
 
     def stage(self, number: int, stage: Any) -> Any:
-        """A stage, as a lane calls it."""
+        """The stage for a lane."""
         return stage
 
     def tie(self, group: Group, tie: Any) -> Any:
-        """What stages share, as a lane calls it."""
+        """The tie for a lane."""
         return tie
 
     def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """A link that messages come in by, as a lane calls it."""
+        """The incoming link for a lane."""
         return link
 
     def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """A link that messages go out by, as a lane calls it."""
+        """The outgoing link for a lane."""
         return link
 
 
 class Ranges(Unranged):
-    """Each update and each line of the program within a range of its name, as schedule.sir has it."""
+    """The parts of a lane with ranges: one for each update and each line of the program, named as in schedule.sir."""
 
     def __init__(self, device: torch.device) -> None:
         self._within = _range_on_gpu if device.type == "cuda" else record_function
@@ -104,11 +104,11 @@ class Ranges(Unranged):
         return RangedStage(number, stage, self._within)
 
     def tie(self, group: Group, tie: Any) -> Any:
-        """What stages share; its sums, steps and versions are ranges."""
+        """A tie whose sums, steps and versions are ranges."""
         return Ranged(tie, self._within, _of_weights(group))
 
     def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """A link on which receiving and waiting are ranges."""
+        """An incoming link whose receives and waits are ranges."""
         ends = f"s{source}->s{target}"
         lines: Lines = {
             "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
@@ -117,7 +117,7 @@ class Ranges(Unranged):
         return Ranged(link, self._within, lines)
 
     def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """A link on which sending and waiting are ranges."""
+        """An outgoing link whose sends and waits are ranges."""
         ends = f"s{source}->s{target}"
         lines: Lines = {
             "isend": lambda micros, _tensors: f"send {_text(micros)} {ends} to w{worker}",

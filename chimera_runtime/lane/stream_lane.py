@@ -1,7 +1,8 @@
-"""The lane of a stream: calls about what is not in the run do nothing, which makes warm-up and drain.
+"""The lane of a stream, a schedule without a flush.
 
-A script of a stream says what a turn of the steady state does. Before the first update is under way in all stages, and
-after the last one, some of it is about micro-batches and versions of weights that there are not.
+The script of a stream has the lines of one turn of the steady state. In the first and last turns of a run some of these
+lines name micro-batches, or versions of weights, that are not in the run. Their calls do nothing: so the same lines
+also make the warm-up and the drain.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,33 +19,33 @@ from chimera_runtime.values.tensors import Tensors
 
 @dataclass
 class UpdateRange:
-    """The length of a run: so many updates, of ``per_update`` micro-batches each."""
+    """The updates of a run, with ``per_update`` micro-batches each."""
 
     per_update: int
     updates: int = 0
 
     def has(self, micros: Micros) -> bool:
-        """Whether micro-batches are in the run; those of one operation are so together."""
+        """Whether micro-batches are in the run: all of one operation are, or none."""
         first = micros[0] if isinstance(micros, tuple) else micros
         return 0 <= first < self.updates * self.per_update
 
     def makes(self, version: int) -> bool:
-        """Whether an update of the run makes a version of the weights; version 0 is there before."""
+        """Whether an update of the run makes a version of the weights; version 0 is the initial one."""
         return 0 < version <= self.updates
 
 
 class MicroBatchRange(Protocol):
-    """Which micro-batches there are."""
+    """The micro-batches of a run or of an evaluation."""
 
     def has(self, micros: Micros) -> bool:
-        """Whether there are any of some micro-batches."""
+        """Whether the range has micro-batches."""
 
 
 class StreamWeights:
-    """The weights of a stage or a tie in a run: calls about other versions than the run's do nothing.
+    """The weights of a stage or a tie in a run: calls with versions that the run does not make do nothing.
 
-    ``stashed`` and ``dropped`` are the versions, 0 or less, at whose places the initial weights are stashed and
-    dropped: the first micro-batches read version 0 in place of versions below.
+    The first micro-batches read version 0 in place of negative versions. So version 0 must be stashed and dropped at
+    the lines of other versions, 0 or less: ``stashed`` and ``dropped``.
     """
 
     def __init__(self, weights: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
@@ -69,18 +70,18 @@ class StreamWeights:
             self._weights.step()
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights, unless they are the last of the run, which no step replaces."""
+        """Keeps the newest weights, except the last of the run, which no step replaces."""
         if version == self._stashed or 0 < version < self._run.updates:
             self._weights.stash(max(0, version))
 
     def drop(self, version: int) -> None:
-        """Lets a version go that `stash` kept."""
+        """Frees a version that `stash` kept."""
         if version == self._dropped or 0 < version < self._run.updates:
             self._weights.drop(max(0, version))
 
 
 class StreamStage(StreamWeights):
-    """A stage in a run: calls about other micro-batches or versions than the run's do nothing."""
+    """A stage in a run: calls with micro-batches or versions that are not in the run do nothing."""
 
     def __init__(self, stage: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
         super().__init__(stage, run, stashed, dropped)
@@ -88,40 +89,40 @@ class StreamStage(StreamWeights):
         self._version = 0
 
     def begin(self, update: int) -> None:
-        """From now on micro-batches are counted from the first of an update."""
+        """Begins a run, whose micro-batches are counted from the first of an update."""
         self._stage.begin(update)
 
     def at(self, version: int) -> Self:
-        """The stage with a version of its weights; those below 0 are version 0."""
+        """Chooses the version of the weights for the next operation; negative versions are version 0."""
         self._version = max(0, version)
         return self
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
-        """Runs the forward of micro-batches of the run, on the version that `at` was told."""
+        """Runs the forward of micro-batches of the run, with the version from `at`."""
         if self._run.has(micros):
             self._stage.at(self._version).forward(micros, inputs, targets)
 
     def outputs(self, micros: Micros) -> Tensors:
-        """What the forward hands on; nothing for micro-batches outside the run."""
+        """Takes the results of a forward; none for micro-batches outside the run."""
         return self._stage.outputs(micros) if self._run.has(micros) else ()
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs the backward of micro-batches of the run, on the version that `at` was told."""
+        """Runs the backward of micro-batches of the run, with the version from `at`."""
         if self._run.has(micros):
             self._stage.at(self._version).backward(micros, gradients)
 
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs the first half of the backward of micro-batches of the run, on the version that `at` was told."""
+        """Runs the first half of the backward of micro-batches of the run, with the version from `at`."""
         if self._run.has(micros):
             self._stage.at(self._version).backward_input(micros, gradients)
 
     def backward_weights(self, micros: Micros) -> None:
-        """Runs the second half, on the version that `at` was told."""
+        """Runs the second half of the backward, with the version from `at`."""
         if self._run.has(micros):
             self._stage.at(self._version).backward_weights(micros)
 
     def input_gradients(self, micros: Micros) -> Tensors:
-        """What the backward hands back; nothing for micro-batches outside the run."""
+        """Takes the input gradients of a backward; none for micro-batches outside the run."""
         return self._stage.input_gradients(micros) if self._run.has(micros) else ()
 
 
@@ -138,7 +139,7 @@ class StreamOutgoing:
             self._link.isend(micros, tensors)
 
     def wait(self, micros: Micros) -> None:
-        """Returns when the peer has taken a message of the run; at once for another."""
+        """Returns when the peer has taken a message of the run; at once for other messages."""
         if self._run.has(micros):
             self._link.wait(micros)
 
@@ -156,19 +157,19 @@ class StreamIncoming:
             self._link.irecv(micros, into)
 
     def wait(self, micros: Micros) -> None:
-        """Returns when a message of the run has come; at once for another."""
+        """Returns when a message of the run has arrived; at once for other messages."""
         if self._run.has(micros):
             self._link.wait(micros)
 
     def take(self, micros: Micros) -> Tensors:
-        """The tensors of a message that has come; none for micro-batches outside the run."""
+        """Takes the tensors of a message that has arrived; none for micro-batches outside the run."""
         return self._link.take(micros) if self._run.has(micros) else ()
 
 
 class StreamLane(Lane):
-    """A lane whose calls about micro-batches that are not in ``run`` do nothing.
+    """A lane whose calls with micro-batches or versions outside ``run`` do nothing.
 
-    ``initial`` has, for each weight group, the versions at whose places its initial weights are stashed and dropped.
+    ``initial`` has ``stashed`` and ``dropped`` of `StreamWeights` for each weight group.
     """
 
     def __init__(
@@ -196,13 +197,13 @@ class StreamLane(Lane):
         return super()._loaded(load, micros) if self.run.has(micros) else None
 
     def begin(self, update: int) -> None:
-        """A run begins, of no update yet: micro-batches and versions are counted from the first of it."""
+        """Begins a run of no update yet: micro-batches and versions are counted from an update."""
         super().begin(update)
         self.run.updates = 0
 
 
 class Driver:
-    """Runs a stream whose updates are given one by one; a turn runs as soon as all that it needs has been given.
+    """Runs a stream whose updates come one by one: each turn as soon as all updates that it needs have come.
 
     After n updates and a drain it has made the same calls in the same order as a loop over n updates.
     """
@@ -215,26 +216,26 @@ class Driver:
 
     @property
     def updates(self) -> int:
-        """How many updates of the run have been given."""
+        """Number of updates of the run so far."""
         return self._lane.run.updates
 
     def begin(self, update: int) -> None:
-        """A run begins, at an update and on the newest weights; the one before, if there was any, is drained."""
+        """Begins a run at an update, on the newest weights; an earlier run must have been drained."""
         self._lane.begin(update)
         self._next = self._turns.first
 
-    def give(self) -> None:
-        """One more update: runs the turns that end without any other rank being given a later one."""
+    def add_update(self) -> None:
+        """Adds an update to the run, and runs all turns that can end before another rank gets a later update."""
         self._lane.run.updates += 1
         self._run(self._turns.given(self.updates))
 
     def drain(self) -> None:
-        """No more updates: runs the turns that are left."""
+        """Ends the run: runs the turns that are left."""
         if self.updates:
             self._run(self._turns.of(self.updates))
 
     def _run(self, turns: range) -> None:
-        """The turns up to the end of a range of which some have been run."""
+        """Runs the turns up to the end of a range, except those that have been run before."""
         for number in range(self._next, turns.stop, turns.step):
             self._turn(self._lane, number)
             self._next = number + turns.step

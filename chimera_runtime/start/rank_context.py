@@ -132,5 +132,5 @@ class Setting:
         """So many updates of a stream, from the first to the last."""
         driver = self.driver(lane)
         for _ in range(updates):
-            driver.give()
+            driver.add_update()
         driver.drain()

@@ -96,7 +96,7 @@ class Streaming:
         """One more update, whose mini-batch the feed has: the newest that is complete then, if there is one."""
         self._feed.require_unwritten_batches()
         self.given += 1
-        self._driver.give()
+        self._driver.add_update()
         self._forget()
         return self._complete() if self.given - self._completed > self._job.lag else None
 

@@ -195,7 +195,7 @@ def test_turns_run_in_order_each_as_soon_as_what_it_needs_is_given(
 ) -> None:
     driver, turns, _ = driven(*facts)
     for given in range(1, updates + 1):
-        driver.give()
+        driver.add_update()
         assert driver.updates == given
         assert all(number + facts[3] < by for by, number in turns)
     number_of_given = len(turns)
@@ -210,13 +210,13 @@ def test_a_run_begins_again_where_the_one_before_ended() -> None:
     driver.drain()
     assert turns == [], "nothing was given"
     for _ in range(2):
-        driver.give()
+        driver.add_update()
     driver.drain()
     first = [number for _, number in turns]
     driver.begin(2)
     assert driver.updates == 0
     assert inside.begun == [2]
     for _ in range(2):
-        driver.give()
+        driver.add_update()
     driver.drain()
     assert [number for _, number in turns] == first * 2
