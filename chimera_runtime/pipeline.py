@@ -1,119 +1,118 @@
 """`Pipeline`: a compiled schedule in the training loop of its user."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.blame import Located, UserCode
 from chimera_runtime.data.batches import Batches
-from chimera_runtime.data.epoch_length import Messages
+from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.feed import Feed, Pair, items_of
+from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.mini_batch_facts import EvaluationDataFacts
-from chimera_runtime.errors import MISUSED, Misuse, PeerLost
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import pipeline as mistakes
 from chimera_runtime.evaluate.inference import Inference
 from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model import Model, file_of, require_build_stage
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import End, by_group
-from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
-from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded
+from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
-from chimera_runtime.ranks.rendezvous import failures_shared
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.norms import agree_on_infinite, gradients_of, scale_down, total_norm
-from chimera_runtime.stage.replicas import Replicas, is_due
-from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.memory_report import memory_state
-from chimera_runtime.start.rank_context import Setting
-from chimera_runtime.start.uses import uses
-from chimera_runtime.start.varying_shapes import Lengths
-from chimera_runtime.state.holding import Holding
+from chimera_runtime.start.assemble import assemble, remarks
+from chimera_runtime.start.lane_parts import lane_of, lane_parts
+from chimera_runtime.start.loader_maker import LoaderMaker
+from chimera_runtime.start.prepare import located_at, prepare
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.varying_shapes import VaryingShapes
+from chimera_runtime.state.averages import Average, AverageState
+from chimera_runtime.state.exporting import export_weights, load_weights
 from chimera_runtime.state.state import State
-from chimera_runtime.update.accumulation import Accumulation
-from chimera_runtime.update.flushing import Flushing
 from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.update.outcome import Outcome
-from chimera_runtime.update.shared_facts import FlushFacts, StreamFacts
-from chimera_runtime.update.stage_optimizer import Hook, Named, Steppers
-from chimera_runtime.update.streaming import Streaming, hooks_of
-from chimera_runtime.values.boundary import keyword_names
+from chimera_runtime.update.session import Session
+from chimera_runtime.update.shared_facts import SharedFacts
+from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
+from chimera_runtime.update.streaming import step_hooks_of
+from chimera_runtime.update.updates import updates_of
 from chimera_runtime.values.losses import Loss
-from chimera_runtime.values.tensors import generators_kept
 
 _NO_HOOKS = Hooks()
-_MAKING = UserCode("make(named_parameters)", MISUSED)
 
 
-class Pipeline(Holding):
+class Pipeline:
     """Trains a model with a compiled schedule; process group, loop, data and optimizer are the caller's.
 
     It takes no signal, prints nothing and never ends the process. All ranks of the process group make it, with the same
-    arguments; several live side by side. The random numbers of the process are as before after every call.
+    arguments; a process may have several. Every call restores the random generators of the process. Raised are Misuse
+    if arguments do not fit together, ModelError if a stage raises an error, PeerLost if another rank does not answer.
 
     Parameters
     ----------
     directory
-        What ``chimera compile`` wrote.
+        The directory that ``chimera compile`` wrote.
     build_stage
-        ``build_stage(stage, num_stages)``, the module of a stage; called for the stages that this rank holds. Or the
-        `Layers` that stages are made of.
+        ``build_stage(stage, num_stages)``, called for the module of each stage of this rank; or the `Layers` of stages.
     loss
         ``loss(output, target)``, the mean over the micro-batch, a tensor of one number; or ``(sum, count)``, and then
         the loss of a mini-batch is the sum of all sums through that of all counts.
     example
         One micro-batch ``(input, target)`` or ``(input, target, keywords)``, of B items along dimension 0, or
-        `Batches`, of which it is the first: it says what the stages hand on, and which keyword arguments each takes.
+        `Batches`: it shows what the stages hand on, and which keyword arguments each takes.
     group
         The ranks of the pipelines, W copies of the workers; by default all. With one such as ``mesh["pp"].get_group()``
-        every rank of the default process group makes a pipeline, over the group that it is a part of.
+        every rank of the default process group makes a pipeline, each over its own group.
     device
         Where the stages are: the CPU, with messages over gloo, or a GPU, over NCCL. By default what the group is for.
     layout
         Which ranks are neighbours: those of one ``"pipeline"``, or the ``"replica"``\\ s of one worker.
     communicators
-        Of messages, where the backend is not gloo: one for each direction between two workers, ``"directed"``, or for
-        both, ``"pair"``, which is the default if the program is proven to finish with that.
+        Of messages without gloo, between two workers: ``"directed"``, one for each direction, or ``"pair"``, one for
+        both, which is the default if the program is proven to finish with that.
     seed
         Of weights and dropout: with update, copy, micro-batch and stage it decides every number that is drawn.
     timeout
         Seconds that any wait for another rank may take.
     tied
-        The parameters that stages share, each by its ends ``(stage, name)``, the first of which gives the initial
-        value: ``[[(0, "words.weight"), (3, "head.weight")]]``, for a schedule compiled with ``--tied 0,3``. Or a
-        function of num_stages that returns that. With `Layers` the numbers are those of layers.
+        The parameters that stages share, each by its ends ``(stage, name)``, or (layer, name) with `Layers`, of which
+        the first gives the initial value: ``[[(0, "words.weight"), (3, "head.weight")]]``, for a schedule compiled with
+        ``--tied 0,3``. Or a function of num_stages that returns that.
     name
-        ``name(stage, parameter)``, what the model calls a parameter of a stage, or with `Layers` of a layer: the names
-        of `named_parameters`.
+        ``name(stage, parameter)``, the model's own name for a parameter of a stage, or with `Layers` of a layer.
     sum_dtype
         Adds gradients up over micro-batches and replicas in this dtype, as float32 for weights in bfloat16: parameters
         then have the sum as ``main_grad``, and rounded as ``grad``. By default the parameters' own.
     optimizer
         For a schedule without a flush, whose stages step inside it: ``optimizer(named_parameters)``, called once for
-        what stages share, and for the rest of each stage that this rank holds, with its (name, parameter) pairs.
+        the parameters that stages share, and for the others of each stage here, with (name, parameter) pairs.
     before_step, after_step
         There, called with a `StageStep` before and after each of these steps: to clip, or to step a scheduler.
     varying
-        The shapes of a mini-batch may be smaller than the example's, in other dimensions than 0 and from step to step:
-        every rank then looks at the input of each. Messages take a part of buffers that are made for the example.
+        Mini-batches may be smaller than the example, in other dimensions than 0 and from step to step: every rank then
+        looks at the input of each. Messages take a part of buffers that are made for the example.
     ranges
         Every update and every line of the program is a range of its name for torch.profiler, on a GPU for NVTX, too.
     hooks
-        Where tools take part; those of train.py do.
+        Functions by which tools take part, such as those of train.py.
 
-    Raises
-    ------
-    Misuse
-        If directory, process group, stages or example do not fit together, or ``build_stage`` is no function.
-    ModelError
-        If ``build_stage`` or a stage raises an error.
-    PeerLost
-        If another rank does not answer in time, or has ended.
+    Attributes
+    ----------
+    job
+        The schedule, as ``program.json`` has it.
+    items, micro_batches, copies
+        B*N*W, the items of a mini-batch over all copies; N, the micro-batches of a step; W, the pipelines' copies.
+    copy, worker, first_rank
+        This rank's copy and worker, from 0; the first rank of these pipelines in the default process group.
+    needs
+        The micro-batches of a mini-batch of which this rank uses anything: a loader may leave out the others.
+    remarks
+        Remarks on stages that do not run as the schedule has them, the same on every rank.
     """
 
     def __init__(
@@ -139,55 +138,64 @@ class Pipeline(Holding):
         ranges: bool = False,
         hooks: Hooks = _NO_HOOKS,
     ) -> None:
+        # The program, and whether the arguments fit it.
         compiled = load(Path(directory))
+        job = self.job = compiled.job
         require_build_stage(build_stage)
-        job = compiled.job
-        steps = hooks_of(job, optimizer, before_step, after_step)
+        step_hooks = step_hooks_of(job, optimizer, before_step, after_step)
         size = items_of(example)
         if size % job.parts:
-            raise Misuse(
-                f"{job.name} cuts every micro-batch into {job.parts}, and dimension 0 of the example is {size}"
-            )
+            raise mistakes.example_cannot_be_cut(job.name, job.parts, size)
+        # The ranks: communicators, and this rank's place. From here on an error names the rank and its worker.
         same = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
-        world = join_group(job, group, layout, device, timeout, communicators, hooks.lost, same)
-        place = world.place
-        script, facts = compiled.script(place.worker), compiled.ranks[place.worker]
-        abandon = partial(world.leak_groups, explains=hooks.explains)
-        self._located = Located(place.rank, place.worker, lambda: memory_state(world.device, facts), abandon)
-        file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
-        model = Model(file, build_stage, loss, tied=of_stages, name=name)
-        self._feed = Feed(job, size, place.copy)
-        self._feed.put_example(example)
-        with self._located, failures_shared(world.control_group.store, place.rank), generators_kept():
-            built = assemble.modules(world, model, seed)
-            assemble.agree_on_weights(world, built)
-            findings = probe.find(world, model, self._feed, built, seed, hooks.measures)
-        self._feed.names = keyword_names(findings.traits, built)
-        self._uses = [
-            uses(job, of_worker, any(findings.traits[stage].keywords for stage in of_worker.stages), varying)
-            for of_worker in compiled.ranks
-        ]
-        self._messages = Messages()
-        loaded, named = self._feed if hooks.loads else None, Ranges(world.device) if ranges else Unranged()
-        self._setting = Setting(world, script, facts, model, findings, seed, loaded, named)
-        hooks.ready(self._setting, built)
-        self._modules, self._named = built, parameters_by_name(model, built, self._setting.ties)
-        self._groups = by_group(built, self._setting.ties)
-        self._steppers = None if steps is None else Steppers(built, self._named, steps, self._setting.ties)
-        self._stages = assemble.assemble(
-            self._setting, built, self._steppers, hooks.stage_maker(self._setting), sum_dtype=sum_dtype
+        world = self._world = join_group(
+            job, group, layout, device, timeout=timeout, communicators=communicators, end=hooks.lost, arguments=same
         )
-        lane = hooks.lane(self._setting, self._stages)
-        self._outcomes = hooks.outcomes(world, findings.expected_count is not None, findings.auxiliary)
-        running = (self._setting, lane, self._stages, self._feed, self._outcomes)
-        accumulation = Accumulation(dict(self.named_parameters()), world if findings.expected_count else None)
-        self._schedule = Streaming(*running) if job.period else Flushing(*running, accumulation, sum_dtype is not None)
-        self._lengths = Lengths(world, self._feed, built, self._stages, findings) if varying else None
-        self._inference = Inference(self._setting, self._stages, size, self._located, self._lengths)
-        self._state = State(self._setting, built, dict(self.named_parameters()))
-        self._compare_ranks()
-
-    # ---- training
+        place, facts = world.place, compiled.ranks[world.place.worker]
+        self._located = located_at(world, facts, explains=hooks.explains)
+        self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
+        self.copies, self.copy, self.worker, self.first_rank = (
+            place.copies,
+            place.copy,
+            place.worker,
+            world.control_group.members[0],
+        )
+        # The model: modules with equal weights on all replicas, and what they do with the example.
+        ties_of = tied if callable(tied) else lambda _stages: tied
+        model = Model(file_of(build_stage), build_stage, loss, tied=ties_of, name=name)
+        self._feed = Feed(job, size, place.copy)
+        modules, probed = prepare(world, self._located, model, self._feed, example, seed=seed, measures=hooks.measures)
+        self.remarks = tuple(remarks(world, probed))
+        script, source = compiled.script(place.worker), self._feed if hooks.loads else None
+        named = Ranges(world.device) if ranges else Unranged()
+        context = self._context = RankContext(
+            world=world, script=script, facts=facts, model=model, probed=probed, seed=seed, source=source, ranges=named
+        )
+        hooks.ready(context, modules)
+        # The stages with optimizers and receive buffers, and the lane, which the rank's script is called with.
+        self._modules, self._parameters = modules, parameters_by_name(model, modules, context.ties)
+        self._groups = by_group(modules, context.ties)
+        steps = None if step_hooks is None else StageOptimizers(modules, self._parameters, step_hooks, context.ties)
+        self._stage_optimizers = steps
+        stages = assemble(context, modules, steps, hooks.stage_maker(job), sum_dtype)
+        lane = lane_of(context, hooks.lane_parts(lane_parts(context, stages), stages))
+        # The updates, their losses, and the facts that are compared over the ranks with these.
+        self._outcomes = hooks.outcomes(world, probed.expected_count is not None, probed.auxiliary)
+        self._updates = updates_of(
+            context, lane, stages, self._feed, outcomes=self._outcomes, parameters=self._parameters, sum_dtype=sum_dtype
+        )
+        self._session = Session(world, probed, self._located, self._updates)
+        self._varying = VaryingShapes(world, self._feed, modules, stages, probed) if varying else None
+        self._shared_facts = SharedFacts(
+            self._feed, self._outcomes, self._updates, groups=self._groups, names=self.names, steps=steps
+        )
+        # Everything between updates: loaders, forwards alone, checkpoints.
+        self._loaders = LoaderMaker(
+            world, self._located, self._feed, compiled.ranks, traits=probed.traits, varying=varying, seed=seed
+        )
+        self.needs = frozenset(self._loaders.needed)
+        self._inference = Inference(context, stages, size, self._located, self._varying)
+        self._state = State(world, model, context.ties, modules, self._parameters)
 
     def step(
         self,
@@ -197,20 +205,20 @@ class Pipeline(Holding):
         accumulate: bool = False,
         scaler: torch.amp.GradScaler | None = None,
     ) -> Outcome | None:
-        """Forward, backward and sums of one update: afterwards ``.grad`` is the gradient of the mini-batch's loss.
+        """Runs forwards, backwards and sums of one update: then ``.grad`` is the gradient of the mini-batch's loss.
 
-        Without a flush it gives the schedule one update more, and each stage makes its steps when their time has come:
-        the outcome is that of the newest update that all stages have made, None while there is none.
+        Without a flush it starts one update more, and each stage makes its steps when their time has come: the outcome
+        is that of the newest update that all stages have made, None while there is none.
 
         Parameters
         ----------
         batch
-            What this rank's copy trains on: a pair (input, target) of pytrees with B*N items along dimension 0 of every
-            tensor, or a function of the micro-batch's number that gives a pair with B items. It is asked for what this
-            rank needs alone. A third is a dict of keyword arguments, for the stages that know their names. `Batches`
-            give those of the update, inputs, targets and keyword arguments apart.
+            The mini-batch of this rank's copy: a pair (input, target) of pytrees with B*N items along dimension 0 of
+            every tensor, or a function of the micro-batch's number that gives a pair with B items, called for what
+            this rank needs alone. A third entry is a dict of keyword arguments, for the stages that know their names.
+            `Batches` give inputs, targets and keyword arguments of the update apart.
         micro_batches
-            The same as N pairs.
+            The mini-batch as N pairs.
         accumulate
             Keeps the gradients that there are, as if the mini-batches since they were cleared had been one; each weighs
             its count, where ``loss`` returns one.
@@ -226,148 +234,99 @@ class Pipeline(Holding):
         RanksDiffer
             If ranks differ in something that must be the same on them, in this step or the one before.
         """
-        self._require_sound()
+        # Refuse a step that cannot succeed while nothing has changed.
+        self._session.require_sound()
         self._outcomes.require_agreement()
-        self._state.require_values()
-        if not self._is_known or is_due(self.updates):
-            self._state.require_known()
-            self._is_known = True
+        self._state.require_trainable(self.updates)
         if (batch is None) == (micro_batches is None):
-            raise Misuse("step takes either a batch or micro_batches")
-        update = self._schedule.given
+            raise mistakes.step_takes_one_of_two()
+        # Give the mini-batch to the feed, from which the lane loads micro-batches until the update is complete.
+        update = self._updates.started
         if micro_batches is None:
             self._feed.put(update, batch)
         else:
             self._feed.put_micro_batches(update, micro_batches)
-        if self._lengths is not None:
-            self._lengths.check(update)
-        self._schedule.begin(accumulate, scaler)
+        if self._varying is not None:
+            self._varying.check(update)
+        self._updates.prepare(accumulate, scaler)
+        # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
         try:
-            with self._located, self._setting.generators_kept(), self._setting.ranges.update(update):
-                if self._lengths is not None:
-                    self._lengths.begin(update)
-                return self._schedule.give()
+            with self._located, self._context.probed.generators_kept(), self._context.ranges.update(update):
+                if self._varying is not None:
+                    self._varying.begin(update)
+                return self._updates.run_update()
         except PeerLost:
-            self._outcomes.explain()
+            self._outcomes.explain()  # the lost rank may have stopped because it saw that ranks differ
             raise
 
     def ask_to_stop(self) -> None:
-        """Lets all ranks know, with the loss of the next update, that it is to be the last: `Outcome.is_last`.
-
-        One rank may call it, at any time and from any thread or signal handler; it returns at once.
-        """
+        """Tells all ranks, with the next loss, to stop: `Outcome.is_last`. Any thread or signal handler may call it."""
         self._outcomes.asked_to_stop = True
 
     def drain(self) -> list[Outcome]:
         """Completes the updates that are under way: their outcomes, and others that no call has returned yet.
 
-        Every rank calls it. Afterwards all parameters are those of the last update, and the next step begins anew: its
-        first micro-batches read them. With a flush nothing is ever under way.
-
-        Raises
-        ------
-        BadModel, ModelError, PeerLost
-            If that fails; there is no further step then.
+        Every rank calls it. Then all parameters are those of the last update, and the next step begins anew: its first
+        micro-batches read them. With a flush there is nothing to complete. Errors as in `step`.
         """
-        self._finish()
-        return self._schedule.untold()
+        self._session.finish()
+        return self._updates.take_outcomes()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_, over the whole model: each parameter counts once, replicas or not.
+        """Clips gradients as torch.nn.utils.clip_grad_norm_, by the norm of the whole model, replicas counted once.
 
-        Every rank calls it, and gets the same norm: a number in float64, of before.
-
-        Raises
-        ------
-        RuntimeError
-            If the norm is no finite number and ``error_if_nonfinite``.
-        PeerLost
-            If another rank does not answer in time, or has ended.
+        Every rank calls it, and gets the norm before clipping, the same number in float64. Raises RuntimeError if that
+        is not finite and ``error_if_nonfinite``.
         """
-        self._require_flush(
-            "the stages make an update at different times, so there is no norm of all its gradients: clip those of a "
-            "stage in before_step, as in clip_grad_norm_([p for _, p in step.named_parameters], 1.0)"
-        )
+        self._session.require_flush(mistakes.NO_NORM)
         with self._located:
-            norm = total_norm(self._setting.world, gradients_of(self._groups), float(norm_type))
+            norm = total_norm(self._world, gradients_of(self._groups), float(norm_type))
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"the norm of order {norm_type:g} of the gradients is {float(norm)}")
         scale_down(self.parameters(), max_norm, norm)
         return norm
 
     def unscale_(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        """As ``scaler.unscale_(optimizer)``; infinity or NaN on any rank is known to all, so that all skip the step.
+        """Unscales as ``scaler.unscale_(optimizer)``; infinity or NaN on any rank makes all ranks skip the step.
 
         Every rank calls it, between `step` and ``scaler.step(optimizer)``, with an optimizer of this rank's parameters.
         """
-        self._require_flush("stages step without a scaler: train in bfloat16, which needs none")
+        self._session.require_flush(mistakes.NO_SCALER)
         if scaler.is_enabled():
             scaler.unscale_(optimizer)
             with self._located:
-                agree_on_infinite(self._setting.world, scaler, optimizer)
+                agree_on_infinite(self._world, scaler, optimizer)
 
     def sharded_optimizer(self, make: Callable[[Named], Any], elementwise: bool = False) -> ShardedOptimizer:
-        """An optimizer whose state is sharded over the replicas of each stage: weights are those of one that is not.
+        """An optimizer whose state is sharded over the replicas of each stage: see `ShardedOptimizer`.
 
-        A rank keeps the state of its shard of each parameter, steps that, and has the shards of the other replicas
-        after each step. Every rank makes it and calls its ``step``, with others of its kind in the same order. Else it
-        is used like any optimizer.
-
-        Parameters
-        ----------
-        make
-            ``make(named_parameters)``, an optimizer of the shards of this rank, as (name, parameter) pairs: a shard is
-            a part of a parameter along one dimension. What requires no gradient is left out. Replicas make the same.
-        elementwise
-            That optimizer treats every number of a parameter by itself. Known of those of torch.
-
-        Raises
-        ------
-        Misuse
-            If the schedule has no flush, or the optimizer may look at a parameter as a whole.
+        ``make(named_parameters)`` makes an optimizer of the shards of this rank, parts of parameters along one
+        dimension, as (name, parameter) pairs without frozen ones. It must be ``elementwise``, treat every number by
+        itself, which is known of those of torch; else this raises Misuse. Every rank makes it and calls its ``step``,
+        with others of its kind in the same order.
         """
-        self._require_flush(
-            "its stages step inside the schedule, which leaves no place to gather their weights; its optimizers keep "
-            "the state of whole stages"
-        )
-        trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in self._groups.items()}
-        names = {parameter: name for name, parameter in self.named_parameters()}
-        listed = [names[parameter] for parameters in trained.values() for parameter in parameters]
+        self._session.require_flush(mistakes.NO_SHARDS)
+        return sharded_by_name(self._world, self._groups, self.names, make, elementwise=elementwise)
 
-        def made(shards: list[torch.nn.Parameter]) -> Any:
-            with _MAKING:
-                return make(list(zip(listed, shards, strict=True)))
-
-        return sharded(self._setting.world, trained, made, elementwise)
-
-    # ---- evaluation
+    # ---- forwards alone, and data for both
 
     def evaluate(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> float:
         """The mean loss over all items of some batches, on the weights as they are: the same number on every rank.
 
-        Modules are in evaluation mode meanwhile, and nothing that training depends on changes. But for the updates of
-        a stream that are under way: they are completed first, and `drain` returns their outcomes.
+        Modules are in evaluation mode meanwhile, and nothing that training depends on changes, except that the updates
+        of a stream that are under way are completed first; `drain` returns their outcomes. Errors are as in `step`;
+        RanksDiffer is raised at the end if ranks of a copy have other batches.
 
         Parameters
         ----------
         batches
-            What this rank's copy evaluates, the same on all of its ranks: (input, target) or (input, target, keywords)
-            with items along dimension 0, any number of them; or functions as `step` takes them. Copies may have
-            different numbers of batches. A micro-batch counts by its items if ``loss`` is a mean over them, and else by
-            its count; where nothing counts the result is not a number.
-
-        Raises
-        ------
-        Misuse
-            If a batch is none of these, or there is no item at all.
-        RanksDiffer
-            If ranks of a copy have other batches; it is seen at the end.
-        BadModel, ModelError, PeerLost
-            If a forward or a message fails; nothing more runs on this pipeline then.
+            The same on all ranks of a copy: (input, target) or (input, target, keywords) with any number of items along
+            dimension 0, or functions as `step` takes them. Copies may have different numbers of batches. A micro-batch
+            counts by its items if ``loss`` is a mean, and else by its count; without any count the result is NaN.
         """
-        self._finish()
+        self._session.finish()
         self._state.require_values()
         given = EvaluationDataFacts(self.copy)
         loss = self._inference.mean_loss(map(given.note, batches))
@@ -378,31 +337,146 @@ class Pipeline(Holding):
     def predict(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> Iterator[Any]:
         """The outputs of the last stage for some batches, one by one, items in their order, on the CPU.
 
-        Every rank of the copy gets them. Modules and weights are as in `evaluate`.
-
-        Parameters
-        ----------
-        batches
-            As `evaluate` takes them. No target is looked at: it may be None.
-
-        Raises
-        ------
-        Misuse, BadModel, ModelError, PeerLost
-            As `evaluate`; Misuse also if the outputs have no dimension 0 to put them together along.
+        Every rank of the copy gets them. Modules, weights, batches and errors are as in `evaluate`, but targets may be
+        None, and outputs need a dimension 0 to be put together along.
         """
-        self._finish()
+        self._session.finish()
         self._state.require_values()
         outputs_of = self._inference.predictor()
         for batch in batches:
-            self._finish()
+            self._session.finish()
             yield outputs_of(batch)
 
-    # ---- the end
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        seed: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = True,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        multiprocessing_context: str | None = None,
+        pin_memory: bool = False,
+    ) -> Loader:
+        """The dataset as mini-batches for `step` and `evaluate`, of which this rank loads what it uses.
+
+        Every rank makes it, with the same arguments. Item j of a mini-batch, the next B*N*W items, goes to copy
+        j // (B*N) and to micro-batch (j // B) % N. Each rank that uses any item reads the whole of an iterable dataset.
+        Parameters are those of `Loader`; Misuse is raised if they do not go together.
+        """
+        workers = DataWorkers(num_workers, prefetch_factor, multiprocessing_context, pin_memory)
+        return self._loaders.make(
+            dataset, workers, shuffle=shuffle, sampler=sampler, seed=seed, collate_fn=collate_fn, drop_last=drop_last
+        )
+
+    # ---- checkpoints and files of weights
+
+    def check_replicas(self) -> None:
+        """Raises RanksDiffer unless the replicas of each stage have the same weights, bit by bit; every rank calls it.
+
+        `Checkpoints` and `export_weights` do so before they write. Buffers are local to a replica and not compared.
+        The updates of a stream that are under way are completed first.
+        """
+        self._session.catch_up()
+        self._session.on_all_ranks(self._state.require_known)
+        with self._located:
+            self._shared_facts.compare_weights(self.updates)
+
+    def state_dict(self, replica: int | None = None) -> dict[str, Any]:
+        """Parameters and buffers of this rank for torch.distributed.checkpoint, which may read into them, too.
+
+        ``model`` has the parameters by name; those of all ranks together are the model. ``replicas`` has the buffers by
+        ``<k>/<name>`` for the k-th replica of the stage, or for ``replica`` if that is given, and ``extra``, pickled,
+        further entries of the modules' ``state_dict``. ``update`` is `updates`. Updates of a stream that are under way
+        are completed first. Every rank calls it, and all raise the error of a module whose state cannot be saved.
+        """
+        self._session.catch_up()
+        saved = self._session.on_all_ranks(lambda: self._state.saved(replica))
+        return {**saved, "update": {"0": (self.updates,)}}
+
+    def load_state_dict(self, state: Mapping[str, Any], replica: int | None = None) -> None:
+        """Goes on from a state that `state_dict` has returned, here or on another rank with the same stages.
+
+        Every rank calls it, and all raise BadCheckpoint or ModelError if an entry is missing on any, or refused.
+        """
+        self._session.finish()
+        self._session.on_all_ranks(lambda: self._state.load(state, replica))
+        ((updates,),) = state["update"].values()
+        self._updates.count_from(updates)
+        if self._stage_optimizers is not None:
+            self._stage_optimizers.count_from(updates)
+
+    def unsaved_buffers(self) -> dict[str, str]:
+        """Digests of the buffers of this rank that are in no state dict (``persistent=False``), by their names."""
+        return self._state.unsaved()
+
+    def average_state(self, average: Average, what: str) -> AverageState:
+        """The state of an average of the weights that the caller keeps; errors as of `AverageState`."""
+        return AverageState(what, average, self._state)
+
+    def export_weights(self, path: str | Path) -> None:
+        """Writes the state dict of the whole model into one file, under the model's own names.
+
+        Every rank calls it, and rank 0 holds the model meanwhile; where pipelines in several rows of a mesh hold parts
+        of one model, all call it and the first row writes. A path that ends in ``.safetensors`` gets that format, any
+        other a state dict for ``torch.load(path, weights_only=True)``. A tied parameter has all of its names, but in
+        safetensors the first alone, as is usual there. Buffers and further entries are those of the first replica.
+        Raises BadCheckpoint if the file cannot be written or could not be read again; a former file stays then.
+        """
+        self.check_replicas()
+        export_weights(self._state, Path(path))
+
+    def load_weights(self, path: str | Path) -> list[str]:
+        """Loads parameters, and buffers that are there, from a file as `export_weights` writes it; errors as there.
+
+        Every rank calls it, and reads what it holds: each parameter must be there, in its shape. Returned are the names
+        in the file that the model does not have.
+        """
+        self._session.finish()
+        return load_weights(self._state, Path(path))
+
+    # ---- stages and parameters, and the end
+
+    @property
+    def stages(self) -> dict[int, torch.nn.Module]:
+        """The modules of the stages that this rank holds, by their number."""
+        return dict(self._modules)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The parameters of this rank by the model's own names, which ``name`` returns.
+
+        Without it they are ``stages.<stage>.<name>``, or with `Layers` ``layers.<layer>.<name>``. A shared parameter is
+        there once, on every rank by the end that is declared first.
+        """
+        yield from self._parameters.items()
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters of this rank. To clip by the norm of the model, use `clip_grad_norm_`, not torch's own."""
+        yield from self._parameters.values()
+
+    @property
+    def names(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter that an optimizer may be given: those of `named_parameters` and `optimizers`."""
+        stepped = {} if self._stage_optimizers is None else self._stage_optimizers.names
+        return {parameter: name for name, parameter in self.named_parameters()} | stepped
+
+    @property
+    def optimizers(self) -> dict[int | Group, Any]:
+        """The optimizers that ``optimizer`` has made, by stage, or by the stages that share; none with a flush."""
+        return {} if self._stage_optimizers is None else self._stage_optimizers.optimizers
+
+    @property
+    def updates(self) -> int:
+        """Number of calls of `step` so far, also with ``accumulate=True``; a loaded checkpoint has its own."""
+        return self._updates.started
 
     def close(self) -> None:
-        """Lets go of the communicators; all ranks call it. The process group that was given stays.
+        """Frees the communicators; all ranks call it. The caller's process group stays.
 
-        Outcomes can be read afterwards: what is under way of them is waited for.
+        Outcomes can be read afterwards: sums that are under way are waited for.
         """
         if self._located.closed:
             return
@@ -411,39 +485,15 @@ class Pipeline(Holding):
                 self._outcomes.settle()
         finally:
             self._located.failed = self._located.closed = True
-            self._optimizer_facts.close()
-            self._setting.world.close()
+            self._shared_facts.close()
+            self._world.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             if not self._located.failed:
                 self.drain()
-            self._setting.world.control_group.barrier("for everybody to finish")
+            self._world.control_group.barrier("for everybody to finish")
             self.close()
-
-    def _compare_ranks(self) -> None:
-        """From now on facts that ranks must have the same travel with the losses."""
-        names, shared = self.names, self._outcomes.agreement.shared
-        trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in self._groups.items()}
-        stepped = trained if self._steppers is None else self._steppers.parameters
-        self._optimizer_facts = OptimizerFacts(stepped, shared, names)
-        compared = self._groups if self._steppers is None else stepped
-        self._replicas = Replicas(
-            {group: compared[group] for group in shared if group in compared}, self._setting.world.read
-        )
-        facts = self._feed, self._optimizer_facts, self._replicas
-        if isinstance(self._schedule, Flushing):
-            schedule = self._schedule
-            self._outcomes.facts_of = FlushFacts(*facts, lambda: schedule.terms)
-        elif self._steppers is not None:
-            of_stream = self._outcomes.facts_of = StreamFacts(*facts)
-            self._steppers.watch(of_stream.stepped)
-
-    def _require_flush(self, reason: str) -> None:
-        if isinstance(self._schedule, Streaming):
-            raise Misuse(f"{self._setting.world.job.name} has no flush: {reason}")

@@ -15,10 +15,7 @@ MODEL_ERROR = "ModelError"
 
 ERRORS = {"BadCheckpoint", "BadModel", "CheckFailed", "Misuse", "PeerLost", "RanksDiffer", "Unwritable", MODEL_ERROR}
 
-REMAINING = {
-    *("evaluate", "model", "pipeline", "start", "state"),
-    *("tools", "update", "values"),
-}
+REMAINING = {"model", "tools", "values"}
 """Rooms whose errors are still written where they are raised. A room that leaves the table does not come back."""
 
 

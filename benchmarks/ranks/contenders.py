@@ -20,7 +20,8 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start import probe
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.lane_parts import lane_of, lane_parts
+from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.loop.optimizers import Optimizers
 from chimera_runtime.tools.loop.rehearsal import rehearsed
 from chimera_runtime.values.nested import to_device
@@ -58,14 +59,14 @@ class Generated:
         world = _world(world, job, directory.name)
         batches = Batches(task.model.dataset(), task.micro_batch_size, job.micro_batches, job.parts, 1, 0, seed=0)
         built = build.modules(world, task.model, 0)
-        findings = probe.find(world, task.model, batches, built, 0, measures=False)
+        findings = probe.probe_stages(world, task.model, batches, built, seed=0, measures=False)
         facts = compiled.ranks[world.place.worker]
         source = batches if task.rehearsal is None else None
-        setting = Setting(world, script, facts, task.model, findings, 0, source)
+        setting = RankContext(world, script, facts, task.model, findings, 0, source)
         self._world = world
         make_stage = Stage if task.rehearsal is None else rehearsed(task.rehearsal, job)
         self._stages = build.assemble(setting, built, task.model.steps, make_stage)
-        self._lane = setting.lane(setting.parts(self._stages))
+        self._lane = lane_of(setting, lane_parts(setting, self._stages))
         self._update = script.update
         self._number = 0
 

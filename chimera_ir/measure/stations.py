@@ -19,7 +19,14 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.sums import GradientSum
 from chimera_runtime.stage.weight_versions import Weights
-from chimera_runtime.start.probe import Given, Sight, examined, look, look_back, weigh_halves
+from chimera_runtime.start.traces import (
+    ForwardTrace,
+    StageCall,
+    measure_halves,
+    trace_backward,
+    trace_forward,
+    with_obstacle,
+)
 from chimera_runtime.tools.watch.memory import bytes_of
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, accepted
@@ -81,7 +88,7 @@ class _FirstPass:
     handed: Any
     before: Boundary | None
     after: Boundary | None
-    sight: Sight
+    trace: ForwardTrace
 
 
 @dataclass(frozen=True)
@@ -215,17 +222,17 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
             first_look = first_pass.pop((stage, size))
             after = _marked(first_look.after, follow[size])
             with running(cut, stage, size):
-                given = _given(cut, stage, size, module, first_look.before, first_look.handed)
-                sight = examined(_look(cut, stage, module, given, measures=False))
-                whole = bool(sight.traits.whole)
+                call = _call(cut, stage, size, module, first_look.before, first_look.handed)
+                trace = with_obstacle(_trace(cut, stage, module, call, measures=False))
+                whole = bool(trace.traits.whole)
                 with cut.here():
-                    weighed = weigh_halves(cut.model, stage, module, given, follow[size], whole)
-                    follow[size] = tuple(look_back(stage, module, sight, follow[size]))
-            footprint = first_look.sight.footprint.with_halves(*weighed)
-            bare = replace(first_look.sight, traits=sight.traits, footprint=footprint)
+                    halves = measure_halves(cut.model, stage, module, call, differentiable=follow[size], is_whole=whole)
+                    follow[size] = tuple(trace_backward(stage, module, trace, follow[size]))
+            footprint = first_look.trace.footprint.with_halves(*halves)
+            bare = replace(first_look.trace, traits=trace.traits, footprint=footprint)
             before = _marked(first_look.before, follow[size])
             ready.append(
-                _station(cut, stage, size, module, replace(first_look, before=before, after=after, sight=bare))
+                _station(cut, stage, size, module, replace(first_look, before=before, after=after, trace=bare))
             )
         yield stage, tuple(ready)
 
@@ -244,19 +251,19 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
         for size in cut.sizes:
             before = boundaries[size]
             with running(cut, stage, size):
-                given = _given(cut, stage, size, module, before, handed[size])
-                sight = _look(cut, stage, module, given, measures=True)
-            if sight.traits.in_place:
+                call = _call(cut, stage, size, module, before, handed[size])
+                trace = _trace(cut, stage, module, call, measures=True)
+            if trace.traits.in_place:
                 raise Misuse(
                     f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
                     "let it work on a copy"
                 )
-            after = _boundary(sight) if stage < cut.stages - 1 else None
-            bare = replace(sight, inputs=(), outputs=())
+            after = _boundary(trace) if stage < cut.stages - 1 else None
+            bare = replace(trace, inputs=(), outputs=())
             first_pass[stage, size] = _FirstPass(handed[size], before, after, bare)
-            boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in sight.outputs if not t.is_meta)
+            boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in trace.outputs if not t.is_meta)
             if cut.device.type == "meta":
-                handed[size] = tuple(t.detach() for t in sight.outputs)
+                handed[size] = tuple(t.detach() for t in trace.outputs)
         progress(f"looked at {cut.part(stage)}")
     return first_pass
 
@@ -272,28 +279,28 @@ def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
         raise Misuse(f"{cut.part(stage)} does not fit into memory, with a micro-batch of {size}") from error
 
 
-def _given(
+def _call(
     cut: ModelCut, stage: int, size: int, module: torch.nn.Module, before: Boundary | None, handed: Any
-) -> Given:
+) -> StageCall:
     last = stage == cut.stages - 1
     batches = cut.batches(size)
     argument = to_device(batches.input(0, 0) if stage == 0 else handed, cut.device)
     target = to_device(batches.target(0, 0), cut.device) if last else None
     loaded = batches.keywords(0, 0)
     keywords = to_device({name: loaded[name] for name in accepted(module, loaded)}, cut.device)
-    return Given(before, argument, target, last, keywords)
+    return StageCall(before, argument, target, last, keywords)
 
 
-def _look(cut: ModelCut, stage: int, module: torch.nn.Module, given: Given, measures: bool) -> Sight:
+def _trace(cut: ModelCut, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ForwardTrace:
     torch.manual_seed(draw_seed("shapes", cut.seed, stage))
     with cut.here():
-        return look(cut.model, stage, module, given, measures)
+        return trace_forward(cut.model, stage, module, call, measures)
 
 
-def _boundary(sight: Sight) -> Boundary:
-    recorded = tuple(t.requires_grad for t in sight.outputs)
-    shapes = tuple(tuple(t.shape) for t in sight.outputs)
-    return Boundary(sight.form, shapes, tuple(t.dtype for t in sight.outputs), recorded, recorded)
+def _boundary(trace: ForwardTrace) -> Boundary:
+    recorded = tuple(t.requires_grad for t in trace.outputs)
+    shapes = tuple(tuple(t.shape) for t in trace.outputs)
+    return Boundary(trace.form, shapes, tuple(t.dtype for t in trace.outputs), recorded, recorded)
 
 
 def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, first_pass: _FirstPass) -> Station:
@@ -302,7 +309,7 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
     names = Names(0, 0, cut.stages, _TIMEOUT)
     numbering = Numbering(cut.seed, copy=0, passes=1, cycle=_MICROS)
     ending: StageOutput
-    counted = first_pass.sight.count is not None
+    counted = first_pass.trace.count is not None
     ending = (
         SendOutput(stage, first_pass.after)
         if first_pass.after
@@ -316,10 +323,10 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
         first_pass.before,
         ending,
         GradientSum(f"s{stage}", _trained(module), None, (0,), names, waiter(_TIMEOUT)),
-        first_pass.sight.traits,
+        first_pass.trace.traits,
         numbering,
         recomputed={_AGAIN},
-        load_keywords=_keywords(batches, device, first_pass.sight.traits.keywords),
+        load_keywords=_keywords(batches, device, first_pass.trace.traits.keywords),
         is_compared=in_none,
     )
     # Receive buffers, with random gradients in place of received ones.
@@ -333,8 +340,8 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
         stage=runnable,
         before=first_pass.before,
         after=first_pass.after,
-        footprint=first_pass.sight.footprint,
-        traits=first_pass.sight.traits,
+        footprint=first_pass.trace.footprint,
+        traits=first_pass.trace.traits,
         optimizer=optimizer,
         handed=first_pass.handed if stage else None,
         load_input=_loader(batches.input, device, wanted=stage == 0),

@@ -20,6 +20,26 @@ class Loader:
     continues within its epoch. All ranks must iterate in the same way. Data workers live from the first mini-batch to
     `close`, and load ahead into the next epoch.
 
+    These are the parameters of `Pipeline.loader`.
+
+    Parameters
+    ----------
+    dataset
+        Map-style or iterable, of (input, target) or (input, target, keywords), or of what ``collate_fn`` takes.
+    shuffle
+        Whether a map-style dataset comes in another order in each epoch.
+    sampler
+        The keys of a map-style dataset for an epoch, the same on all ranks; global generators are seeded alike.
+    seed
+        Decides the order of an epoch, and the random numbers of an item; by default the pipeline's.
+    collate_fn
+        Makes the pair or triple of a micro-batch from the list of its B items; by default torch's default_collate.
+    drop_last
+        Leaves out the items of an epoch that fill no mini-batch. Without it they are a smaller one, for evaluation.
+    num_workers, prefetch_factor, multiprocessing_context, pin_memory
+        As of torch's DataLoader: processes that load while the rank computes, how many mini-batches each is ahead,
+        how they are started, and whether they fill memory from which a GPU copies. The order stays the same.
+
     Attributes
     ----------
     epoch

@@ -1,8 +1,8 @@
-"""Forwards alone: the loss or the outputs of a model with its weights as they are, by ``evaluate`` of the rank scripts.
+"""Evaluation: forwards alone, for the loss or the outputs of a model, by the function ``evaluate`` of a rank's script.
 
-Modules run in evaluation mode and without a graph, and are as before afterwards. No seed is drawn from: the caller sees
-to the generators. A micro-batch may hold fewer items than in training, or none: then what the script does about it
-does nothing.
+Modules run in evaluation mode and without a graph, and are restored afterwards; random generators are the caller's
+task. A micro-batch may have fewer items than in training. It may also be absent: then the calls of the script that name
+it do nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,15 @@ import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_batches
-from chimera_runtime.errors import FAILED, BadModel, Misuse
+from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import evaluate as mistakes
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.stream_lane import StreamIncoming, StreamOutgoing
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.rank_context import Setting
-from chimera_runtime.start.varying_shapes import First, Lengths
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
 from chimera_runtime.values.aliases import Slots, unshared
 from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.keywords import Keywords
@@ -31,40 +32,36 @@ from chimera_runtime.values.shards import rest, settled
 from chimera_runtime.values.tensors import Tensors, join, plain
 
 
-class EvaluationEnding(Protocol):
-    """The end of a stage in an evaluation."""
+class EvaluationOutput(Protocol):
+    """Receives the values that the module of a stage returns in an evaluation."""
 
     def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
-        """What is handed on of what was returned for a micro-batch."""
+        """The tensors that are sent to the next stage, from the value returned for a micro-batch of so many items."""
 
 
-class Passing:
-    """The end of a stage that has a next one; raises BadModel if tensors differ from those of training."""
+class SentOutput:
+    """Output of a stage that has a next one; raises BadModel if its tensors differ from those of training."""
 
-    def __init__(self, number: int, now: "_Now", whole: int) -> None:
+    def __init__(self, number: int, current: "_CurrentRound", whole: int) -> None:
         self._number = number
-        self._now = now
+        self._current = current
         self._whole = whole
 
     def finish(self, micro: int, items: int, returned: Any, _target: Any) -> Tensors:
-        """The tensors that were returned."""
-        boundary = self._now.boundaries[self._number]
-        after = boundary if items == self._whole else boundary.of_items(items, self._whole)
-        assert after is not None, "Evaluation.rounds has refused that"
+        """All tensors of the value, in memory of one piece."""
+        boundary = self._current.boundaries[self._number]
+        expected = boundary if items == self._whole else boundary.of_items(items, self._whole)
+        assert expected is not None, "Evaluation.evaluation_batches has refused that"
         tensors, form = taken_apart(returned)
-        wrong = after.mismatch(tensors, form, 1)
-        if wrong:
-            raise BadModel(
-                f"stage {self._number} returned for micro-batch {micro} of an evaluation: {wrong}; return the same in "
-                "evaluation mode"
-            )
+        if difference := expected.mismatch(tensors, form, 1):
+            raise mistakes.evaluation_output_differs(self._number, micro, difference)
         return tuple([plain(tensor.detach()) for tensor in tensors])
 
 
-class Weighing:
-    """The end of the last stage, with the loss: its sum, in which a mean counts as often as its micro-batch has items.
+class LossTotal:
+    """Output of the last stage that adds up its losses; a mean is weighted by the items of its micro-batch.
 
-    ``items`` and ``count`` are of all that was judged on this rank.
+    ``items`` and ``count`` are totals over the micro-batches of this rank.
     """
 
     def __init__(self, judge: Callable[[Any, Any], Loss]) -> None:
@@ -74,7 +71,7 @@ class Weighing:
         self.count = 0.0
 
     def finish(self, _micro: int, items: int, returned: Any, target: Any) -> Tensors:
-        """Nothing is handed on."""
+        """Adds the loss of a micro-batch; there is nothing to send."""
         loss, count = as_pair(self._judge(returned, target))
         total = loss.reshape(()).double()
         self._total = self._total.to(loss.device) + (total * items if count is None else total)
@@ -84,64 +81,64 @@ class Weighing:
 
     @property
     def total(self) -> float:
-        """The sum over all that was judged on this rank."""
+        """Sum of the losses of this rank."""
         return self._total.item()
 
 
-class Keeping:
-    """The end of the last stage that keeps its outputs, by micro-batch, in memory of their own."""
+class OutputStore:
+    """Output of the last stage that stores copies of its values, by micro-batch."""
 
     def __init__(self) -> None:
         self._outputs: dict[int, Any] = {}
 
     def finish(self, micro: int, _items: int, returned: Any, _target: Any) -> Tensors:
-        """Nothing is handed on."""
+        """Stores the value of a micro-batch; there is nothing to send."""
         self._outputs[micro] = mapped(returned, lambda tensor: settled(tensor).clone())
         return ()
 
     def take(self) -> dict[int, Any]:
-        """The outputs of the micro-batches that ended on this rank; they are forgotten."""
+        """Returns the stored values and forgets them."""
         outputs, self._outputs = self._outputs, {}
         return outputs
 
 
-class _Now:
-    """The round that is under way, and what the stages hand on of a whole micro-batch of it."""
+class _CurrentRound:
+    """The round that is running, and the boundaries of the stages for one whole micro-batch of it."""
 
     def __init__(self, boundaries: Sequence[Boundary]) -> None:
         self.boundaries = boundaries
         self.round = EvaluationBatch((), lambda _micro: (None, None, {}))
 
     def size(self, micros: Micros) -> int:
-        """The items of some micro-batches together."""
+        """Number of items in a micro-batch, or in several together."""
         return sum(self.round.sizes[micro] for micro in (micros if isinstance(micros, tuple) else (micros,)))
 
     def has(self, micros: Micros) -> bool:
-        """Whether any of some micro-batches is there."""
+        """Whether there are items in a micro-batch, or in any of several."""
         return self.size(micros) > 0
 
     def load(self, micro: int, which: int, device: torch.device) -> Any:
-        """The inputs, the targets or the keyword arguments of a micro-batch; None if it is not there."""
+        """The inputs, targets or keyword arguments of a micro-batch, ``which`` 0, 1 or 2; None if it is absent."""
         return to_device(self.round.load(micro)[which], device) if self.has(micro) else None
 
 
 class EvaluationStage:
-    """A stage for forwards alone: it keeps what it hands on until that is taken, and nothing else."""
+    """A stage for forwards alone: it holds its outputs until they are taken, and nothing else."""
 
     def __init__(
         self,
         number: int,
         module: torch.nn.Module,
         before: Boundary | None,
-        ending: EvaluationEnding,
-        now: _Now,
+        output: EvaluationOutput,
+        current: _CurrentRound,
         last: bool,
         load_keywords: Callable[[int], Keywords] = lambda _micro: {},
     ) -> None:
         self._module = module
         self._before = before
-        self._ending = ending
-        self._now = now
+        self._output = output
+        self._current = current
         self._last = last
         self._load_keywords = load_keywords
         self._outputs: dict[Micros, Tensors] = {}
@@ -151,23 +148,23 @@ class EvaluationStage:
         """Does nothing: an evaluation numbers its micro-batches anew in every round."""
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
-        """Runs the stage on a micro-batch or on several, one after the other; arguments as of `Stage.forward`."""
-        if not self._now.has(micros):
+        """Runs the stage on a micro-batch, or on several one after the other; arguments as of `Stage.forward`."""
+        if not self._current.has(micros):
             return
-        arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._apart(micros, inputs, targets)
-        outputs = [self._run(micro, *values) for micro, *values in arguments if self._now.has(micro)]
+        arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._split(micros, inputs, targets)
+        outputs = [self._run(micro, *values) for micro, *values in arguments if self._current.has(micro)]
         if not self._last:
             self._outputs[micros] = outputs[0] if len(outputs) == 1 else join(outputs)
 
     def outputs(self, micros: Micros) -> Tensors:
-        """What the forward of these micro-batches hands on: once; nothing of those that are not there."""
-        return self._outputs.pop(micros) if self._now.has(micros) else ()
+        """Returns the outputs of a forward and forgets them; an empty tuple if its micro-batches are absent."""
+        return self._outputs.pop(micros) if self._current.has(micros) else ()
 
-    def _apart(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
-        """Each micro-batch with its inputs, which lie one after another in dimension 0 if they were received."""
-        total, end = self._now.size(micros), 0
+    def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
+        """Yields each micro-batch with its inputs and targets; received inputs lie one after another in dimension 0."""
+        total, end = self._current.size(micros), 0
         for number, micro in enumerate(micros):
-            start, end = end, end + self._now.size(micro)
+            start, end = end, end + self._current.size(micro)
             shares = inputs[number] if self._before is None else tuple(_share(t, start, end, total) for t in inputs)
             yield micro, shares, None if targets is None else targets[number]
 
@@ -176,155 +173,162 @@ class EvaluationStage:
         keywords = self._load_keywords(micro)
         with self._running:
             returned = self._module(argument, **keywords)
-        outputs = self._ending.finish(micro, self._now.size(micro), returned, target)
-        del returned  # what then still holds the memory of an output may write it in a later forward
+        outputs = self._output.finish(micro, self._current.size(micro), returned, target)
+        del returned  # only then does `unshared` see whether the module still holds the memory of an output
         return tuple(map(unshared, outputs))
 
 
 def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tensor:
-    """The rows of the items from ``start`` to before ``end`` in a tensor that has the same number of rows for each."""
+    """Rows of the items from ``start`` to before ``end`` in a tensor with the same number of rows for each item."""
     first = len(tensor) * start // items
     return tensor.narrow(0, first, len(tensor) * end // items - first)
 
 
 class _PartlyIncoming(Incoming):
-    """An incoming link whose messages may hold fewer items than a slot has room for, and smaller ones."""
+    """An incoming link whose messages may have fewer items, and smaller ones, than a slot has room for."""
 
-    def __init__(self, link: tuple[Any, int, int, int], slots: Slots, now: _Now, whole: int) -> None:
+    def __init__(self, link: tuple[Any, int, int, int], slots: Slots, current: _CurrentRound, whole: int) -> None:
         super().__init__(*link, slots)
-        self._now = now
+        self._current = current
         self._whole = whole
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
         room = self._slots.rooms[into]
-        buffers = self._now.boundaries[self._source].views(self._slots.vacant(into), room)
-        items, whole = self._now.size(micros), room * self._whole
+        buffers = self._current.boundaries[self._source].views(self._slots.vacant(into), room)
+        items, whole = self._current.size(micros), room * self._whole
         return buffers if items == whole else tuple(_share(tensor, 0, items, whole) for tensor in buffers)
 
 
 class Evaluation:
     """Runs rounds of micro-batches through the copy's pipelines; every rank of the copy runs the same rounds.
 
-    Nothing waits between one round and the next, so the pipelines stay full from the first to the last.
+    Rounds follow each other without a barrier, so the pipelines stay full from the first to the last.
 
     Parameters
     ----------
-    setting, stages
-        What the rank trains with; no update is under way.
+    stages
+        The stages that the rank trains with; no update is under way.
     size
-        The items of a micro-batch as it was at start.
-    last
-        What becomes of what the last stage returns.
-    lengths
-        Where batches may be of other shapes than the example: what the stages hand on then.
+        The items of a micro-batch in training.
+    output
+        Receives the values of the last stage.
+    varying
+        The shapes of batches that are smaller than the example, if the pipeline takes such.
     """
 
     def __init__(
         self,
-        setting: Setting,
+        context: RankContext,
         stages: Mapping[int, Stage],
         size: int,
-        last: Weighing | Keeping,
-        lengths: Lengths | None = None,
+        output: LossTotal | OutputStore,
+        varying: VaryingShapes | None = None,
     ) -> None:
-        self._lengths = lengths
-        self._names = keyword_names(setting.findings.traits, stages)
-        world, facts, self._boundaries = setting.world, setting.facts.evaluation, setting.findings.boundaries
-        job, device = world.job, world.device
-        self._device = device
-        self._keywords = [traits.keywords for traits in setting.findings.traits]
-        self._script, self._stages, self._job, self._size = setting.script, stages, job, size
-        whole = self._whole = size // job.parts
-        now = self._now = _Now(self._boundaries)
+        world, facts, probed, ranges = context.world, context.facts.evaluation, context.probed, context.ranges
+        self._job, self._device, self._script = world.job, world.device, context.script
+        self._stages = stages
+        self._size = size
+        self._whole = size // world.job.parts
+        self._output = output
+        self._varying = varying
+        self._boundaries = probed.boundaries
+        self._names = keyword_names(probed.traits, stages)
+        self._keywords = [traits.keywords for traits in probed.traits]
+        # The lane has its own stages, slots and links; all of them ask for the items of the current round.
+        current = self._current = _CurrentRound(self._boundaries)
         slots = {
-            stage: Slots(rooms, partial(self._boundaries[stage - 1].buffers, device))
+            stage: Slots(rooms, partial(self._boundaries[stage - 1].buffers, world.device))
             for stage, rooms in facts.slots.items()
         }
         peers = {worker: world.peer(worker) for *_, worker in (*facts.incoming, *facts.outgoing)}
-        ranges = setting.ranges
 
-        def incoming(source: int, target: int, worker: int) -> Incoming:
-            route = peers[worker], source, target, job.stages
-            return _PartlyIncoming(route, slots[target], now, whole)
+        def incoming(source: int, target: int, worker: int) -> Any:
+            link = _PartlyIncoming(
+                (peers[worker], source, target, world.job.stages), slots[target], current, self._whole
+            )
+            return StreamIncoming(ranges.incoming(link, source, target, worker), current)
 
-        def outgoing(source: int, target: int, worker: int) -> Outgoing:
-            return Outgoing(peers[worker], source, target, job.stages)
+        def outgoing(source: int, target: int, worker: int) -> Any:
+            link = Outgoing(peers[worker], source, target, world.job.stages)
+            return StreamOutgoing(ranges.outgoing(link, source, target, worker), current)
 
         self._lane = Lane(
-            {number: ranges.stage(number, self._stage(number, stage, last)) for number, stage in stages.items()},
-            {route: StreamIncoming(ranges.incoming(incoming(*route), *route), now) for route in facts.incoming},
-            {route: StreamOutgoing(ranges.outgoing(outgoing(*route), *route), now) for route in facts.outgoing},
-            lambda _update, micro: now.load(micro, 0, device),
-            lambda _update, micro: now.load(micro, 1, device),
+            {number: ranges.stage(number, self._stage(number, stage)) for number, stage in stages.items()},
+            {route: incoming(*route) for route in facts.incoming},
+            {route: outgoing(*route) for route in facts.outgoing},
+            lambda _update, micro: current.load(micro, 0, world.device),
+            lambda _update, micro: current.load(micro, 1, world.device),
         )
 
     def evaluation_batches(self, batch: Any) -> Iterator[EvaluationBatch]:
-        """A batch as `evaluation_batches`, of which each can be run.
+        """Cuts a batch into rounds that can be run.
 
         Raises
         ------
         Misuse
-            As `evaluation_batches`, and if a micro-batch lacks items and a stage hands on tensors whose rows are not of
-            items, or if a tensor is larger than that of the example.
+            As the function `evaluation_batches`; if a micro-batch lacks items and a stage hands on tensors whose rows
+            are not of items; if a tensor is larger than that of the example.
         """
-        for of in evaluation_batches(self._job, self._size, batch, self._names):
-            if self._lengths is not None:
-                self._lengths.require_fitting(self._first(of))
-            for size in {*of.sizes} - {0, self._whole}:
-                self._require_rows_of_items(size)
-            yield of
+        for micro_batches in evaluation_batches(self._job, self._size, batch, self._names):
+            if self._varying is not None:
+                self._varying.require_fitting(self._first_inputs(micro_batches))
+            for items in {*micro_batches.sizes} - {0, self._whole}:
+                self._require_rows_of_items(items)
+            yield micro_batches
 
-    def run(self, of: EvaluationBatch) -> None:
-        """The forwards of a round.
+    def run(self, micro_batches: EvaluationBatch) -> None:
+        """Runs the forwards of a round.
 
         Raises
         ------
         BadModel, ModelError, PeerLost
             If a forward or a message fails.
         """
-        self._now.round = of
-        if self._lengths is not None:
-            self._now.boundaries = self._lengths.boundaries(self._first(of))
+        self._current.round = micro_batches
+        if self._varying is not None:
+            self._current.boundaries = self._varying.boundaries(self._first_inputs(micro_batches))
         with evaluating([stage.newest().module for stage in self._stages.values()]):
             self._script.evaluate(self._lane)
 
-    def _first(self, of: EvaluationBatch) -> First:
-        """The first micro-batch, whole: what it lacks is there with items repeated."""
-        inputs, _, keywords = of.load(0)
+    def _first_inputs(self, micro_batches: EvaluationBatch) -> FirstInputs:
+        """Inputs and keyword arguments of the first micro-batch; if it lacks items, some are repeated."""
+        inputs, _, keywords = micro_batches.load(0)
+        items = micro_batches.sizes[0]
 
         def fill(tensor: torch.Tensor) -> torch.Tensor:
-            items = torch.arange(self._whole, device=tensor.device) % of.sizes[0]
-            return tensor[items] if tensor.dim() else tensor
+            return tensor[torch.arange(self._whole, device=tensor.device) % items] if tensor.dim() else tensor
 
-        return mapped((inputs, keywords), fill) if of.sizes[0] < self._whole else (inputs, keywords)
+        return mapped((inputs, keywords), fill) if items < self._whole else (inputs, keywords)
 
-    def _require_rows_of_items(self, size: int) -> None:
+    def _require_rows_of_items(self, items: int) -> None:
         for stage, boundary in enumerate(self._boundaries):
-            if boundary.of_items(size, self._whole) is None:
-                raise Misuse(
-                    f"the last micro-batch of an evaluation is smaller, {size} in place of {self._whole}, and what "
-                    f"stage {stage} hands on has no rows of single items in dimension 0: leave the last items out "
-                    "(drop_last=True)"
-                )
+            if boundary.of_items(items, self._whole) is None:
+                raise mistakes.rows_are_not_items(items, self._whole, stage)
 
-    def _stage(self, number: int, stage: Stage, last: Weighing | Keeping) -> EvaluationStage:
-        is_last = number == len(self._boundaries)
-        ending: EvaluationEnding = last if is_last else Passing(number, self._now, self._whole)
-        before = self._boundaries[number - 1] if number else None
-        names = self._keywords[number]
+    def _stage(self, number: int, stage: Stage) -> EvaluationStage:
+        """The stage of the evaluation with the module of a stage of training."""
+        names, is_last = self._keywords[number], number == len(self._boundaries)
 
         def load_keywords(micro: int) -> Keywords:
-            loaded = self._now.load(micro, 2, self._device) if names else {}
+            loaded = self._current.load(micro, 2, self._device) if names else {}
             if missing := [name for name in names if name not in loaded]:
-                raise Misuse(f"a batch of an evaluation has no keyword argument {missing[0]}, and the example had")
+                raise mistakes.evaluation_lacks_keyword(missing[0])
             return {name: loaded[name] for name in names}
 
-        return EvaluationStage(number, stage.module, before, ending, self._now, is_last, load_keywords)
+        return EvaluationStage(
+            number=number,
+            module=stage.module,
+            before=self._boundaries[number - 1] if number else None,
+            output=self._output if is_last else SentOutput(number, self._current, self._whole),
+            current=self._current,
+            last=is_last,
+            load_keywords=load_keywords,
+        )
 
 
 @contextmanager
 def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Inside, modules are in evaluation mode and nothing is recorded; afterwards each is in the mode of before."""
+    """A context with modules in evaluation mode and without autograd; afterwards each module has its former mode."""
     modules = list(modules)
     modes = [[(submodule, submodule.training) for submodule in module.modules()] for module in modules]
     try:

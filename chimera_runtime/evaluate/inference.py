@@ -1,45 +1,50 @@
-"""Forwards between updates: what `Pipeline.evaluate` and `Pipeline.predict` do."""
+"""Inference between updates: the work of `Pipeline.evaluate` and `Pipeline.predict`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from chimera_runtime.blame import Located
-from chimera_runtime.errors import Misuse
-from chimera_runtime.evaluate.evaluation import Evaluation, Keeping, Weighing
+from chimera_runtime.errors.evaluate import nothing_to_evaluate, predictions_have_no_items
+from chimera_runtime.evaluate.evaluation import Evaluation, LossTotal, OutputStore
 from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.probe import state_of
-from chimera_runtime.start.rank_context import Setting
-from chimera_runtime.start.varying_shapes import Lengths
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.traces import state_of
+from chimera_runtime.start.varying_shapes import VaryingShapes
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import is_rows, joined
 from chimera_runtime.values.tensors import all_generators_kept
 
 
 class Inference:
-    """Loss and outputs of the stages as they are while no update is under way.
+    """Loss and outputs of the stages while no update is under way.
 
-    Generators and what modules hold beside their weights, buffers and attributes, are as before afterwards.
+    Afterwards random generators, and the buffers and attributes of modules, are as before.
 
     Parameters
     ----------
     size
         The items of a micro-batch.
     located
-        The context of what the pipeline runs: after an error inside nothing more runs on it.
-    lengths
-        Of a pipeline whose updates may have several shapes.
+        The pipeline's context of errors: after one inside it, the pipeline refuses further calls.
+    varying
+        The shapes of updates, if a pipeline takes several.
     """
 
     def __init__(
-        self, setting: Setting, stages: Mapping[int, Stage], size: int, located: Located, lengths: Lengths | None = None
+        self,
+        context: RankContext,
+        stages: Mapping[int, Stage],
+        size: int,
+        located: Located,
+        varying: VaryingShapes | None = None,
     ) -> None:
-        self._setting = setting
+        self._context = context
         self._stages = stages
         self._size = size
         self._located = located
-        self._lengths = lengths
+        self._varying = varying
 
     def mean_loss(self, batches: Iterable[Any]) -> float:
         """The mean loss over all items of this copy's batches and those of the others: the same on every rank.
@@ -51,18 +56,19 @@ class Inference:
         BadModel, ModelError, PeerLost
             If a forward or a message fails.
         """
-        weighing = Weighing(self._setting.model.judge)
-        evaluation = self._evaluation(weighing)
+        losses = LossTotal(self._context.model.judge)
+        evaluation = self._evaluation(losses)
         with self._unchanged():
             for batch in batches:
-                for of in evaluation.evaluation_batches(batch):
+                for micro_batches in evaluation.evaluation_batches(batch):
                     with self._located, all_generators_kept():
-                        evaluation.run(of)
+                        evaluation.run(micro_batches)
         with self._located:
-            control = self._setting.world.control_group
-            items, total, count = added_over_all(control, weighing.items, weighing.total, weighing.count)
+            items, total, count = added_over_all(
+                self._context.world.control_group, losses.items, losses.total, losses.count
+            )
         if not items:
-            raise Misuse("there is nothing to evaluate: no batch was given")
+            raise nothing_to_evaluate()
         return Tally(total, count).mean
 
     def predictor(self) -> Callable[[Any], Any]:
@@ -70,28 +76,28 @@ class Inference:
 
         It raises what `mean_loss` does; Misuse also if the outputs have no dimension 0 to put them together along.
         """
-        world, keeping = self._setting.world, Keeping()
-        evaluation = self._evaluation(keeping)
+        world, store = self._context.world, OutputStore()
+        evaluation = self._evaluation(store)
 
         def outputs_of(batch: Any) -> Any:
             outputs: list[Any] = []
-            for of in evaluation.evaluation_batches(batch):
+            for micro_batches in evaluation.evaluation_batches(batch):
                 with self._located, all_generators_kept(), self._unchanged():
-                    evaluation.run(of)
-                    outputs += gathered(world.control_group, world.job.holders[-1], keeping.take()).values()
+                    evaluation.run(micro_batches)
+                    outputs += gathered(world.control_group, world.job.holders[-1], store.take()).values()
             if not all(map(is_rows, outputs)):
-                raise Misuse("the last stage returns something else than tensors with the items in dimension 0")
+                raise predictions_have_no_items()
             return joined(outputs)
 
         return outputs_of
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Afterwards the stages hold what they held before, beside their weights."""
+        """A context after which the buffers and attributes of the stages are as before."""
         states = [state_of(stage.module) for stage in self._stages.values()]
         yield
         for state, before in states:
             state.restore(before)
 
-    def _evaluation(self, last: Weighing | Keeping) -> Evaluation:
-        return Evaluation(self._setting, self._stages, self._size, last, self._lengths)
+    def _evaluation(self, output: LossTotal | OutputStore) -> Evaluation:
+        return Evaluation(self._context, self._stages, self._size, output, self._varying)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import optim
 
+from chimera_runtime.blame import UserCode
+from chimera_runtime.errors import MISUSED
 from chimera_runtime.errors import optimizer as mistakes
 from chimera_runtime.optimizer.sharding import Sharding
 from chimera_runtime.program.weight_groups import Group
@@ -17,6 +19,8 @@ ELEMENTWISE = (
     *(optim.RMSprop, optim.Rprop, optim.ASGD),
 )
 """Optimizers of torch that treat every number of a parameter by itself: stepping shards gives the same weights."""
+
+_MAKING = UserCode("make(named_parameters)", MISUSED)
 
 
 class ShardedOptimizer(optim.Optimizer):
@@ -168,6 +172,25 @@ def sharded(
     """Makes an optimizer of the parameters of weight groups, in the order of `by_group`; errors as in the class."""
     shardings = [Sharding(world, group, parameters) for group, parameters in groups.items()]
     return ShardedOptimizer(shardings, make, elementwise, gathers)
+
+
+def sharded_by_name(
+    world: World,
+    groups: Mapping[Group, Sequence[torch.nn.Parameter]],
+    names: Mapping[torch.Tensor, str],
+    make: Callable[[list[tuple[str, torch.nn.Parameter]]], Any],
+    *,
+    elementwise: bool,
+) -> ShardedOptimizer:
+    """A sharded optimizer of the parameters that are not frozen; ``make`` gets its shards with their names."""
+    trained = {group: [p for p in parameters if p.requires_grad] for group, parameters in groups.items()}
+    listed = [names[parameter] for parameters in trained.values() for parameter in parameters]
+
+    def made(shards: list[torch.nn.Parameter]) -> Any:
+        with _MAKING:
+            return make(list(zip(listed, shards, strict=True)))
+
+    return sharded(world, trained, made, elementwise)
 
 
 def _require_elementwise(optimizer: Any, elementwise: bool) -> None:

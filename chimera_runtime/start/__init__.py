@@ -1,1 +1,1 @@
-"""Before the first update: the traced forward, and the assembly of a rank."""
+"""Start of a pipeline: the probe, and the assembly of a rank's stages, lane and loaders."""

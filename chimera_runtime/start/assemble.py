@@ -1,12 +1,12 @@
-"""Builds the stages of a rank: modules, optimizers, receive buffers."""
+"""Makes the stages of a rank: modules with their initial weights, optimizers, gradient sums, receive buffers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.start import initial_weights_differ
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import parameters_by_name
@@ -21,17 +21,22 @@ from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutp
 from chimera_runtime.stage.sums import GradientSum, WideGradientSum
 from chimera_runtime.stage.weight_group import WeightGroup
 from chimera_runtime.stage.weight_versions import Unstepped, Versions, Weights, masters
-from chimera_runtime.start.probe import Findings
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.probe import ProbeResult
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import Count
+from chimera_runtime.values.nested import to_device
 from chimera_runtime.values.shards import local
 from chimera_runtime.values.tensors import digest
 
+MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
+"""A function from the parameters of a weight group to their optimizer."""
+
 
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:
-    """The modules of the stages that this rank holds, with their initial weights; every rank calls it.
+    """Makes the modules of this rank's stages, with their initial weights; every rank calls it.
 
-    What stages share is one parameter, and each carries the model's own name.
+    A parameter that stages share is one object here, and each parameter carries the model's own name.
     """
     ties = declared(model, world.job)
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
@@ -43,10 +48,10 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
     return built
 
 
-def remarks(world: World, findings: Findings) -> list[str]:
-    """What the user should know of stages that do not run as the schedule has them, and of settings that may hang."""
-    alone = [(s, findings.traits[s].alone) for s in world.job.grouped if s in world.job.recomputing]
-    whole = [(s, findings.traits[s].whole) for s in world.job.split_backward]
+def remarks(world: World, probed: ProbeResult) -> list[str]:
+    """Sentences for the user: stages that do not run as the schedule has them, and settings that may hang."""
+    alone = [(s, probed.traits[s].alone) for s in world.job.grouped if s in world.job.recomputing]
+    whole = [(s, probed.traits[s].whole) for s in world.job.split_backward]
     return [
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
@@ -68,87 +73,113 @@ def agree_on_weights(world: World, built: dict[int, torch.nn.Module]) -> None:
         world.control_group.store.set(f"weights/{number}/{world.place.rank}", mine)
         what = f"for the initial weights of stage {number}"
         if world.control_group.wait_for_key(f"weights/{number}/{first}", first, what).decode() != mine:
-            raise Misuse(
-                f"stage {number} starts with other weights on rank {world.place.rank} than on rank {first}: "
-                "a stage or a layer may draw random numbers from torch alone, which is seeded alike on all ranks"
-            )
+            raise initial_weights_differ(number, world.place.rank, first)
+
+
+def loss_share(world: World, probed: ProbeResult) -> float:
+    """Weight of one micro-batch's loss in the loss of its update, over all copies: backwards begin with it.
+
+    Where ``loss`` returns sums and counts, the gradients are corrected afterwards by the actual count of the update.
+    """
+    return 1 / (probed.expected_count or world.job.passes * world.place.copies)
 
 
 def assemble(
-    setting: Setting,
+    context: RankContext,
     built: dict[int, torch.nn.Module],
-    optimizer: Callable[[list[torch.nn.Parameter]], Any] | None,
+    optimizer: MakeOptimizer | None,
     make_stage: Callable[..., Stage] = Stage,
     sum_dtype: torch.dtype | None = None,
 ) -> dict[int, Stage]:
-    """The stages of this rank, ready for the first update; ``make_stage`` is called like `Stage`.
+    """The stages of this rank, ready for the first update.
 
-    Without an ``optimizer`` the gradients of an update stay, and whoever called it makes the step. Gradients are summed
-    in ``sum_dtype``, or in their own.
+    Parameters
+    ----------
+    optimizer
+        Called for each weight group of a schedule that steps inside it. Without one the gradients of an update stay
+        for the caller's own step.
+    make_stage
+        Makes a stage from the arguments of `Stage`.
+    sum_dtype
+        The dtype that gradients are added up in; by default their own.
     """
-    world, model, job = setting.world, setting.model, setting.world.job
-    boundaries, expected = setting.findings.boundaries, setting.findings.expected_count
-    stages: dict[int, Stage] = {}
-    parameters = {group: [p for p in all_ if p.requires_grad] for group, all_ in by_group(built, setting.ties).items()}
+    world, model, probed, job = context.world, context.model, context.probed, context.world.job
+    share = loss_share(world, probed)
 
-    def weights_of(group: Group) -> tuple[Weights, GradientSum]:
-        trained, (peers, members) = parameters[group], world.sums[group]
+    def numbering() -> Numbering:
+        return Numbering(context.seed, world.place.copy, job.passes, job.cycle)
+
+    def gradients_of(group: Group, trained: Sequence[torch.nn.Parameter]) -> GradientSum:
+        peers, members = world.sums[group]
         kind = GradientSum if sum_dtype is None else WideGradientSum
-        count = None if expected is None else Count(group[0], expected, world.device)
-        gradients = kind(
-            group_text(group),
-            trained,
-            peers,
-            members,
-            world.control_group.names,
-            world.control_group.wait,
-            sum_dtype,
-            count,
-            world.staging,
+        return kind(
+            name=group_text(group),
+            parameters=trained,
+            group=peers,
+            members=members,
+            names=world.control_group.names,
+            settle=world.control_group.wait,
+            dtype=sum_dtype,
+            count=None if probed.expected_count is None else Count(group[0], probed.expected_count, world.device),
+            staging=world.staging,
         )
-        return _weights(setting, trained, optimizer), gradients
 
-    def counting() -> Numbering:
-        return Numbering(setting.seed, world.place.copy, job.passes, job.cycle)
-
-    ties = {group: WeightGroup(group, *weights_of(group), counting()) for group in parameters if len(group) > 1}
-    for number, module in built.items():
-        facts, numbering = setting.facts.stages[number], counting()
-        weights, gradients = weights_of((number,))
-        ending: StageOutput
+    def output_of(number: int, module: torch.nn.Module, of_stage: Numbering) -> StageOutput:
         if number < job.stages - 1:
-            ending = SendOutput(number, boundaries[number], setting.share)
-        else:
-            trains = any(p.requires_grad for p in module.parameters())
-            trains = trains or (number > 0 and any(boundaries[number - 1].recorded))
-            ending = LossOutput(model.judge, setting.share, numbering, expected is not None, world.read, trains)
-        stages[number] = make_stage(
-            number,
-            module,
-            weights,
-            boundaries[number - 1] if number else None,
-            ending,
-            gradients,
-            setting.findings.traits[number],
-            numbering,
-            frozenset(spread(facts.recomputed)),
-            [tie for group, tie in ties.items() if number in group],
-            setting.keywords,
-            world.read,
+            return SendOutput(number, probed.boundaries[number], share)
+        trains = any(p.requires_grad for p in module.parameters())
+        trains = trains or (number > 0 and any(probed.boundaries[number - 1].recorded))
+        counted = probed.expected_count is not None
+        return LossOutput(model.judge, share, of_stage, counted=counted, read=world.read, trains=trains)
+
+    # Weights and gradient sums come first, of every group: an optimizer is asked for in the order of the groups.
+    groups = {
+        group: [p for p in of_group if p.requires_grad] for group, of_group in by_group(built, context.ties).items()
+    }
+    ties = {
+        group: WeightGroup(
+            group, _weights(trained, optimizer, job.period > 0), gradients_of(group, trained), numbering()
         )
+        for group, trained in groups.items()
+        if len(group) > 1
+    }
+    stages: dict[int, Stage] = {}
+    for number, module in built.items():
+        facts, of_stage, trained = context.facts.stages[number], numbering(), groups[number,]
+        stages[number] = make_stage(
+            number=number,
+            module=module,
+            weights=_weights(trained, optimizer, job.period > 0),
+            before=probed.boundaries[number - 1] if number else None,
+            output=output_of(number, module, of_stage),
+            gradients=gradients_of((number,), trained),
+            traits=probed.traits[number],
+            numbering=of_stage,
+            recomputed=frozenset(spread(facts.recomputed)),
+            ties=[tie for group, tie in ties.items() if number in group],
+            load_keywords=_load_keywords(context),
+            read=world.read,
+        )
+        # Receive buffers: as many slots as the program has for activations and for gradients.
         stages[number].reserve(facts.inputs, facts.gradients, world.device)
     return stages
 
 
-def _weights(
-    setting: Setting,
-    parameters: list[torch.nn.Parameter],
-    optimizer: Callable[[list[torch.nn.Parameter]], Any] | None,
-) -> Weights:
-    """The weights of a group, with as many versions as operations will ask for."""
+def _load_keywords(context: RankContext) -> Callable[[int, int], Keywords]:
+    """A function that loads keyword arguments onto the device; in a rehearsal there are none."""
+    source, device = context.source, context.world.device
+
+    def load(update: int, micro: int) -> Keywords:
+        return {} if source is None else to_device(source.keywords(update, micro), device)
+
+    return load
+
+
+def _weights(trained: list[torch.nn.Parameter], optimizer: MakeOptimizer | None, overlaps: bool) -> Weights:
+    """The weights of a group, in several versions if updates overlap."""
     if optimizer is None:
         return Unstepped()
-    if not setting.world.job.period:
-        return Weights(optimizer(parameters))
-    stepped = masters(parameters)
-    return Versions(parameters, stepped, optimizer(stepped))
+    if not overlaps:
+        return Weights(optimizer(trained))
+    stepped = masters(trained)
+    return Versions(trained, stepped, optimizer(stepped))

@@ -1,4 +1,4 @@
-"""Running out of memory: how much there is, how much was used, and how much the schedule keeps."""
+"""Note for an error that says memory has run out: how much there is and was used, and how much the schedule keeps."""
 
 import os
 import resource
@@ -10,8 +10,8 @@ from chimera_runtime.program.rank_facts import KeptMicros, RankFacts
 from chimera_runtime.values.byte_text import byte_text
 
 
-def memory_state(device: torch.device, facts: RankFacts | None) -> str:
-    """A line: what this process uses of the device's memory, and what the schedule keeps in it, once that is known."""
+def memory_report(device: torch.device, facts: RankFacts | None) -> str:
+    """A line with the memory of the device that this process uses, and, given facts, how much the schedule keeps."""
     used = _on_gpu(device) if device.type == "cuda" else _on_host()
     if facts is None:
         return f"memory: {used}"

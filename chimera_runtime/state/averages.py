@@ -1,6 +1,6 @@
-"""Averages of the weights that a loop keeps beside them, such as an exponential moving average (EMA).
+"""Averages of the weights that a loop keeps, such as an exponential moving average (EMA).
 
-A second set of the pipeline's stages, or of some of their parameters: so it is saved and read as the pipeline's own.
+An average is a second set of the pipeline's stages, or of some of their parameters: it is saved and loaded like them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from chimera_runtime.errors import Misuse
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.errors import state as mistakes
 from chimera_runtime.state.state import State, StateDict
 
 Average = Mapping[str, torch.Tensor] | Mapping[int, torch.nn.Module]
@@ -23,55 +22,42 @@ class AverageState:
     Parameters
     ----------
     what
-        What the average is called in messages.
-    stages, named
-        Those of the pipeline.
+        The name of the average in messages.
+    state
+        The state of the pipeline's own weights.
 
     Raises
     ------
     Misuse
-        If it is not one of parameters that the pipeline has here.
+        If the average has a parameter that the pipeline does not have on this rank.
     """
 
-    def __init__(
-        self,
-        what: str,
-        average: Average,
-        setting: Setting,
-        stages: Mapping[int, torch.nn.Module],
-        named: Mapping[str, torch.nn.Parameter],
-    ) -> None:
+    def __init__(self, what: str, average: Average, state: State) -> None:
         self._what = what
-        self._named = named
+        self._names = {parameter: name for name, parameter in state.parameters.items()}
         self._wrappers = [copy for copy in average.values() if isinstance(copy, AveragedModel)]
-        given: Mapping[Any, Any] = average
-        modules = {key: _inside(copy) for key, copy in given.items() if isinstance(copy, torch.nn.Module)}
-        unknown = [key for key in given if not (key in stages if key in modules else isinstance(key, str))]
+        entries: Mapping[Any, Any] = average
+        modules = {key: _inside(copy) for key, copy in entries.items() if isinstance(copy, torch.nn.Module)}
+        unknown = [key for key in entries if not (key in state.modules if key in modules else isinstance(key, str))]
         if unknown:
-            raise Misuse(
-                f"{what} has {unknown[0]!r}: give tensors by the names of pipe.named_parameters(), or modules by the "
-                "numbers of pipe.stages"
-            )
+            raise mistakes.average_has_unknown_key(what, unknown[0])
         self._tensors: dict[str, list[torch.Tensor]] = {}
-        for name, tensor in (*_tensors(average), *self._of_modules(modules, stages)):
-            parameter = named.get(name)
+        for name, tensor in (*_tensors(average), *self._of_modules(modules, state.modules)):
+            parameter = state.parameters.get(name)
             if parameter is None or not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
-                raise Misuse(
-                    f"{what} has {name}, which is not a tensor in the shape of a parameter of pipe.named_parameters(): "
-                    "shared= or of_rank= keep anything else that has a state_dict"
-                )
+                raise mistakes.average_is_not_of_a_parameter(what, name)
             self._tensors.setdefault(name, []).append(tensor)
         first: dict[str, Any] = {name: tensors[0] for name, tensors in self._tensors.items()}
-        self._state = State(setting, modules, first)
+        self._state = state.of_others(modules, first)
 
     def saved(self, replica: int | None = None) -> StateDict:
-        """As `State.saved`; ``count`` has how often the average was taken, where it is known."""
+        """The state as of `State.saved`; ``count`` is the number of updates in the average of an AveragedModel."""
         count = {"0": self._wrappers[0].n_averaged} if self._wrappers else {}
         return {**self._state.saved(replica), "count": count}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any], replica: int | None = None) -> None:
-        """As `State.load`."""
+        """Loads a state, as `State.load`; tied parameters of copies get the same value."""
         self._state.load(state, replica)
         for copy in self._wrappers:
             copy.n_averaged.copy_(state["count"]["0"])
@@ -82,13 +68,13 @@ class AverageState:
     def _of_modules(
         self, modules: Mapping[int, torch.nn.Module], stages: Mapping[int, torch.nn.Module]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        names = {parameter: name for name, parameter in self._named.items()}
+        """The parameters of copies of stages, each with the name of the original in the model."""
         for stage, module in modules.items():
             original = dict(stages[stage].named_parameters(remove_duplicate=False))
             for inside, tensor in module.named_parameters(remove_duplicate=False):
                 if inside not in original:
-                    raise Misuse(f"{self._what} has the parameter {inside} of stage {stage}, which that stage has not")
-                yield names[original[inside]], tensor
+                    raise mistakes.average_has_unknown_parameter(self._what, inside, stage)
+                yield self._names[original[inside]], tensor
 
 
 def _inside(copy: torch.nn.Module) -> torch.nn.Module:

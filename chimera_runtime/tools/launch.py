@@ -17,7 +17,7 @@ from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.compiled_program import load as load_program
 from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import begin
-from chimera_runtime.start.memory_report import memory_state
+from chimera_runtime.start.memory_report import memory_report
 from chimera_runtime.tools.check.compare import CheckFailed
 from chimera_runtime.tools.command.backends import register
 from chimera_runtime.tools.command.options import parse
@@ -106,7 +106,7 @@ def _run(
     place, device = begin(job, store, rank, size, *asked, end=lambda error: faults.end_alone(str(error), FAILED))
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
-    with Located(rank, place.worker, lambda: memory_state(device, facts)):
+    with Located(rank, place.worker, lambda: memory_report(device, facts)):
         run = Run(options, compiled, store, place, device, load_model(options.model, offered, options.split), faults)
         train(run)
     dist.destroy_process_group()

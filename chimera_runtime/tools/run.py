@@ -14,16 +14,16 @@ from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.item_order import is_stream
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.lane.lane import Lane
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
-from chimera_runtime.program.job import Place
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.allocator import keep_memory
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.lane_parts import LaneParts
+from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.check.check import check, checked_updates
 from chimera_runtime.tools.fail.faults import Faults
 from chimera_runtime.tools.loop.autocast import under_autocast
@@ -76,7 +76,7 @@ class Run(Hooks):
     faults: Faults
     sinks: Sinks = field(init=False)
     held_out: HeldOut = field(init=False)
-    _setting: Setting = field(init=False)
+    _context: RankContext = field(init=False)
     _stages: dict[int, Stage] = field(init=False)
     _schedulers: dict[Any, Any] = field(default_factory=dict)
     _loaders: list[Loader] = field(default_factory=list)
@@ -162,9 +162,9 @@ class Run(Hooks):
 
     def optimizers(self, pipe: Pipeline) -> Optimizers:
         """Those of the model file. A trace has their steps where the schedule does, so they are made there then."""
-        options, idle, setting = self.options, self.options.rehearse is not None, self._setting
-        sharded_over = setting.world if options.shard_optimizer else None
-        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, setting.ties, options.steps, sharded_over)
+        options, idle, context = self.options, self.options.rehearse is not None, self._context
+        sharded_over = context.world if options.shard_optimizer else None
+        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, context.ties, options.steps, sharded_over)
         if self._recorder is not None and options.clip_norm is None:
             for group in {group for stage in self._stages.values() for group in stage.groups}:
                 group.on_step = optimizers.step_in_lane
@@ -216,7 +216,7 @@ class Run(Hooks):
     @contextmanager
     def progress(self, before: int) -> Iterator[Progress]:
         """Tells of updates, of which some were before: to be entered within the pipeline, left after the last one."""
-        world, rehearsal = self._setting.world, self.options.rehearse is not None
+        world, rehearsal = self._context.world, self.options.rehearse is not None
         progress = self._progress = Progress(world, self.options.steps, rehearsal, self.sinks, before)
         if world.job.period:
             ends = UpdateEnds(progress, len(self._stages))
@@ -253,16 +253,16 @@ class Run(Hooks):
         """Ends this rank with the message of the one that failed first."""
         self.faults.lost(error)
 
-    def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
+    def ready(self, context: RankContext, modules: dict[int, torch.nn.Module]) -> None:
         """Says what is remarkable, refuses what needs too much memory, and checks, as far as that was asked for."""
-        options, world, model = self.options, setting.world, self.model
-        self._setting = setting
+        options, world, model = self.options, context.world, self.model
+        self._context = context
         if options.trace is not None:
             prepare(world, options.trace, self.compiled.directory)
-        remarks = assemble.remarks(world, setting.findings)
+        remarks = assemble.remarks(world, context.probed)
         if options.memory_limit is not None:
             limit = smallest_share(world) if options.memory_limit == "device" else options.memory_limit
-            remarks.append(refuse_beyond(limit, setting, model.steps, modules, options.shard_optimizer))
+            remarks.append(refuse_beyond(limit, context, model.steps, modules, options.shard_optimizer))
         if world.place.rank == 0:
             for remark in remarks:
                 say(remark)
@@ -271,33 +271,32 @@ class Run(Hooks):
                 updates = checked_updates(world.job)
                 say(f"checking {updates} updates against training in one process ..")
             verdict = check(
-                replace(setting, source=self.batches), model, options.micro_batch_size, modules, options.shard_optimizer
+                replace(context, source=self.batches), model, options.micro_batch_size, modules, options.shard_optimizer
             )
             if verdict is not None:
                 say(verdict)
         if options.device_peak is not None:
             peak = None if options.device_peak == "auto" else options.device_peak
-            seconds = peak_seconds(setting, modules, peak, computing_dtype(modules, model.autocast))
+            seconds = peak_seconds(context, modules, peak, computing_dtype(modules, model.autocast))
             self.sinks = replace(self.sinks, peak_seconds=seconds)
         if self.device.type == "cpu":
             keep_memory()
         if options.peak_memory:
-            self._peak_memory = PeakMemory(setting, model.steps, modules, self._before, options.shard_optimizer)
+            self._peak_memory = PeakMemory(context, model.steps, modules, self._before, options.shard_optimizer)
 
-    def stage_maker(self, setting: Setting) -> Callable[..., Stage]:
+    def stage_maker(self, job: Job) -> Callable[..., Stage]:
         """Stages that compute or, in a rehearsal, sleep."""
         rehearse = self.options.rehearse
-        return Stage if rehearse is None else rehearsed(rehearse, setting.world.job)
+        return Stage if rehearse is None else rehearsed(rehearse, job)
 
-    def lane(self, setting: Setting, stages: dict[int, Stage]) -> Lane:
-        """A lane or, with ``--trace``, one that records; what was recorded is kept however the run ends."""
+    def lane_parts(self, parts: LaneParts, stages: dict[int, Stage]) -> LaneParts:
+        """Parts that record each call, with ``--trace``; a record is kept however the run ends."""
         self._stages = stages
-        parts: Any = setting.parts(stages)
-        if self.options.trace is not None:
-            self._recorder = Recorder(setting, self.options)
-            self.faults.at_end.append(self._recorder.abandon)
-            parts = recorded(parts, self._recorder, setting.world.job.period > 0)
-        return setting.lane(parts)
+        if self.options.trace is None:
+            return parts
+        self._recorder = Recorder(self._context.world, self.options)
+        self.faults.at_end.append(self._recorder.abandon)
+        return recorded(parts, self._recorder, self.compiled.job.period > 0)
 
     def outcomes(self, world: World, counted: bool, names: Sequence[str]) -> Outcomes:
         """Where updates overlap there may be one for each micro-batch: the losses are then left to the progress.

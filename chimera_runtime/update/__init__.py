@@ -1,1 +1,1 @@
-"""An update: with a flush or as a stream, its steps, accumulation, and outcome."""
+"""An update: with a flush or as a stream, its steps, its accumulation and its outcome."""

@@ -1,58 +1,57 @@
-"""What `Pipeline` does where there is a flush: an update ends before the next one begins, and its caller steps."""
+"""Updates of a schedule with a flush: one ends before the next begins, and the caller of `Pipeline.step` steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.update import scaler_with_wider_sums
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.ranks.agreement import SCALE
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.update.accumulation import Accumulation
 from chimera_runtime.update.outcome import Outcome, Outcomes
 from chimera_runtime.values.losses import added
 
 
-class Flushing:
-    """The updates of a schedule with a flush on a rank; it has the methods of `Streaming`.
-
-    Attributes
-    ----------
-    given
-        How many updates there have been.
-    terms
-        What all ranks have given the newest step alike.
+class FlushedUpdates:
+    """The `Updates` of a schedule with a flush: none is ever under way between two calls.
 
     Parameters
     ----------
+    script
+        The function ``update`` of this rank's script.
+    device
+        Where the scale of a scaler lies.
     sums_wider
         Whether gradients are summed in a dtype of their own, and lie in ``main_grad``.
     """
 
     def __init__(
         self,
-        setting: Setting,
+        *,
+        script: Callable[[Lane], None],
         lane: Lane,
         stages: Mapping[int, Stage],
         feed: Feed,
         outcomes: Outcomes,
         accumulation: Accumulation,
+        device: torch.device,
         sums_wider: bool,
     ) -> None:
-        self._setting = setting
+        self._script = script
         self._lane = lane
         self._stages = stages
         self._feed = feed
         self._outcomes = outcomes
         self._accumulation = accumulation
+        self._device = device
         self._sums_wider = sums_wider
-        self.given = 0
+        self.started = 0
         self.terms: dict[str, float] = {}
 
-    def begin(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
-        """Readies gradients and the scale of the loss for an update.
+    def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
+        """Sets former gradients aside, or refuses them, and gives every stage the scale of the loss.
 
         Raises
         ------
@@ -60,7 +59,7 @@ class Flushing:
             If gradients are there and are not to be kept, or ``main_grad`` would have to be unscaled.
         """
         if scaler is not None and self._sums_wider:
-            raise Misuse("a GradScaler unscales grad, not main_grad: scale for fp16, or sum in a wider dtype, not both")
+            raise scaler_with_wider_sums()
         self._accumulation.begin(accumulate)
         scale = self._scale_of(scaler)
         self.terms = {"accumulate": accumulate, SCALE: scale}
@@ -69,33 +68,35 @@ class Flushing:
                 group.clear_gradients()
             stage.scale_loss(scale)
 
-    def give(self) -> Outcome:
-        """An update from its first forward to its sums, on the mini-batch that the feed has."""
-        update = self.given
+    def run_update(self) -> Outcome:
+        """Runs an update from its first forward to its sums; afterwards ``.grad`` is the gradient of the mini-batch."""
+        update = self.started
+        # The script makes all calls of the schedule, and returns when the gradients are summed over the replicas.
         self._lane.begin(update)
-        self._setting.script.update(self._lane)
-        tally = added(stage.take_loss(update) for stage in self._stages.values())
-        outcome = self._outcomes.launch(update, tally)
+        self._script(self._lane)
+        # Losses that were computed here go to the other ranks while this one steps and begins the next update.
+        losses = added(stage.take_loss(update) for stage in self._stages.values())
+        outcome = self._outcomes.launch(update, losses)
         self._feed.drop(update)
         self._accumulation.end(outcome)
-        self.given += 1
+        self.started += 1
         return outcome
 
     def finish(self) -> None:
-        """Nothing is ever under way."""
+        """Does nothing: no update is under way."""
 
-    def untold(self) -> list[Outcome]:
-        """None: `give` has returned all outcomes."""
+    def take_outcomes(self) -> list[Outcome]:
+        """An empty list: `run_update` has returned every outcome."""
         return []
 
     def count_from(self, updates: int) -> None:
-        """From now on it is as if there had been so many updates."""
-        self.given = updates
+        """Sets the number of the next update, from which random numbers follow as well."""
+        self.started = updates
         for stage in self._stages.values():
             stage.count_from(updates)
 
     def _scale_of(self, scaler: torch.amp.GradScaler | None) -> float:
-        """What a scaler multiplies a loss by; one that has not done so yet is made ready by that."""
+        """The factor of a scaler, which makes one at its first call."""
         if scaler is None:
             return 1.0
-        return float(scaler.scale(torch.ones((), device=self._setting.world.device)))
+        return float(scaler.scale(torch.ones((), device=self._device)))

@@ -1,20 +1,21 @@
-"""Where a `Pipeline` lets tools take part: those of train.py check, measure, rehearse and record by these."""
+"""`Hooks`: the points at which tools take part in a `Pipeline`; train.py checks, measures and records by them."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 
 from chimera_runtime.errors import PeerLost
-from chimera_runtime.lane.lane import Lane
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.lane_parts import LaneParts
+from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.update.outcome import Outcomes
 
 
 class Hooks:
-    """Points in the making of a `Pipeline`, in the order of the methods; here nothing happens at any of them.
+    """Functions that `Pipeline` calls while it is made, in this order; these ones change nothing.
 
     Attributes
     ----------
@@ -23,8 +24,8 @@ class Hooks:
     loads
         Whether data are loaded; a rehearsal needs none.
     explains
-        Whether the error of a lost rank gets notes with what the ranks that were waited for wait for themselves. That
-        takes seconds; tools that follow the waits themselves have no use for it.
+        Whether the error of a lost rank gets notes about the waits of other ranks. They take seconds to collect; tools
+        that follow all waits themselves do without.
     """
 
     measures = False
@@ -32,20 +33,20 @@ class Hooks:
     explains = True
 
     def lost(self, error: PeerLost) -> None:
-        """Ends this process: what it waits for does not come, and its main thread does not return. In a thread."""
+        """Ends this process, from another thread: the main thread waits for a message that will never come."""
         end_process(error)
 
-    def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
-        """The modules of this rank are built and what they hand on is known; no buffers are allocated yet."""
+    def ready(self, context: RankContext, modules: dict[int, torch.nn.Module]) -> None:
+        """Called when modules are built and probed, before any buffer is allocated."""
 
-    def stage_maker(self, setting: Setting) -> Callable[..., Stage]:
-        """What makes the stages: it is called like `Stage`."""
+    def stage_maker(self, job: Job) -> Callable[..., Stage]:
+        """A function that makes stages, with the arguments of `Stage`."""
         return Stage
 
-    def lane(self, setting: Setting, stages: dict[int, Stage]) -> Lane:
-        """What the rank's script is called with."""
-        return setting.lane(setting.parts(stages))
+    def lane_parts(self, parts: LaneParts, stages: dict[int, Stage]) -> LaneParts:
+        """The parts of the lane, which a tool may wrap."""
+        return parts
 
     def outcomes(self, world: World, counted: bool, names: Sequence[str]) -> Outcomes:
-        """What sums the losses of an update over the ranks: it is called like `Outcomes`."""
+        """Sums the losses of updates over the ranks; arguments as of `Outcomes`."""
         return Outcomes(world, counted, names)

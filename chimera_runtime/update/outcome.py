@@ -1,4 +1,4 @@
-"""What a step tells: the loss of the mini-batch, summed over all ranks while the next step runs."""
+"""`Outcome` of an update: the loss of its mini-batch, summed over all ranks while the next step runs."""
 
 from array import array
 from collections import deque
@@ -17,7 +17,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.values.losses import Tally
 
 _AT_ONCE = 16
-"""How many sums may be under way at most, where updates overlap; where they do not, one."""
+"""The largest number of sums under way at once if updates overlap; with a flush there is one."""
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Outcome:
     def loss(self) -> float:
         """The loss of the mini-batch on the weights that it was computed with: the same number on every rank.
 
-        Where ``loss`` returns sums and counts, it is their quotient, and not a number if the count is 0.
-        The sum over ranks is under way since the end of the step; reading it waits for it, and starts nothing.
+        Where ``loss`` returns sums and counts, it is their quotient: NaN if the count is 0. The sum over the ranks is
+        under way since the end of the step; reading the loss waits for it.
 
         Raises
         ------
@@ -51,22 +51,22 @@ class Outcome:
 
     @property
     def auxiliary(self) -> dict[str, float]:
-        """Each auxiliary loss in the same way, by its name; ``loss`` is without them. Errors as in `loss`."""
+        """Each auxiliary loss of the mini-batch, by its name; ``loss`` does not include them. Errors as in `loss`."""
         return self._tally.auxiliary_means
 
     @property
     def weight(self) -> float:
-        """What the mini-batch weighs beside others: its count, or 1 if ``loss`` returns means; errors as in `loss`."""
+        """Weight of the mini-batch among others: its count, or 1 if ``loss`` returns means. Errors as in `loss`."""
         return self._tally.count if self._counted else 1.0
 
     @property
     def is_last(self) -> bool:
-        """Whether a rank had called `Pipeline.ask_to_stop` by then: the same on every rank. Errors as in `loss`."""
+        """Whether a rank had called `Pipeline.ask_to_stop` in time; the same on every rank. Errors as in `loss`."""
         self.settle()
         return bool(self._numbers[self._losses])
 
     def settle(self) -> None:
-        """Returns when the sum is over; errors as in `loss`."""
+        """Waits for the sum, and compares the facts that came with it; errors as in `loss`."""
         self._world.control_group.check()
         if self._work is not None:
             self._world.control_group.settle(self._work, "for the loss of a step")
@@ -77,12 +77,12 @@ class Outcome:
 
     @property
     def _losses(self) -> int:
-        """How many numbers are losses: one that is added up with them follows, and then those of facts."""
+        """Number of the losses among the numbers; the request to stop follows them, and then the facts."""
         return 2 + len(self._names)
 
     @property
     def is_there(self) -> bool:
-        """Whether the sum is over, so that reading it does not wait."""
+        """Whether the sum has arrived, so that reading it does not wait."""
         return self._work is None or self._work.is_completed()
 
     @property
@@ -92,15 +92,30 @@ class Outcome:
 
 
 class Outcomes:
-    """Launches the sums, and holds them until they are over: nobody has to read an outcome.
+    """Launches the sums of losses over the ranks, and waits for each in the end, also if the loop never reads it.
 
-    ``counted`` says that ``loss`` returns sums and counts; ``names`` are the auxiliary losses of all stages.
-    ``asked_to_stop`` is added up with the losses, so that all ranks hear of it after the same update. So are the facts
-    that ``facts_of`` returns for an update: a sum is looked at when the next ones are launched, at the same point on
-    all ranks, so that all of them raise an error together.
+    Facts and the request to stop are added up together with the losses. Each sum is read when later ones are launched,
+    at the same point on all ranks: so all learn of a request after the same update, and raise an error together.
+
+    Attributes
+    ----------
+    asked_to_stop
+        Whether this rank asks all ranks to stop after the next update.
+    facts_of
+        Returns the facts of an update that ranks must have the same.
+    read
+        Reads numbers from the device of this rank.
+
+    Parameters
+    ----------
+    counted
+        Whether ``loss`` returns sums and counts.
+    names
+        The auxiliary losses of all stages.
     """
 
     def __init__(self, world: World, counted: bool, names: Sequence[str] = ()) -> None:
+        self.read = world.read
         self._world = world
         self._names = names
         self._counted = counted
@@ -112,23 +127,23 @@ class Outcomes:
         self._under_way: deque[Outcome] = deque()
 
     def require_agreement(self) -> None:
-        """Passes if no sum has shown a difference between ranks."""
+        """Passes unless a sum has shown that ranks differ."""
         if self._difference is not None:
             raise self._difference
 
     def explain(self) -> None:
-        """After the loss of another rank: raises RanksDiffer if the sums that are over show that it left for that."""
-        with suppress(PeerLost):  # one that failed with the loss is over as well
+        """Raises RanksDiffer if the sums that have arrived show that a lost rank has stopped for that reason."""
+        with suppress(PeerLost):  # a sum that failed with the lost rank counts as arrived
             while self._under_way and self._under_way[0].is_there:
                 self._under_way.popleft().settle()
 
     def settle(self) -> None:
-        """Waits for all sums that are under way: who closes a connection before stops those of other ranks."""
+        """Waits for all sums that are under way; closing a connection earlier would break those of other ranks."""
         while self._under_way:
             self._under_way.popleft().settle()
 
     def compare(self, facts: Facts, where: str) -> None:
-        """Raises RanksDiffer on all ranks if these facts differ between any; every rank calls it."""
+        """Raises RanksDiffer on all ranks if any two have different facts; every rank calls it."""
         numbers = array("d", self.agreement.numbers(facts))
         if numbers:
             with self._world.control_group.waiting("to compare replicas"):
@@ -139,7 +154,7 @@ class Outcomes:
             self._compare(self.agreement.number(), where, facts, numbers)
 
     def launch(self, update: int, tally: Tally) -> Outcome:
-        """The outcome of an update, of which this rank has computed a part."""
+        """Launches the sum of the losses of an update, of which ``tally`` is the part of this rank."""
         facts = self.facts_of(update)
         losses = [*tally.numbers(self._names), float(self.asked_to_stop)]
         numbers = array("d", losses + self.agreement.numbers(facts))
@@ -159,5 +174,5 @@ class Outcomes:
 
 
 def _tensor(numbers: "array[float]") -> torch.Tensor:
-    """A tensor in the memory of numbers: a sum is read there."""
+    """A tensor in the memory of the numbers, which gets their sum."""
     return torch.frombuffer(numbers, dtype=torch.float64)

@@ -1,8 +1,10 @@
-"""The facts of an update that a rank compares with others: see `agreement`."""
+"""Facts of an update that ranks must have the same, as `agreement` compares them: data, settings, steps, weights."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+import torch
 
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
@@ -10,13 +12,72 @@ from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import STEPS, TERMS, Fact, Key, short, weights_of
 from chimera_runtime.ranks.readout import Numbers
 from chimera_runtime.stage.replicas import Replicas, digest, is_due
+from chimera_runtime.update.outcome import Outcomes
+from chimera_runtime.update.stage_optimizer import StageOptimizers
+from chimera_runtime.update.updates import Updates
+
+
+class SharedFacts:
+    """Gathers the facts of this rank from now on: they travel with the losses, and are compared where these are summed.
+
+    Parameters
+    ----------
+    groups
+        All parameters of this rank, by weight group.
+    names
+        The names of the parameters in messages.
+    steps
+        The optimizers that step inside the schedule; None if the caller steps.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        outcomes: Outcomes,
+        updates: Updates,
+        *,
+        groups: Mapping[Group, Sequence[torch.nn.Parameter]],
+        names: Mapping[torch.Tensor, str],
+        steps: StageOptimizers | None,
+    ) -> None:
+        self._outcomes = outcomes
+        shared = outcomes.agreement.shared
+        compared: Mapping[Group, Sequence[torch.Tensor]] = groups
+        stepped: Mapping[Group, Sequence[torch.Tensor]]
+        if steps is None:
+            stepped = {group: [p for p in parameters if p.requires_grad] for group, parameters in groups.items()}
+        else:
+            stepped = compared = steps.parameters
+        self._optimizers = OptimizerFacts(stepped, shared, names)
+        self._replicas = Replicas({group: compared[group] for group in shared if group in compared}, outcomes.read)
+        if steps is None:
+            outcomes.facts_of = FlushFacts(feed, self._optimizers, self._replicas, lambda: updates.terms)
+        else:
+            stream_facts = outcomes.facts_of = StreamFacts(feed, self._optimizers, self._replicas)
+            steps.watch(stream_facts.note_step)
+
+    def compare_weights(self, update: int) -> None:
+        """Passes if the replicas of each stage have the same weights, bit by bit; every rank calls it.
+
+        Raises
+        ------
+        RanksDiffer
+            If replicas have drifted apart.
+        """
+        self._outcomes.settle()
+        facts = {weights_of(group): digest(numbers) for group, numbers in self._replicas.begin().items()}
+        self._outcomes.compare(facts, f"after update {update}")
+
+    def close(self) -> None:
+        """Stops watching the optimizers of the process."""
+        self._optimizers.close()
 
 
 class FlushFacts:
     """Gathers facts when the sum of an update's loss is launched: settings and weights as they are by then.
 
-    Weights are read without waiting: their digests come with the next update. ``terms`` returns what the newest step
-    was given, by names for messages.
+    Weights are read without waiting: their digests come with the next update. ``terms`` returns the arguments of the
+    newest step, by names for messages.
     """
 
     def __init__(
@@ -42,7 +103,7 @@ class FlushFacts:
 
 
 class StreamFacts:
-    """Gathers the facts of a stream, whose stages make an update at different times: each notes them when it steps."""
+    """Gathers the facts of a stream, whose stages make an update at different times: each step notes its own."""
 
     def __init__(self, feed: Feed, optimizers: OptimizerFacts, replicas: Replicas) -> None:
         self._feed = feed
@@ -50,8 +111,8 @@ class StreamFacts:
         self._replicas = replicas
         self._noted: defaultdict[int, dict[Key, Callable[[], Fact]]] = defaultdict(dict)
 
-    def stepped(self, group: Group, update: int) -> None:
-        """A weight group has made its step of an update, from 0."""
+    def note_step(self, group: Group, update: int) -> None:
+        """Notes the settings of a weight group that has just made its step of an update, from 0, and its weights."""
         for key, settings in self._optimizers.take([group]).items():
             self._noted[update][key] = partial(_same, settings)
         if is_due(update + 1):

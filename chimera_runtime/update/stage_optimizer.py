@@ -1,4 +1,4 @@
-"""The steps of a stream's weight groups: each has an optimizer of its own, which steps inside the schedule."""
+"""Steps inside a schedule without a flush: each weight group of a rank has an optimizer of its own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.errors import FAILED, MISUSED
+from chimera_runtime.errors.update import not_an_optimizer
 from chimera_runtime.model.ties import Modules, Tie, by_group
 from chimera_runtime.program.weight_groups import Group, group_key, group_name
 
@@ -19,21 +20,22 @@ _MAKING = UserCode("optimizer(named_parameters)", MISUSED)
 
 @dataclass
 class StageStep:
-    """A step of a stage, or of the parameters that stages share, as hooks see it.
+    """A step of a stage, or of the parameters that stages share, as it is passed to hooks.
 
     Attributes
     ----------
     stage
-        The number of the stage; of shared parameters the numbers of the stages that share them.
+        The number of the stage; for shared parameters the numbers of all stages that share them.
     update
         The number of the update, from 0.
     module
-        The stage, or the first of those that share which this rank holds. Its parameters may show an older version of
-        the weights than the step changes.
+        The module of the stage; for shared parameters that of the first such stage on this rank. Its parameters may
+        show an older version of the weights than the step changes.
     optimizer
-        What ``optimizer`` made for them.
+        The optimizer that ``optimizer`` has made for these parameters.
     named_parameters
-        What it was given: the newest weights, and before the step their gradients, summed and scaled.
+        The parameters that it steps, with their names: the newest weights, and before the step their gradients, summed
+        and scaled.
     """
 
     stage: int | Group
@@ -48,15 +50,15 @@ Hook = Callable[[StageStep], None]
 
 @dataclass(frozen=True)
 class StepHooks:
-    """How stages step: ``optimizer`` makes an optimizer of named parameters; None stands for no hook."""
+    """Functions of the user: ``optimizer`` makes an optimizer, ``before`` and ``after`` are called at each step."""
 
     optimizer: Callable[[Named], Any]
     before: Hook | None
     after: Hook | None
 
 
-class Stepper:
-    """The optimizer of a weight group with its hooks; a group that has nothing to train has neither."""
+class StageOptimizer:
+    """The optimizer of a weight group with its hooks; a group that trains nothing has no optimizer."""
 
     def __init__(self, group: Group, module: torch.nn.Module, named: Named, hooks: StepHooks) -> None:
         self.on_step: Callable[[Group, int], None] = lambda _group, _update: None
@@ -64,36 +66,30 @@ class Stepper:
         self._hooks = hooks
         self._before = UserCode(f"before_step of {group_name(group)}", FAILED)
         self._after = UserCode(f"after_step of {group_name(group)}", FAILED)
-        self._next = StageStep(group_key(group), 0, module, self._made(named) if named else None, named)
-
-    def _made(self, named: Named) -> Any:
-        with _MAKING:
-            optimizer = self._hooks.optimizer(list(named))
-        if not callable(getattr(optimizer, "step", None)):
-            raise Misuse(f"optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer")
-        return optimizer
+        optimizer = _made(hooks, named) if named else None
+        self._next = StageStep(group_key(group), 0, module, optimizer, named)
 
     @property
     def names(self) -> dict[torch.Tensor, str]:
-        """The names of what it steps."""
+        """The names of the parameters that it steps."""
         return {parameter: name for name, parameter in self._next.named_parameters}
 
     def count_from(self, updates: int) -> None:
-        """The next step is that of update ``updates``."""
+        """Sets the number of the update that the next step makes."""
         self._next.update = updates
 
     @property
     def stage(self) -> int | Group:
-        """The number of the stage, or the stages that share what is stepped."""
+        """The number of the stage, or the stages that share the parameters."""
         return self._next.stage
 
     @property
     def optimizer(self) -> Any:
-        """What was made for the group; None if it has nothing to train."""
+        """The user's optimizer; None if the group trains nothing."""
         return self._next.optimizer
 
     def step(self) -> None:
-        """The step, between the two hooks."""
+        """Steps the optimizer, between the two hooks."""
         if self._next.optimizer is None:
             return
         if self._hooks.before is not None:
@@ -107,8 +103,16 @@ class Stepper:
         self._next.update += 1
 
 
-class Steppers:
-    """Makes the steppers of a rank's weight groups, in the order of `by_group`, of parameters by their names."""
+def _made(hooks: StepHooks, named: Named) -> Any:
+    with _MAKING:
+        optimizer = hooks.optimizer(list(named))
+    if not callable(getattr(optimizer, "step", None)):
+        raise not_an_optimizer(type(optimizer).__name__)
+    return optimizer
+
+
+class StageOptimizers:
+    """The optimizers of a rank's weight groups, each made when it is called, in the order of `by_group`."""
 
     def __init__(
         self, built: Modules, parameters: Mapping[str, torch.nn.Parameter], hooks: StepHooks, ties: Sequence[Tie] = ()
@@ -121,35 +125,35 @@ class Steppers:
             ]
         )
         self._hooks = hooks
-        self._made: list[Stepper] = []
+        self._made: list[StageOptimizer] = []
 
-    def __call__(self, parameters: list[torch.nn.Parameter]) -> Stepper:
-        """The stepper of the next weight group, whose newest weights ``parameters`` are."""
+    def __call__(self, parameters: list[torch.nn.Parameter]) -> StageOptimizer:
+        """Makes the optimizer of the next weight group, whose newest weights ``parameters`` are."""
         group, module, names = next(self._coming)
-        self._made.append(Stepper(group, module, list(zip(names, parameters, strict=True)), self._hooks))
+        self._made.append(StageOptimizer(group, module, list(zip(names, parameters, strict=True)), self._hooks))
         return self._made[-1]
 
     @property
     def parameters(self) -> dict[Group, list[torch.Tensor]]:
-        """What each of them steps, by weight group."""
-        return {stepper.group: [*stepper.names] for stepper in self._made}
+        """The parameters that are stepped, by weight group."""
+        return {made.group: [*made.names] for made in self._made}
 
     def watch(self, on_step: Callable[[Group, int], None]) -> None:
-        """Lets each step be told, with the number of its update."""
-        for stepper in self._made:
-            stepper.on_step = on_step
+        """Calls a function after each step, with the weight group and the number of the update."""
+        for made in self._made:
+            made.on_step = on_step
 
     @property
     def names(self) -> dict[torch.Tensor, str]:
         """The name of each parameter that any of them steps."""
-        return {parameter: name for stepper in self._made for parameter, name in stepper.names.items()}
+        return {parameter: name for made in self._made for parameter, name in made.names.items()}
 
     def count_from(self, updates: int) -> None:
-        """The next steps are those of update ``updates``."""
-        for stepper in self._made:
-            stepper.count_from(updates)
+        """Sets the number of the update that the next steps make."""
+        for made in self._made:
+            made.count_from(updates)
 
     @property
     def optimizers(self) -> dict[int | Group, Any]:
-        """The optimizers of the groups that have any."""
-        return {stepper.stage: stepper.optimizer for stepper in self._made if stepper.optimizer is not None}
+        """The user's optimizers, by stage, or by the stages that share parameters."""
+        return {made.stage: made.optimizer for made in self._made if made.optimizer is not None}

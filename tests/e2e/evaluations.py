@@ -17,14 +17,15 @@ from torch import nn
 
 from chimera_runtime import Pipeline
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.evaluate.evaluation import Evaluation, Keeping, Weighing
+from chimera_runtime.evaluate.evaluation import Evaluation, LossTotal, OutputStore
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.lane_parts import lane_of, lane_parts, run_stream
+from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.nested import joined
 from chimera_runtime.values.tensors import digest
 
@@ -136,7 +137,7 @@ def apart(mine: list[Any], theirs: list[Any]) -> float:
 
 def of_copy(pipeline: Pipeline, full: int) -> list[Pair]:
     """Batches of this copy: whole, smaller by less than a micro-batch, one item, and more than two rounds."""
-    copy = pipeline._setting.world.place.copy
+    copy = pipeline._context.world.place.copy
     sizes = [full, full - 1, 1, 2 * full + 3, *([3] if copy else [])]
     return [batch(100 * copy + number, size) for number, size in enumerate(sizes)]
 
@@ -147,7 +148,7 @@ def alike(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for evaluates in (True, False):
         with Pipeline(directory, build_stage, loss, batch(0, B), seed=3, timeout=120) as pipeline:
-            job, copy = pipeline._setting.world.job, pipeline._setting.world.place.copy
+            job, copy = pipeline._context.world.job, pipeline._context.world.place.copy
             full, optimizer = B * job.micro_batches, torch.optim.Adam(pipeline.parameters(), lr=0.1)
             losses = []
             torch.manual_seed(7)
@@ -170,10 +171,10 @@ def held_against_one_process(pipeline: Pipeline, full: int) -> dict[str, Any]:
     evaluated = pipeline.evaluate(iter(batches))
     states = everywhere({stage: module.state_dict() for stage, module in pipeline.stages.items()})
     stages = in_one_process(states)
-    every = dict(everywhere((pipeline._setting.world.place.copy, batches)))
+    every = dict(everywhere((pipeline._context.world.place.copy, batches)))
     mean, _ = reference(stages, [each for copy in sorted(every) for each in every[copy]])
     _, outputs = reference(stages, batches)
-    longest = batch(7, B * pipeline._setting.world.job.evaluated)
+    longest = batch(7, B * pipeline._context.world.job.evaluated)
     called = pipeline.evaluate([lambda micro: rows(longest, B * micro, B)])
     whole, _ = reference(stages, [longest])
     predicted = list(pipeline.predict(iter(batches)))
@@ -198,7 +199,7 @@ def followed(directory: Path) -> dict[str, Any]:
 
     for evaluates in (True, False):
         with Pipeline(directory, build_stage, loss, batch(0, B), seed=3, timeout=120, optimizer=optimizer) as pipeline:
-            full = B * pipeline._setting.world.job.micro_batches
+            full = B * pipeline._context.world.job.micro_batches
             for update in range(7):
                 pipeline.step(batch(update, full))
                 if update not in (2, 4):
@@ -224,32 +225,32 @@ def streamed(directory: Path) -> dict[str, Any]:
     built = assemble.modules(world, model, 3)
     for update in range(3):
         feed.put(update, batch(update, B * job.micro_batches))
-    findings = probe.find(world, model, feed, built, 3, measures=False)
-    setting = Setting(
+    findings = probe.probe_stages(world, model, feed, built, seed=3, measures=False)
+    setting = RankContext(
         world, compiled.script(world.place.worker), compiled.ranks[world.place.worker], model, findings, 3, feed
     )
     stages = assemble.assemble(setting, built, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     found = {"before": beside(setting, stages)}
-    setting.run(setting.lane(setting.parts(stages)), 3)
+    run_stream(setting, lane_of(setting, lane_parts(setting, stages)), 3)
     found["after"] = beside(setting, stages)
     world.control_group.barrier("for everybody to finish")
     world.close()
     return found
 
 
-def beside(setting: Setting, stages: dict[int, Stage]) -> dict[str, Any]:
+def beside(setting: RankContext, stages: dict[int, Stage]) -> dict[str, Any]:
     job = setting.world.job
-    weighing, keeping = Weighing(setting.model.judge), Keeping()
+    losses, store = LossTotal(setting.model.judge), OutputStore()
     batches = [batch(50, B * job.evaluated), batch(51, 3)]
-    for last in (weighing, keeping):
+    for last in (losses, store):
         evaluation = Evaluation(setting, stages, B, last)
         outputs = []
         for each in batches:
-            for of in evaluation.rounds(each):
+            for of in evaluation.evaluation_batches(each):
                 evaluation.run(of)
-                if last is keeping:
-                    outputs += gathered(setting.world.control_group, [job.placement[0][-1]], keeping.take()).values()
-    total, items = added_over_all(setting.world.control_group, weighing.total, weighing.items)
+                if last is store:
+                    outputs += gathered(setting.world.control_group, [job.placement[0][-1]], store.take()).values()
+    total, items = added_over_all(setting.world.control_group, losses.total, losses.items)
     mean = total / items
     one = in_one_process(everywhere({number: stage.module.state_dict() for number, stage in stages.items()}))
     expected, theirs = reference(one, batches)

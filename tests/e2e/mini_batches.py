@@ -32,9 +32,9 @@ class Beside:
         self.stages = [build(stage, D) for stage in range(D)]
         for stage, module in pipeline.stages.items():
             self.stages[stage].load_state_dict(module.state_dict())
-        place = pipeline._setting.world.place
+        place = pipeline._context.world.place
         self.copies, self.copy = place.copies, place.copy
-        self.items = B * pipeline._setting.world.job.micro_batches
+        self.items = B * pipeline._context.world.job.micro_batches
         mine = [p for module in pipeline.stages.values() for p in module.parameters()]
         self.optimizers = [
             torch.optim.SGD(ps, lr=0.1) for ps in (mine, [p for m in self.stages for p in m.parameters()])

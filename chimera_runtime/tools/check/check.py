@@ -18,8 +18,9 @@ from chimera_runtime.stage.rerun_comparison import in_all
 from chimera_runtime.stage.saved_tensors import memory_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
-from chimera_runtime.start.probe import state_of
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.lane_parts import lane_of, lane_parts, run_stream
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.traces import state_of
 from chimera_runtime.tools.check import full_model
 from chimera_runtime.tools.check.compare import CheckFailed, Recorded, compare
 from chimera_runtime.tools.check.reference import Reference
@@ -53,7 +54,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check(
-    setting: Setting,
+    context: RankContext,
     model: ModelFile,
     micro_batch_size: int,
     built: dict[int, torch.nn.Module],
@@ -68,33 +69,33 @@ def check(
     CheckFailed
         On rank 0, if they differ by more than the tolerance.
     """
-    world, job = setting.world, setting.world.job
+    world, job = context.world, context.world.job
     require_values(
         {f"{name} of stage {stage}": p for stage, module in built.items() for name, p in module.named_parameters()},
         "the check compares gradients at the initial weights, which only a build_stage on a real device gives",
     )
     reference = Reference(
         *(model, job.stages, micro_batch_size, job.micro_batches, job.parts, world.place.copies),
-        *(setting.seed, world.device, {tie.stages: tie.parameters for tie in setting.ties}, collecting),
-        lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), setting.ties)),
+        *(context.seed, world.device, {tie.stages: tie.parameters for tie in context.ties}, collecting),
+        lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), context.ties)),
     )
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
     updates = checked_updates(job)
     with all_generators_kept():
-        beside = _beside_own_model(setting, model, reference)
+        beside = _beside_own_model(context, model, reference)
         states = [state_of(module) for module in built.values()]
-        rebuilt = build.modules(world, model, setting.seed)
+        rebuilt = build.modules(world, model, context.seed)
         in_common = [Snapshot(tensor) for tensor in shared(built, rebuilt)]
-        recorded = _run(setting, model, rebuilt, updates, is_sharded)
+        recorded = _run(context, model, rebuilt, updates, is_sharded)
         for kept in in_common:
             kept.restore()
         verdict = compare(
             world,
             recorded,
-            setting.findings.auxiliary,
+            context.probed.auxiliary,
             updates,
             lambda: reference.begin(period, reads),
-            lambda modules: refuse_undeclared(dict(enumerate(modules)), setting.ties, model),
+            lambda modules: refuse_undeclared(dict(enumerate(modules)), context.ties, model),
         )
         for kept in in_common:
             kept.restore()
@@ -105,15 +106,15 @@ def check(
     return None if verdict is None else "\n  ".join([str(verdict), *beside])
 
 
-def _beside_own_model(setting: Setting, model: ModelFile, reference: Reference) -> list[str]:
+def _beside_own_model(context: RankContext, model: ModelFile, reference: Reference) -> list[str]:
     """What rank 0 says of the model file's ``reference()``, if it has one; the others wait as long as that takes."""
-    world = setting.world
+    world = context.world
     if model.reference is None:
         return []
     if world.place.rank:
         world.control_group.wait_for_key("check/own", 0, "for the model of reference()", math.inf)
         return []
-    agreement = full_model.compare(reference, model, [ends for tie in setting.ties for ends in tie.parameters])
+    agreement = full_model.compare(reference, model, [ends for tie in context.ties for ends in tie.parameters])
     world.control_group.store.set("check/own", "1")
     return [str(agreement)]
 
@@ -150,28 +151,28 @@ def checked_updates(job: Job) -> int:
 
 
 def _run(
-    setting: Setting, model: ModelFile, built: dict[int, torch.nn.Module], updates: int, is_sharded: bool
+    context: RankContext, model: ModelFile, built: dict[int, torch.nn.Module], updates: int, is_sharded: bool
 ) -> Recorded:
     """Some updates by the rank's script, with the model's optimizers."""
     watched: list[WatchedOptimizer] = []
-    groups = iter(by_group(built, setting.ties))
+    groups = iter(by_group(built, context.ties))
 
     def watch(parameters: list[torch.nn.Parameter]) -> WatchedOptimizer:
-        optimizer = optimizer_of(model, next(groups), parameters, setting.world if is_sharded else None)
+        optimizer = optimizer_of(model, next(groups), parameters, context.world if is_sharded else None)
         watched.append(WatchedOptimizer(parameters, optimizer))
         return watched[-1]
 
-    stages = build.assemble(setting, built, watch, partial(Stage, is_compared=in_all))
-    lane = setting.lane(setting.parts(stages))
-    if setting.world.job.period:
-        setting.run(lane, updates)
+    stages = build.assemble(context, built, watch, partial(Stage, is_compared=in_all))
+    lane = lane_of(context, lane_parts(context, stages))
+    if context.world.job.period:
+        run_stream(context, lane, updates)
     else:
         for update in range(updates):
             lane.begin(update)
-            setting.script.update(lane)
+            context.script.update(lane)
             for optimizer in watched:
                 optimizer.gather()
-    optimizers = dict(zip(by_group(built, setting.ties), watched, strict=True))
+    optimizers = dict(zip(by_group(built, context.ties), watched, strict=True))
     return Recorded(
         {group: optimizer.gradients for group, optimizer in optimizers.items()},
         {group: [_copy(p) for p in optimizer.parameters] for group, optimizer in optimizers.items()},

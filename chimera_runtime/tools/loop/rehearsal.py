@@ -17,8 +17,8 @@ from chimera_runtime.values.tensors import Tensors, join
 class RehearsedStage(Stage):
     """A stage whose compute is a sleep; its messages and sums have the real stage's sizes."""
 
-    def __init__(self, *arguments: Any, seconds: Mapping[str, float]) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *, seconds: Mapping[str, float], **arguments: Any) -> None:
+        super().__init__(**arguments)
         for group in self.groups:
             group.rehearse()
         self._seconds = seconds

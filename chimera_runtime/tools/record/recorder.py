@@ -20,7 +20,6 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.weight_groups import Group, group_text
 from chimera_runtime.ranks.world import World
-from chimera_runtime.start.rank_context import Setting
 from chimera_runtime.tools.open.files import put
 from chimera_runtime.tools.record import clocks
 from chimera_runtime.tools.record.event_clock import clock_of
@@ -76,11 +75,11 @@ class Recorder:
     ``first`` is the update from which micro-batches are counted; ``groups`` is how many weight groups there are.
     """
 
-    def __init__(self, setting: Setting, options: argparse.Namespace) -> None:
-        self._world = setting.world
-        self._job: Job = setting.world.job
+    def __init__(self, world: World, options: argparse.Namespace) -> None:
+        self._world = world
+        self._job: Job = world.job
         directory: Path = options.trace
-        self._path = directory / f"rank_{setting.world.place.rank}.jsonl"
+        self._path = directory / f"rank_{world.place.rank}.jsonl"
         self._part = self._path.with_name(f"{self._path.name}.part")
         self._numbers = array("q")
         self._writing = threading.Lock()
@@ -88,12 +87,12 @@ class Recorder:
         self._over = False
         self.first = 0
         self.groups = len(self._job.groups)
-        self._clock = clock_of(setting.world.device)
+        self._clock = clock_of(world.device)
         self.now = self._clock.now
         offset = clocks.compare(self._world)
         try:
             self._file: IO[str] = self._part.open("w", encoding="utf-8")
-            self._line(_about(setting, options) | {"clock": asdict(offset)})
+            self._line(_about(world, options) | {"clock": asdict(offset)})
         except OSError as error:
             raise self._refused(error) from error
 
@@ -197,9 +196,9 @@ class Recorder:
         return Misuse(f"--trace {self._directory}: {error.strerror}")
 
 
-def _about(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+def _about(world: World, options: argparse.Namespace) -> dict[str, Any]:
     """The facts of the run."""
-    world, place = setting.world, setting.world.place
+    place = world.place
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.start import probe
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.traces import StageCall, state_of, trace_backward, trace_forward
 from chimera_runtime.values.nested import to_device
 from chimera_runtime.values.tensors import all_generators_kept
 
@@ -59,7 +59,7 @@ def peak_of(device: str, dtype: torch.dtype, tensor_float: bool) -> float | None
 
 
 def peak_seconds(
-    setting: Setting, modules: dict[int, torch.nn.Module], peak: float | None, dtype: torch.dtype
+    context: RankContext, modules: dict[int, torch.nn.Module], peak: float | None, dtype: torch.dtype
 ) -> float:
     """How long an update would take if all ranks computed at their peak all the time; every rank calls it.
 
@@ -75,7 +75,7 @@ def peak_seconds(
     Misuse
         If the device of this rank is not in the table.
     """
-    world = setting.world
+    world = context.world
     if peak is None:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         known = peak_of(device, dtype, _in_tf32())
@@ -88,7 +88,7 @@ def peak_seconds(
         known = peak * _TERA
     mine = [s for s in modules if world.place.rank == world.place.rank_of(0, world.job.placement[0][s])]
     world.control_group.store.set(
-        f"flops/{world.place.rank}", json.dumps([sum(of_stage(setting, modules[s], s) for s in mine), known])
+        f"flops/{world.place.rank}", json.dumps([sum(of_stage(context, modules[s], s) for s in mine), known])
     )
     what = "for the floating-point operations of its stages"
     learnt = [json.loads(world.control_group.wait_for_key(f"flops/{r}", r, what)) for r in world.place.ranks]
@@ -96,27 +96,28 @@ def peak_seconds(
     return float(operations * world.job.passes * world.place.copies / peaks)
 
 
-def of_stage(setting: Setting, module: torch.nn.Module, stage: int) -> int:
+def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     """The floating-point operations of a forward and a backward of one micro-batch, a sum and a product being two.
 
     They are counted by running both, on the first items of the dataset, or on zeros in place of what other stages hand
     on. What is counted are products of matrices, convolutions and attention, as `torch.utils.flop_counter` knows them.
     Nothing remains of it.
     """
-    boundaries, source, world = setting.findings.boundaries, setting.source, setting.world
+    boundaries, source, world = context.probed.boundaries, context.source, context.world
     assert source is not None, "options.parse refuses that in a rehearsal"
     last = stage == len(boundaries)
     before = boundaries[stage - 1] if stage else None
-    state, contents = probe.state_of(module)
+    state, contents = state_of(module)
     with all_generators_kept():
         handed = to_device(source.input(0, 0), world.device) if before is None else before.buffers(world.device)
         target = to_device(source.target(0, 0), world.device) if last else None
-        names = setting.findings.traits[stage].keywords
-        keywords = {name: value for name, value in setting.keywords(0, 0).items() if name in names} if names else {}
+        names = context.probed.traits[stage].keywords
+        loaded = to_device(source.keywords(0, 0), world.device) if names else {}
+        keywords = {name: value for name, value in loaded.items() if name in names}
         with FlopCounterMode(display=False) as counter:
-            given = probe.Given(before, handed, target, last, keywords)
-            seen = probe.look(setting.model, stage, module, given, measures=False)
-            probe.look_back(stage, module, seen, None if last else boundaries[stage].differentiable)
+            call = StageCall(before, handed, target, last, keywords)
+            trace = trace_forward(context.model, stage, module, call, measures=False)
+            trace_backward(stage, module, trace, None if last else boundaries[stage].differentiable)
     state.restore(contents)
     return int(counter.get_total_flops())
 

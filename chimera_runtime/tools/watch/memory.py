@@ -19,7 +19,7 @@ from chimera_runtime.model.ties import by_group
 from chimera_runtime.optimizer.sharding import Sharding
 from chimera_runtime.program.rank_facts import KeptMicros
 from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.byte_text import byte_text
 from chimera_runtime.values.tensors import generators_kept
 
@@ -47,7 +47,7 @@ class Need:
 
 def refuse_beyond(
     limit: int,
-    setting: Setting,
+    context: RankContext,
     optimizer: Callable[[list[torch.nn.Parameter]], Any],
     built: dict[int, torch.nn.Module],
     is_sharded: bool = False,
@@ -61,8 +61,8 @@ def refuse_beyond(
     Misuse
         On every rank, if some rank needs more.
     """
-    world = setting.world
-    mine = RankNeed(setting, optimizer, built, is_sharded)
+    world = context.world
+    mine = RankNeed(context, optimizer, built, is_sharded)
     need = mine.need()
     world.control_group.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
     ranks = world.place.ranks
@@ -90,17 +90,17 @@ class RankNeed:
 
     def __init__(
         self,
-        setting: Setting,
+        context: RankContext,
         optimizer: Callable[[list[torch.nn.Parameter]], Any],
         built: dict[int, torch.nn.Module],
         is_sharded: bool = False,
     ) -> None:
-        self._setting = setting
+        self._context = context
         self._is_sharded = is_sharded
         self._optimizer = optimizer
-        self._facts = setting.facts
+        self._facts = context.facts
         self._built = built
-        groups = by_group(built, setting.ties)
+        groups = by_group(built, context.ties)
         self._trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in groups.items()}
 
     def need(self) -> Need:
@@ -116,18 +116,18 @@ class RankNeed:
     def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
         """What the optimizer of each weight group is given."""
         for group, trained in self._trained.items():
-            yield Sharding(self._setting.world, group, trained).shards if self._is_sharded else trained
+            yield Sharding(self._context.world, group, trained).shards if self._is_sharded else trained
 
     def words(self, need: Need) -> str:
         """A need with the figures of the stages behind it."""
-        place = self._setting.world.place
+        place = self._context.world.place
         parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())
         fullest = max(self._facts.kept, key=self._moment, default=())
         stages = "; ".join(self._stage_in_words(*kept) for kept in fullest)
         return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages})"
 
     def _stage_in_words(self, stage: int, activations: int, inputs: int, begun: int) -> str:
-        footprint, weights = self._setting.findings.footprints[stage], self._weights_of(stage)
+        footprint, weights = self._context.probed.footprints[stage], self._weights_of(stage)
         kept = [f"{activations} x M_a = {byte_text(footprint.activations)}"] if activations else []
         kept += [f"{inputs} inputs of {byte_text(footprint.inputs)}"] if inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
@@ -138,7 +138,7 @@ class RankNeed:
     def _weights(self) -> int:
         """Buffers and frozen parameters have no versions; of the buffers of a stage that recomputes there is a copy."""
         parameters = {parameter for module in self._built.values() for parameter in module.parameters()}
-        copies = {stage: 2 if stage in self._setting.world.job.recomputing else 1 for stage in self._built}
+        copies = {stage: 2 if stage in self._context.world.job.recomputing else 1 for stage in self._built}
         total = bytes_of(parameters)
         total += sum(copies[stage] * bytes_of(module.buffers()) for stage, module in self._built.items())
         stashed: dict[Group, int] = {(stage,): facts.copies - 1 for stage, facts in self._facts.stages.items()}
@@ -160,23 +160,23 @@ class RankNeed:
 
     def _sending(self, stage: int) -> int:
         """What a stage saves of its results is counted with its activations; one that runs again saves nothing."""
-        footprint = self._setting.findings.footprints[stage]
+        footprint = self._context.probed.footprints[stage]
         activations, gradients = self._facts.stages[stage].sending
-        saved = 0 if stage in self._setting.world.job.recomputing else footprint.saved_results
+        saved = 0 if stage in self._context.world.job.recomputing else footprint.saved_results
         return activations * (footprint.results - saved) + gradients * self._answer(stage - 1)
 
     def _message(self, stage: int) -> int:
         """What a stage hands on of one micro-batch; none does before the first."""
         if stage < 0:
             return 0
-        boundary = self._setting.findings.boundaries[stage]
+        boundary = self._context.probed.boundaries[stage]
         return sum(map(_tensor, boundary.shapes, boundary.dtypes))
 
     def _answer(self, stage: int) -> int:
         """The gradients that come back for that, and the count that comes with them; none do to the last."""
-        if not 0 <= stage < len(self._setting.findings.boundaries):
+        if not 0 <= stage < len(self._context.probed.boundaries):
             return 0
-        boundary = self._setting.findings.boundaries[stage]
+        boundary = self._context.probed.boundaries[stage]
         count = torch.float64.itemsize if boundary.counted else 0
         return count + sum(compress(map(_tensor, boundary.shapes, boundary.dtypes), boundary.differentiable))
 
@@ -190,29 +190,29 @@ class RankNeed:
 
     def _pass(self, stage: int) -> int:
         """What a forward keeps; of an input that was received, that is in the receive buffer."""
-        footprint = self._setting.findings.footprints[stage]
+        footprint = self._context.probed.footprints[stage]
         if self._is_received(stage):
             return footprint.activations - footprint.saved_inputs
         return footprint.activations + (footprint.inputs - footprint.saved_inputs if stage else 0)
 
     def _halfway(self, stage: int) -> int:
         """What is kept between the halves of a backward; gradients that were received are in their receive buffer."""
-        return self._pass(stage) - self._setting.findings.footprints[stage].released + self._operands(stage)
+        return self._pass(stage) - self._context.probed.footprints[stage].released + self._operands(stage)
 
     def _operands(self, stage: int) -> int:
-        findings, job = self._setting.findings, self._setting.world.job
-        footprint = findings.footprints[stage]
+        probed, job = self._context.probed, self._context.world.job
+        footprint = probed.footprints[stage]
         received = footprint.received_operands if self._is_answered(stage) else 0
-        apart = self._weights_of(stage) if findings.traits[stage].whole and job.period else 0
+        apart = self._weights_of(stage) if probed.traits[stage].whole and job.period else 0
         return footprint.operands - received + apart
 
     def _halving(self, stage: int) -> int:
-        return min(self._setting.findings.footprints[stage].released, self._operands(stage))
+        return min(self._context.probed.footprints[stage].released, self._operands(stage))
 
     def _input(self, stage: int) -> int:
         """What a forward keeps that is to be run again."""
-        footprint = self._setting.findings.footprints[stage]
-        module, changed = self._built[stage], self._setting.findings.traits[stage].buffers
+        footprint = self._context.probed.footprints[stage]
+        module, changed = self._built[stage], self._context.probed.traits[stage].buffers
         buffers = bytes_of(module.get_buffer(name) for name in changed)
         return footprint.targets + buffers + (0 if self._is_received(stage) else footprint.inputs)
 
@@ -222,12 +222,12 @@ class RankNeed:
 
     def _is_answered(self, stage: int) -> bool:
         """Whether all gradients of what a stage hands on come from other workers."""
-        return stage < self._setting.world.job.stages - 1 and not self._has_both(stage)
+        return stage < self._context.world.job.stages - 1 and not self._has_both(stage)
 
     def _has_both(self, stage: int) -> bool:
         """Whether this worker holds a stage and the next one in the same pipe."""
-        worker = self._setting.world.place.worker
-        return any(pipe[stage] == pipe[stage + 1] == worker for pipe in self._setting.world.job.placement)
+        worker = self._context.world.place.worker
+        return any(pipe[stage] == pipe[stage + 1] == worker for pipe in self._context.world.job.placement)
 
 
 def _tensor(shape: Sequence[int], dtype: torch.dtype) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.watch.memory import RankNeed
 from chimera_runtime.values.byte_text import byte_text
 
@@ -35,18 +35,18 @@ class PeakMemory:
 
     def __init__(
         self,
-        setting: Setting,
+        context: RankContext,
         optimizer: Callable[[list[torch.nn.Parameter]], Any],
         built: dict[int, torch.nn.Module],
         before: int,
         is_sharded: bool = False,
     ) -> None:
-        self._world = setting.world
+        self._world = context.world
         self._before = before
-        facts = setting.facts
+        facts = context.facts
         self._copies = sum(of_stage.copies for of_stage in facts.stages.values())
         self._activations = max((sum(a + begun for _, a, _, begun in kept) for kept in facts.kept), default=0)
-        self._need = RankNeed(setting, optimizer, built, is_sharded).need().total
+        self._need = RankNeed(context, optimizer, built, is_sharded).need().total
         if self._world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._world.device)
         else:

@@ -15,7 +15,7 @@ from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, StageFacts
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.check.reference import Reference
 from chimera_runtime.tools.command.options import parse
 
@@ -101,7 +101,7 @@ def setting(
     update: Callable[[Lane], None] = sequential,
     options: str = "",
     measures: bool = False,
-) -> tuple[Setting, dict[int, nn.Module]]:
+) -> tuple[RankContext, dict[int, nn.Module]]:
     """What a rank knows of a program, and the modules that were probed; alone it holds both stages."""
     used = model() if of_model is None else of_model
     arguments = parse(["--model", "model.py", *options.split()])
@@ -109,8 +109,8 @@ def setting(
     size, seed = arguments.micro_batch_size, arguments.seed
     batches = Batches(used.items(), size, job.micro_batches, job.parts, place.copies, place.copy, seed)
     built = assemble.modules(world, used, seed)
-    findings = probe.find(world, used, batches, built, seed, measures)
+    findings = probe.probe_stages(world, used, batches, built, seed=seed, measures=measures)
     script: Any = SimpleNamespace(update=update)
     known = facts(*range(job.stages)) if of is None else of
     source = None if arguments.rehearse else batches
-    return Setting(world, script, known, used, findings, seed, source), built
+    return RankContext(world, script, known, used, findings, seed, source), built

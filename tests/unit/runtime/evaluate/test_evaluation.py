@@ -11,7 +11,14 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.data.evaluation_batches import EvaluationBatch
 from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.evaluate import evaluation
-from chimera_runtime.evaluate.evaluation import Evaluation, Keeping, Passing, Weighing, _Now, evaluating
+from chimera_runtime.evaluate.evaluation import (
+    Evaluation,
+    LossTotal,
+    OutputStore,
+    SentOutput,
+    _CurrentRound,
+    evaluating,
+)
 from chimera_runtime.lane import Lane
 from chimera_runtime.program.rank_facts import EvaluationFacts
 from chimera_runtime.ranks.world import World
@@ -38,39 +45,39 @@ def batch(items: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_micro_batch_counts_by_its_items() -> None:
-    weighing = Weighing(lambda output, target: (output - target).mean())
-    weighing.finish(0, 3, torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3))
-    weighing.finish(1, 1, torch.tensor([10.0]), torch.zeros(1))
-    assert (weighing.total, weighing.count, weighing.items) == (16.0, 4, 4)
+    losses = LossTotal(lambda output, target: (output - target).mean())
+    losses.finish(0, 3, torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3))
+    losses.finish(1, 1, torch.tensor([10.0]), torch.zeros(1))
+    assert (losses.total, losses.count, losses.items) == (16.0, 4, 4)
 
 
 def test_sums_and_counts_are_added_as_they_are() -> None:
-    weighing = Weighing(lambda output, target: ((output - target).sum(), target.count_nonzero()))
+    losses = LossTotal(lambda output, target: ((output - target).sum(), target.count_nonzero()))
     for micro, target in enumerate(([0.0, 1.0], [2.0, 3.0], [0.0, 0.0])):
-        assert weighing.finish(micro, 2, torch.tensor([3.0, 3.0]), torch.tensor(target)) == ()
-    assert (weighing.total, weighing.count) == (12.0, 3.0)
+        assert losses.finish(micro, 2, torch.tensor([3.0, 3.0]), torch.tensor(target)) == ()
+    assert (losses.total, losses.count) == (12.0, 3.0)
 
 
 def test_outputs_are_kept_in_memory_of_their_own() -> None:
     slot, computed = torch.zeros(4), torch.ones(4)
-    keeping = Keeping()
-    keeping.finish(1, 2, {"x": (slot[2:], computed)}, None)
-    keeping.finish(0, 2, [slot[:2]], None)
+    store = OutputStore()
+    store.finish(1, 2, {"x": (slot[2:], computed)}, None)
+    store.finish(0, 2, [slot[:2]], None)
     slot.fill_(7.0)
     computed.fill_(7.0)
-    outputs = keeping.take()
+    outputs = store.take()
     assert outputs[1]["x"][0].tolist() == outputs[0][0].tolist() == [0.0, 0.0]
     assert outputs[1]["x"][1].tolist() == [1.0] * 4
-    assert keeping.take() == {}
+    assert store.take() == {}
 
 
 @torch.no_grad()
 def test_what_is_handed_on_is_as_in_training_but_for_its_items() -> None:
-    passing = Passing(0, _Now([Boundary(ONE_TENSOR, ((4, 5),), (DOUBLE,), (True,), (True,))]), whole=2)
-    assert passing.finish(0, 2, torch.zeros(4, 5, dtype=DOUBLE), None)[0].shape == (4, 5)
-    assert passing.finish(0, 1, torch.zeros(2, 5, dtype=DOUBLE), None)[0].shape == (2, 5)
+    sent = SentOutput(0, _CurrentRound([Boundary(ONE_TENSOR, ((4, 5),), (DOUBLE,), (True,), (True,))]), whole=2)
+    assert sent.finish(0, 2, torch.zeros(4, 5, dtype=DOUBLE), None)[0].shape == (4, 5)
+    assert sent.finish(0, 1, torch.zeros(2, 5, dtype=DOUBLE), None)[0].shape == (2, 5)
     with pytest.raises(BadModel, match=r"stage 0 returned for micro-batch 7 of an evaluation: tensor 0 is \(4, 4\)"):
-        passing.finish(7, 2, torch.zeros(4, 4, dtype=DOUBLE), None)
+        sent.finish(7, 2, torch.zeros(4, 4, dtype=DOUBLE), None)
 
 
 # A rank that holds both stages.
@@ -98,17 +105,17 @@ def test_it_is_the_loss_and_the_outputs_of_one_process(alone: World, script: Any
         made, built = setting(world, options="--micro-batch-size 3")
         made.script.evaluate = script  # type: ignore[method-assign]
         stages = assemble.assemble(made, built, made.model.steps)
-        weighing, keeping = Weighing(made.model.judge), Keeping()
-        for last in (weighing, keeping):
+        losses, store = LossTotal(made.model.judge), OutputStore()
+        for last in (losses, store):
             of_kind = Evaluation(made, stages, 3, last)
             for of in of_kind.evaluation_batches(batch(items)):
                 of_kind.run(of)
         inputs, targets = batch(items)
         with torch.no_grad():
             expected = built[1](built[0](inputs))
-        assert weighing.count == items
-        assert weighing.total / items == pytest.approx(float(loss(expected, targets)), rel=1e-13)
-        outputs = keeping.take()
+        assert losses.count == items
+        assert losses.total / items == pytest.approx(float(loss(expected, targets)), rel=1e-13)
+        outputs = store.take()
         assert rows_of(torch.cat([outputs[micro] for micro in sorted(outputs)])) == pytest.approx(rows_of(expected))
 
 
@@ -137,7 +144,7 @@ def test_no_message_is_about_what_is_not_there_and_a_short_one_is_short(
     with worlds(alone, alone_job(micro_batches=3, evaluated=3)) as (world,):
         made, built = setting(world, known, options="--micro-batch-size 3")
         made.script.evaluate = script  # type: ignore[method-assign]
-        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 3, weighing := Weighing(loss))
+        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 3, losses := LossTotal(loss))
         for items in (9, 8, 4, 2):
             for of in of_kind.evaluation_batches(batch(items)):
                 of_kind.run(of)
@@ -147,7 +154,7 @@ def test_no_message_is_about_what_is_not_there_and_a_short_one_is_short(
         ("recv", (4, 2)),
         ("recv", (2, 2)),
     ]
-    assert weighing.count == 9 + 8 + 4 + 2
+    assert losses.count == 9 + 8 + 4 + 2
 
 
 class Transposed(Layer):
@@ -161,7 +168,7 @@ def test_a_smaller_batch_is_refused_where_rows_are_not_items(alone: World) -> No
     with worlds(alone, alone_job(micro_batches=4, evaluated=4)) as (world,):
         made, built = setting(world, of_model=model(Transposed), options="--micro-batch-size 3")
         made.script.evaluate = singly  # type: ignore[method-assign]
-        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 3, Weighing(loss))
+        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 3, LossTotal(loss))
         for of in of_kind.evaluation_batches(batch(12)):
             of_kind.run(of)
         with pytest.raises(Misuse, match=r"smaller, 2 in place of 3, and what stage 0 hands on has no rows"):
@@ -172,7 +179,7 @@ def test_an_error_of_a_stage_says_that_it_was_evaluated(alone: World) -> None:
     with worlds(alone, alone_job(micro_batches=4, evaluated=4)) as (world,):
         made, built = setting(world)
         made.script.evaluate = singly  # type: ignore[method-assign]
-        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 1, Weighing(loss))
+        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 1, LossTotal(loss))
         with pytest.raises(ModelError, match="the forward of stage 0 in an evaluation"):
             of_kind.run(EvaluationBatch((1, 0, 0, 0), lambda _micro: (torch.zeros(1, 7, dtype=DOUBLE), None)))
         assert all(module.training for module in built.values())
@@ -225,7 +232,7 @@ def test_nothing_stays_of_a_stage_but_what_is_handed_on(alone: World) -> None:
     with worlds(alone, alone_job(micro_batches=4, evaluated=4)) as (world,):
         made, built = setting(world)
         made.script.evaluate = singly  # type: ignore[method-assign]
-        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 1, Weighing(loss))
+        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 1, LossTotal(loss))
         for of in of_kind.evaluation_batches(batch(4)):
             of_kind.run(of)
         stages = [of_kind._lane.stage(number) for number in range(2)]

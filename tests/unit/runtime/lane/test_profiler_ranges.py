@@ -14,7 +14,8 @@ from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.lane_parts import lane_of, lane_parts, run_stream
+from chimera_runtime.start.rank_context import RankContext
 from tests.unit.runtime.models import facts, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 
@@ -40,7 +41,7 @@ def test_every_call_of_a_lane_is_a_range_of_its_line_and_trains_as_without(alone
             made, built = setting(world)
             made = replace(made, ranges=naming)
             stages = assemble.assemble(made, built, made.model.steps)
-            lane = made.lane(made.parts(stages))
+            lane = lane_of(made, lane_parts(made, stages))
             lane.begin(0)
             names = named(lambda made=made, lane=lane: made.script.update(lane))  # type: ignore[misc]
             trained.append((weights(stages), names))
@@ -120,11 +121,11 @@ def turn(lane: Lane, m: int) -> None:
 def test_operations_of_a_stream_name_their_version_and_what_is_not_in_the_run_has_no_range(alone: World) -> None:
     of_stream = facts(0, 1, turns=Turns(-1, 2, 1, 0), initial=(0, 0))
 
-    def streamed(made: Setting, built: Any) -> list[str]:
+    def streamed(made: RankContext, built: Any) -> list[str]:
         made = replace(made, ranges=Ranges(CPU))
         made.script.turn = turn  # type: ignore[method-assign,assignment]
-        lane = made.lane(made.parts(assemble.assemble(made, built, made.model.steps)))
-        return named(lambda: made.run(lane, 2))
+        lane = lane_of(made, lane_parts(made, assemble.assemble(made, built, made.model.steps)))
+        return named(lambda: run_stream(made, lane, 2))
 
     with worlds(alone, alone_job(micro_batches=1, period=1, reads=(((0, 1),), ((0, 1),)))) as (world,):
         names = streamed(*setting(world, of_stream))

@@ -174,6 +174,6 @@ def test_a_stage_that_runs_groups_one_by_one_is_remarked_upon(alone: World) -> N
     ):
         with worlds(alone, of_job) as (world,):
             made, _ = setting(world, of_model=model(Dropping))
-            assert assemble.remarks(world, made.findings) == remarks
+            assert assemble.remarks(world, made.probed) == remarks
     with worlds(alone, alone_job(grouped=(0, 1), recomputing=(0, 1))) as (world,):
-        assert assemble.remarks(world, setting(world)[0].findings) == []
+        assert assemble.remarks(world, setting(world)[0].probed) == []

@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from chimera_runtime.start.memory_report import memory_state
+from chimera_runtime.start.memory_report import memory_report
 from tests.unit.runtime.models import facts
 
 CPU = torch.device("cpu")
@@ -13,17 +13,17 @@ CPU = torch.device("cpu")
 def test_the_host_has_a_peak_and_a_size() -> None:
     size = r"[0-9.]+ [KMGT]iB"
     assert re.fullmatch(
-        rf"memory: this process has used at most {size}, of {size} in the machine", memory_state(CPU, None)
+        rf"memory: this process has used at most {size}, of {size} in the machine", memory_report(CPU, None)
     )
 
 
 def test_what_the_schedule_keeps_is_told_in_the_units_of_the_report() -> None:
     known = facts(0, 3, kept=(((0, 2, 0), (3, 1, 0)), ((0, 0, 4), (3, 1, 2))), copies=2)
-    words = memory_state(CPU, known).split("; ")
+    words = memory_report(CPU, known).split("; ")
     assert words[1] == (
         "the schedule keeps 4 x M_theta of weights here (stage 0: 2, stage 3: 2) and up to 3 x M_a of activations "
         "(stage 0: 2, stage 3: 1)"
     )
-    recomputing = memory_state(CPU, facts(1, kept=(((1, 1, 3),),)))
+    recomputing = memory_report(CPU, facts(1, kept=(((1, 1, 3),),)))
     assert "up to 1 x M_a of activations (stage 1: 1 and 3 x inputs alone)" in recomputing
-    assert "up to 0 x M_a of activations (none)" in memory_state(CPU, facts(1))
+    assert "up to 0 x M_a of activations (none)" in memory_report(CPU, facts(1))

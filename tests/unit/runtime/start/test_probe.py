@@ -16,7 +16,7 @@ from chimera_runtime.data.batches import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.probe import Findings
+from chimera_runtime.start.probe import ProbeResult
 from chimera_runtime.values.nested import ONE_TENSOR, form_of
 from tests.unit.runtime.models import ITEMS, item, loss, model, setting
 from tests.unit.runtime.staged import tuple_of
@@ -30,9 +30,9 @@ def stages(*modules: Callable[[], nn.Module]) -> Any:
     return model(lambda stage, _stages: modules[stage]().double())
 
 
-def found(alone: World, *modules: Callable[[], nn.Module], measures: bool = False, **facts: Any) -> Findings:
+def found(alone: World, *modules: Callable[[], nn.Module], measures: bool = False, **facts: Any) -> ProbeResult:
     with worlds(alone, alone_job(stages=len(modules), **facts)) as (world,):
-        return setting(world, of_model=stages(*modules), measures=measures, options="--micro-batch-size 3")[0].findings
+        return setting(world, of_model=stages(*modules), measures=measures, options="--micro-batch-size 3")[0].probed
 
 
 class Lambda(nn.Module):
@@ -106,8 +106,8 @@ def test_all_ranks_find_the_same_wherever_the_stages_are(alone: World, placement
         # Built before: ranks are threads here, and building draws from the generator that the probe watches.
         built = [assemble.modules(world, used, 0) for world in ranks]
 
-        def find(world: World, modules: dict[int, nn.Module]) -> Findings:
-            return probe.find(world, used, batches, modules, 0, True)
+        def find(world: World, modules: dict[int, nn.Module]) -> ProbeResult:
+            return probe.probe_stages(world, used, batches, modules, seed=0, measures=True)
 
         findings = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
     assert findings == [expected] * workers
@@ -118,7 +118,7 @@ def first_of_two(alone: World, output: Callable[[torch.Tensor], Any], backend: s
     used = stages(then(output), First)
     with worlds(replace(alone, backend=backend), job()) as (world, _):
         batches = Batches(used.items(), 1, 2, 1, 1, 0, 0)
-        probe.find(world, used, batches, assemble.modules(world, used, 0), 0, False)
+        probe.probe_stages(world, used, batches, assemble.modules(world, used, 0), seed=0, measures=False)
 
 
 def short(y: torch.Tensor) -> Any:
@@ -172,8 +172,8 @@ def test_structures_and_keyword_arguments_are_found_on_all_ranks(alone: World) -
         batches = Batches(used.dataset(), 3, 2, 1, 1, 0, 0)
         built = [assemble.modules(world, used, 0) for world in ranks]
 
-        def find(world: World, modules: dict[int, nn.Module]) -> Findings:
-            return probe.find(world, used, batches, modules, 0, False)
+        def find(world: World, modules: dict[int, nn.Module]) -> ProbeResult:
+            return probe.probe_stages(world, used, batches, modules, seed=0, measures=False)
 
         first, second = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
     assert first == second
@@ -225,7 +225,7 @@ def test_a_loss_with_a_count_says_what_an_update_may_count(
 
     used = model(lambda stage, _stages: linear().double(), judge)
     with worlds(alone, alone_job()) as (world,):
-        findings = setting(world, of_model=used, options="--micro-batch-size 3")[0].findings
+        findings = setting(world, of_model=used, options="--micro-batch-size 3")[0].probed
     assert findings.expected_count == expected
     assert [boundary.counted for boundary in findings.boundaries] == [expected is not None]
 
@@ -266,7 +266,7 @@ def test_a_first_stage_whose_items_are_no_tensors_runs_them_one_by_one(alone: Wo
     items = [({"x": item(i)[0], "name": "text"}, item(i)[1]) for i in range(ITEMS)]
     used = model(lambda *_: Named(WIDTH, WIDTH).double(), loss, lambda: items)
     with worlds(alone, alone_job(stages=1)) as (world,):
-        (traits,) = setting(world, of_model=used)[0].findings.traits
+        (traits,) = setting(world, of_model=used)[0].probed.traits
     assert traits.alone == "has inputs that are not tensors with the micro-batch in dimension 0"
 
 

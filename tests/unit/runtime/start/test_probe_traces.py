@@ -24,7 +24,7 @@ def test_nothing_of_it_remains(alone: World) -> None:
         built = assemble.modules(world, used, 0)
         before = [tensor.clone() for module in built.values() for tensor in module.state_dict().values()]
         state = torch.get_rng_state()
-        probe.find(world, used, Batches(used.items(), 3, 2, 1, 1, 0, 0), built, 0, True)
+        probe.probe_stages(world, used, Batches(used.items(), 3, 2, 1, 1, 0, 0), built, seed=0, measures=True)
         after = [tensor for module in built.values() for tensor in module.state_dict().values()]
         assert all(map(torch.equal, before, after))
         assert torch.equal(torch.get_rng_state(), state)
@@ -75,7 +75,7 @@ def test_neither_modules_nor_generators_nor_the_example_have_a_trace_of_it(
     with worlds(alone, alone_job(stages=1, split_backward=split)) as (world,):
         built = assemble.modules(world, used, 0)
         before = written(built[0])
-        findings = probe.find(world, used, example, built, 0, True)
+        findings = probe.probe_stages(world, used, example, built, seed=0, measures=True)
         assert written(built[0]) == before
     assert findings.traits[0].seeds_all
     assert findings.traits[0].alone == "draws random numbers"
@@ -100,4 +100,4 @@ def test_a_stage_that_is_run_again_must_leave_alone_all_that_it_is_given(alone: 
     )
     words = f"stage 0 changes {of} in place, but is to run on it again"
     with worlds(alone, alone_job(stages=1, recomputing=(0,))) as (world,), pytest.raises(Misuse, match=words):
-        probe.find(world, used, example, assemble.modules(world, used, 0), 0, False)
+        probe.probe_stages(world, used, example, assemble.modules(world, used, 0), seed=0, measures=False)

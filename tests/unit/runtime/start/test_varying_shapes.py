@@ -11,8 +11,8 @@ from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.rank_context import Setting
-from chimera_runtime.start.varying_shapes import Lengths
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.varying_shapes import VaryingShapes
 from tests.unit.runtime.models import facts, model
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 
@@ -53,12 +53,12 @@ def _made(alone: World) -> Any:
         x, y = batch(LONGEST)
         feed.put(0, lambda _: (x[:B], y[:B]))
         built = assemble.modules(world, used, 0)
-        findings = probe.find(world, used, feed, built, 0, False)
+        findings = probe.probe_stages(world, used, feed, built, seed=0, measures=False)
         script: Any = None
         known = facts(0, 1, inputs=(1, 2), gradients=(1,))
-        setting = Setting(world, script, known, used, findings, 0, feed)
+        setting = RankContext(world, script, known, used, findings, 0, feed)
         stages = assemble.assemble(setting, built, None)
-        yield Lengths(world, feed, built, stages, findings), feed, stages
+        yield VaryingShapes(world, feed, built, stages, findings), feed, stages
 
 
 def shapes(stages: dict[int, Stage]) -> list[Any]:
@@ -110,4 +110,4 @@ def test_without_a_flush_all_updates_are_alike(alone: World) -> None:
     streaming = alone_job(stages=2, period=2, reads=(((0, 2),),) * 2)
     findings: Any = None
     with worlds(alone, streaming) as (world,), pytest.raises(Misuse, match=r"two has no flush: .* leave out varying="):
-        Lengths(world, Feed(world.job, B), {}, {}, findings)
+        VaryingShapes(world, Feed(world.job, B), {}, {}, findings)

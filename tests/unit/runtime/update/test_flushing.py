@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.update.flushing import Flushing
+from chimera_runtime.update.flushing import FlushedUpdates
 from chimera_runtime.values.losses import Tally
 
 
@@ -27,7 +27,7 @@ class Noting:
         return called
 
 
-def made(notes: list[Any], sums_wider: bool = False) -> Flushing:
+def made(notes: list[Any], sums_wider: bool = False) -> FlushedUpdates:
     """Two stages that share a weight group, whose losses of an update are 1 and 10."""
     tie = Noting(notes, "tie")
     stages: dict[int, Any] = {
@@ -38,19 +38,24 @@ def made(notes: list[Any], sums_wider: bool = False) -> Flushing:
         )
         for number in range(2)
     }
-    setting: Any = SimpleNamespace(script=Noting(notes, "script"), world=SimpleNamespace(device=torch.device("cpu")))
-    lane, feed, accumulation = Noting(notes, "lane"), Noting(notes, "feed"), Noting(notes, "accumulation")
-    outcomes = Noting(notes, "outcomes", result="outcome")
-    return Flushing(setting, lane, stages, feed, outcomes, accumulation, sums_wider)  # type: ignore[arg-type]
+    others: dict[str, Any] = {name: Noting(notes, name) for name in ("lane", "feed", "accumulation")}
+    return FlushedUpdates(
+        script=Noting(notes, "script").update,
+        stages=stages,
+        outcomes=Noting(notes, "outcomes", result="outcome"),  # type: ignore[arg-type]
+        device=torch.device("cpu"),
+        sums_wider=sums_wider,
+        **others,
+    )
 
 
 def test_an_update_runs_the_script_and_lets_its_mini_batch_go() -> None:
     notes: list[Any] = []
-    flushing = made(notes)
+    updates = made(notes)
     for update in range(2):
-        assert flushing.given == update
+        assert updates.started == update
         notes.clear()
-        assert flushing.give() == "outcome"
+        assert updates.run_update() == "outcome"
         names = [note[:3] for note in notes]
         assert names[0] == ("lane", "begin", update)
         assert names[1][:2] == ("script", "update")
@@ -61,12 +66,12 @@ def test_an_update_runs_the_script_and_lets_its_mini_batch_go() -> None:
 
 def test_gradients_are_cleared_and_the_loss_is_scaled_on_every_stage() -> None:
     notes: list[Any] = []
-    made(notes).begin(False, None)
+    made(notes).prepare(False, None)
     assert notes[0] == ("accumulation", "begin", False)
     assert {note for note in notes if note[0] == "scale"} == {("scale", 0, 1.0), ("scale", 1, 1.0)}
     assert {note[0] for note in notes if note[-1] == "clear_gradients"} == {"stage 0", "stage 1", "tie"}
     notes.clear()
-    made(notes).begin(True, torch.amp.GradScaler("cpu", init_scale=8.0))
+    made(notes).prepare(True, torch.amp.GradScaler("cpu", init_scale=8.0))
     assert notes[0] == ("accumulation", "begin", True)
     assert ("scale", 0, 8.0) in notes
 
@@ -74,15 +79,15 @@ def test_gradients_are_cleared_and_the_loss_is_scaled_on_every_stage() -> None:
 def test_what_a_scaler_would_not_unscale_is_refused() -> None:
     notes: list[Any] = []
     with pytest.raises(Misuse, match="a GradScaler unscales grad, not main_grad"):
-        made(notes, sums_wider=True).begin(False, torch.amp.GradScaler("cpu"))
+        made(notes, sums_wider=True).prepare(False, torch.amp.GradScaler("cpu"))
     assert notes == []
 
 
 def test_nothing_is_ever_under_way() -> None:
     notes: list[Any] = []
-    flushing = made(notes)
-    flushing.give()
+    updates = made(notes)
+    updates.run_update()
     notes.clear()
-    flushing.finish()
-    assert flushing.untold() == []
+    updates.finish()
+    assert updates.take_outcomes() == []
     assert notes == []

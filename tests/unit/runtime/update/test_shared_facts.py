@@ -77,7 +77,7 @@ def test_a_stream_has_the_facts_of_the_step_that_made_the_update(launched: list[
     for update in range(4):
         rank.optimizer.param_groups[0]["lr"] = float(update)
         rank.optimizer.step()
-        facts.stepped(STAGE, update)
+        facts.note_step(STAGE, update)
     seen = {update: facts(update) for update in launched}
     assert {update: known[settings_of(STAGE)][1]()["lr"] for update, known in seen.items()} == {
         update: str(float(update)) for update in launched

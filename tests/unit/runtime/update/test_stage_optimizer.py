@@ -11,7 +11,7 @@ from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import Tie, by_group
 from chimera_runtime.stage.weight_versions import masters
-from chimera_runtime.update.stage_optimizer import Named, StageStep, StepHooks, Stepper, Steppers
+from chimera_runtime.update.stage_optimizer import Named, StageOptimizer, StageOptimizers, StageStep, StepHooks
 from tests.unit.runtime.models import model
 
 
@@ -43,10 +43,10 @@ def test_the_optimizer_is_made_of_the_newest_weights_by_the_names_of_the_stage()
 
     stage = module()
     parameters = newest(stage)
-    stepper = Stepper((3,), stage, named(3, stage, parameters), StepHooks(optimizer, None, None))
+    stepped = StageOptimizer((3,), stage, named(3, stage, parameters), StepHooks(optimizer, None, None))
     assert [name for name, _ in given[0]] == ["stages.3.0.weight", "stages.3.1.weight", "stages.3.1.bias"]
     assert [parameter for _, parameter in given[0]] == parameters
-    assert isinstance(stepper.optimizer, torch.optim.SGD)
+    assert isinstance(stepped.optimizer, torch.optim.SGD)
 
 
 def test_hooks_see_every_step_with_its_update_and_what_they_change_counts() -> None:
@@ -63,12 +63,12 @@ def test_hooks_see_every_step_with_its_update_and_what_they_change_counts() -> N
     stage = module()
     parameters = newest(stage)
     bias = parameters[-1].item()
-    stepper = Stepper((1,), stage, named(1, stage, parameters), StepHooks(sgd, before, after))
+    stepped = StageOptimizer((1,), stage, named(1, stage, parameters), StepHooks(sgd, before, after))
     for _ in range(2):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         parameters[-1].grad = torch.full((1,), 8.0)
-        stepper.step()
+        stepped.step()
     values = [bias, bias - 0.5, bias - 0.5, bias - 1.5]
     assert [line[:3] for line in seen] == [("before", 1, 0), ("after", 1, 0), ("before", 1, 1), ("after", 1, 1)]
     assert [value for *_, value in seen] == pytest.approx(values, abs=1e-5)
@@ -78,15 +78,15 @@ def test_a_stage_that_trains_nothing_has_no_optimizer_and_calls_no_hook() -> Non
     def never(_: Any) -> None:
         raise AssertionError
 
-    stepper = Stepper((0,), nn.Tanh(), [], StepHooks(never, never, never))
-    stepper.step()
-    assert stepper.optimizer is None
+    stepped = StageOptimizer((0,), nn.Tanh(), [], StepHooks(never, never, never))
+    stepped.step()
+    assert stepped.optimizer is None
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
     stage = module()
     with pytest.raises(Misuse, match=r"optimizer returned a list, not a torch\.optim\.Optimizer"):
-        Stepper((0,), stage, named(0, stage, newest(stage)), StepHooks(lambda named: named, None, None))
+        StageOptimizer((0,), stage, named(0, stage, newest(stage)), StepHooks(lambda named: named, None, None))
 
 
 def test_an_error_of_the_callers_code_says_what_it_was_called_for() -> None:
@@ -95,21 +95,21 @@ def test_an_error_of_the_callers_code_says_what_it_was_called_for() -> None:
 
     stage = module()
     with pytest.raises(ModelError, match=r"optimizer\(named_parameters\)") as making:
-        Stepper((0,), stage, named(0, stage, newest(stage)), StepHooks(fails, None, None))
+        StageOptimizer((0,), stage, named(0, stage, newest(stage)), StepHooks(fails, None, None))
     with pytest.raises(ModelError, match="before_step of stage 0") as before:
-        Stepper((0,), stage, named(0, stage, newest(stage)), StepHooks(sgd, fails, None)).step()
+        StageOptimizer((0,), stage, named(0, stage, newest(stage)), StepHooks(sgd, fails, None)).step()
     with pytest.raises(ModelError, match="after_step of stage 0"):
-        Stepper((0,), stage, named(0, stage, newest(stage)), StepHooks(sgd, None, fails)).step()
+        StageOptimizer((0,), stage, named(0, stage, newest(stage)), StepHooks(sgd, None, fails)).step()
     assert (making.value.status, before.value.status) == (MISUSED, FAILED)
     assert isinstance(before.value.__cause__, ValueError)
 
 
 def test_the_stages_of_a_rank_get_theirs_in_turn() -> None:
     built = {2: module(), 5: nn.Tanh(), 7: module()}
-    steppers = Steppers(built, parameters_by_name(model(), built, ()), StepHooks(sgd, None, None))
-    made = [steppers(newest(stage)) for stage in built.values()]
-    assert [stepper.stage for stepper in made] == [2, 5, 7]
-    assert steppers.optimizers == {2: made[0].optimizer, 7: made[2].optimizer}
+    optimizers = StageOptimizers(built, parameters_by_name(model(), built, ()), StepHooks(sgd, None, None))
+    made = [optimizers(newest(stage)) for stage in built.values()]
+    assert [stepped.stage for stepped in made] == [2, 5, 7]
+    assert optimizers.optimizers == {2: made[0].optimizer, 7: made[2].optimizer}
 
 
 def test_what_stages_share_is_stepped_once_under_the_name_of_its_first_end_on_every_rank() -> None:
@@ -118,14 +118,14 @@ def test_what_stages_share_is_stepped_once_under_the_name_of_its_first_end_on_ev
     tie = Tie((0, 2, 3), (((0, "words"), (2, "1.weight"), (3, "1.weight")),))
     seen: list[object] = []
     hooks = StepHooks(sgd, lambda step: seen.append((step.stage, step.module)), None)
-    steppers = Steppers(built, parameters_by_name(model(), built, [tie]), hooks, [tie])
+    optimizers = StageOptimizers(built, parameters_by_name(model(), built, [tie]), hooks, [tie])
     groups = by_group(built, [tie])
-    made = [steppers(masters([p for p in of_group if p.requires_grad])) for of_group in groups.values()]
-    for stepper in made:
-        stepper.step()
+    made = [optimizers(masters([p for p in of_group if p.requires_grad])) for of_group in groups.values()]
+    for stepped in made:
+        stepped.step()
     assert seen == [((0, 2, 3), built[2]), (2, built[2]), (3, built[3])]
-    assert [*steppers.optimizers] == [(0, 2, 3), 2, 3]
-    assert [name for stepper in made for name, _ in stepper._next.named_parameters] == [
+    assert [*optimizers.optimizers] == [(0, 2, 3), 2, 3]
+    assert [name for stepped in made for name, _ in stepped._next.named_parameters] == [
         *("stages.0.words", "stages.2.0.weight", "stages.2.1.bias", "stages.3.0.weight", "stages.3.1.bias")
     ]
 
@@ -136,4 +136,4 @@ def test_an_error_in_the_step_of_what_stages_share_names_the_tie() -> None:
 
     stage = module()
     with pytest.raises(ModelError, match="before_step of the tie of stages 0 and 3"):
-        Stepper((0, 3), stage, named(0, stage, newest(stage)), StepHooks(sgd, fails, None)).step()
+        StageOptimizer((0, 3), stage, named(0, stage, newest(stage)), StepHooks(sgd, fails, None)).step()

@@ -131,7 +131,7 @@ class Next(nn.Module):
 def test_the_micro_batch_at_start_shows_what_memory_a_stage_keeps(alone: World) -> None:
     used = model(lambda number, _stages: (Kept, Next)[number]().double())
     with worlds(alone, alone_job()) as (world,):
-        findings = setting(world, of_model=used)[0].findings
+        findings = setting(world, of_model=used)[0].probed
     assert findings.boundaries[0].kept == (False, True, True, True, False, False)
 
 

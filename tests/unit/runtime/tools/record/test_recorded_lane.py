@@ -12,7 +12,7 @@ from chimera_runtime.lane import Lane
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.rank_context import Parts
+from chimera_runtime.start.lane_parts import LaneParts, lane_of, lane_parts, loads, run_stream
 from chimera_runtime.tools.record.recorded_lane import recorded
 from chimera_runtime.tools.record.recorder import Recorder, prepare
 from tests.unit.runtime.models import facts, given, setting
@@ -97,13 +97,13 @@ def trained(world: World, folder: Path | None, scripts: Path, updates: int = 2) 
     made, built = setting(world, known, update=first_of_two)
     stages = assemble.assemble(made, {0: built[0]}, made.model.steps)
     echo = Echo()
-    parts = Parts(stages, {1: echo}, *made.loads())
+    parts = LaneParts(stages, {1: echo}, *loads(made.source, made.world))
     recorder = None
     if folder is not None:
         prepare(world, folder, scripts)
-        recorder = Recorder(made, given(folder))
+        recorder = Recorder(made.world, given(folder))
         parts = recorded(parts, recorder, streams=False)
-    lane = made.lane(parts)
+    lane = lane_of(made, parts)
     for update in range(updates):
         lane.begin(update)
         made.script.update(lane)
@@ -159,14 +159,14 @@ def streamed(world: World, folder: Path | None, scripts: Path) -> list[Any]:
     made, built = setting(world, facts(0, 1, turns=Turns(-1, 2, 1, 0), initial=(0, 0)))
     made.script.turn = turn  # type: ignore[method-assign,assignment]
     stages = assemble.assemble(made, built, made.model.steps)
-    parts = made.parts(stages)
+    parts = lane_parts(made, stages)
     recorder = None
     if folder is not None:
         prepare(world, folder, scripts)
-        recorder = Recorder(made, given(folder))
+        recorder = Recorder(made.world, given(folder))
         parts = recorded(parts, recorder, streams=True)
-    lane = made.lane(parts)
-    made.run(lane, 3)
+    lane = lane_of(made, parts)
+    run_stream(made, lane, 3)
     if recorder is not None:
         recorder.close()
     return [[t.tolist() for t in stage._weights._front] for stage in stages.values()]  # type: ignore[attr-defined]
@@ -186,9 +186,9 @@ def test_a_group_is_noted_as_one_over_its_first(alone: World, tmp_path: Path, sc
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
         prepare(world, tmp_path / "trace", scripts)
-        recorder = Recorder(made, given(tmp_path / "trace"))
+        recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = made.lane(recorded(made.parts(stages), recorder, streams=False))
+        lane = lane_of(made, recorded(lane_parts(made, stages), recorder, streams=False))
         lane.begin(3)
         first, last = lane.stage(0), lane.stage(1)
         first.forward((0, 1), lane.input((0, 1)))
@@ -209,9 +209,9 @@ def test_an_operation_that_fails_is_not_recorded_as_over(alone: World, tmp_path:
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
         prepare(world, tmp_path / "trace", scripts)
-        recorder = Recorder(made, given(tmp_path / "trace"))
+        recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = made.lane(recorded(made.parts(stages), recorder, streams=False))
+        lane = lane_of(made, recorded(lane_parts(made, stages), recorder, streams=False))
         lane.stage(0).forward(0, lane.input(0))
         with pytest.raises(KeyError):
             lane.stage(0).backward(1, (torch.ones(1),))

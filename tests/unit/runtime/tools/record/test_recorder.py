@@ -12,7 +12,7 @@ import pytest
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
-from chimera_runtime.start.rank_context import Setting
+from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.record import recorder as to
 from chimera_runtime.tools.record.event_clock import EventClock, HostClock
 from chimera_runtime.tools.record.recorder import Recorder, prepare
@@ -31,13 +31,13 @@ def scripts(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def known(alone: World) -> Iterator[Setting]:
+def known(alone: World) -> Iterator[RankContext]:
     with worlds(alone, alone_job()) as (world,):
         yield setting(world, options="--micro-batch-size 3")[0]
 
 
 @pytest.fixture
-def folder(known: Setting, tmp_path: Path, scripts: Path) -> Path:
+def folder(known: RankContext, tmp_path: Path, scripts: Path) -> Path:
     prepare(known.world, tmp_path / "trace", scripts)
     return tmp_path / "trace"
 
@@ -54,14 +54,16 @@ def test_a_directory_is_made_with_the_program_in_it(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"schedule.sir", ".chimera-trace"}
 
 
-def test_an_older_trace_goes_and_what_else_lies_there_stays(known: Setting, folder: Path, scripts: Path) -> None:
+def test_an_older_trace_goes_and_what_else_lies_there_stays(known: RankContext, folder: Path, scripts: Path) -> None:
     for name in ("rank_0.jsonl", "rank_7.jsonl.part", "notes.txt"):
         (folder / name).write_text("old")
     prepare(known.world, folder, scripts)
     assert {path.name for path in folder.iterdir()} == {"schedule.sir", ".chimera-trace", "notes.txt"}
 
 
-def test_a_directory_of_somebody_else_is_refused_and_left_alone(known: Setting, tmp_path: Path, scripts: Path) -> None:
+def test_a_directory_of_somebody_else_is_refused_and_left_alone(
+    known: RankContext, tmp_path: Path, scripts: Path
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "rank_0.jsonl").write_text("precious")
     with pytest.raises(Misuse, match=r"mine: exists and was not written by --trace; choose another directory"):
@@ -71,14 +73,14 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(known: Setting, 
     prepare(known.world, tmp_path / "empty", scripts)
 
 
-def test_a_directory_that_cannot_be_made_is_told(known: Setting, tmp_path: Path, scripts: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_told(known: RankContext, tmp_path: Path, scripts: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Misuse, match=r"--trace .*file.*: (Not a directory|File exists)"):
         prepare(known.world, tmp_path / "file" / "trace", scripts)
 
 
 def test_one_rank_of_a_machine_makes_it(
-    known: Setting, tmp_path: Path, scripts: Path, monkeypatch: pytest.MonkeyPatch
+    known: RankContext, tmp_path: Path, scripts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "LOCAL_RANK", "1")
     prepare(known.world, tmp_path / "trace", scripts)
@@ -88,8 +90,8 @@ def test_one_rank_of_a_machine_makes_it(
 # The lines.
 
 
-def test_the_first_line_is_about_the_run_and_the_last_about_its_end(known: Setting, folder: Path) -> None:
-    recorder = Recorder(known, given(folder))
+def test_the_first_line_is_about_the_run_and_the_last_about_its_end(known: RankContext, folder: Path) -> None:
+    recorder = Recorder(known.world, given(folder))
     assert [path.name for path in folder.glob("rank_*")] == ["rank_0.jsonl.part"]
     recorder.close()
     assert [path.name for path in folder.glob("rank_*")] == ["rank_0.jsonl"]
@@ -116,8 +118,8 @@ def test_the_first_line_is_about_the_run_and_the_last_about_its_end(known: Setti
     assert end["clock"]["offset"] == 0
 
 
-def test_every_verb_has_the_words_of_schedule_sir(known: Setting, folder: Path) -> None:
-    recorder = Recorder(known, given(folder))
+def test_every_verb_has_the_words_of_schedule_sir(known: RankContext, folder: Path) -> None:
+    recorder = Recorder(known.world, given(folder))
     recorder.first = 2
     recorder.ran(to.FORWARD, 3, 1, 5)
     recorder.ran(to.BACKWARD, (1, 2), 0, 5)
@@ -153,10 +155,10 @@ def test_every_verb_has_the_words_of_schedule_sir(known: Setting, folder: Path) 
 
 
 def test_much_is_written_before_the_end_and_little_is_not(
-    known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch
+    known: RankContext, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostClock, "most", 3)
-    recorder = Recorder(known, given(folder))
+    recorder = Recorder(known.world, given(folder))
     part = folder / "rank_0.jsonl.part"
     for number in range(4):
         recorder.note(to.STEP, number, 0, 0)
@@ -170,8 +172,8 @@ def test_much_is_written_before_the_end_and_little_is_not(
 # However it ends.
 
 
-def test_a_run_that_ends_early_keeps_what_there_is_and_why(known: Setting, folder: Path) -> None:
-    recorder = Recorder(known, given(folder))
+def test_a_run_that_ends_early_keeps_what_there_is_and_why(known: RankContext, folder: Path) -> None:
+    recorder = Recorder(known.world, given(folder))
     recorder.note(to.STEP, 0, 1, 0)
     recorder.abandon("train.py: rank 1 has died")
     recorder.abandon("a second time")
@@ -191,10 +193,10 @@ class Full:
 
 
 def test_a_disk_that_is_full_is_one_message_and_nothing_where_the_run_ends_anyway(
-    known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch
+    known: RankContext, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostClock, "most", 0)
-    recorder = Recorder(known, given(folder))
+    recorder = Recorder(known.world, given(folder))
     recorder._file.close()
     recorder._file = Full()  # type: ignore[assignment]
     with pytest.raises(Misuse, match=r"--trace .*trace: No space left on device"):
@@ -204,15 +206,17 @@ def test_a_disk_that_is_full_is_one_message_and_nothing_where_the_run_ends_anywa
     recorder.abandon("nothing more can be done")
 
 
-def test_a_directory_that_went_away_is_one_message(known: Setting, folder: Path) -> None:
+def test_a_directory_that_went_away_is_one_message(known: RankContext, folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
     with pytest.raises(Misuse, match=r"--trace .*trace: No such file or directory"):
-        Recorder(known, given(folder))
+        Recorder(known.world, given(folder))
 
 
-def test_on_a_gpu_times_are_those_of_its_events(known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_times_are_those_of_its_events(
+    known: RankContext, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Written as nanoseconds of the host's clock, with others in every piece that is written."""
 
     class Timing:
@@ -233,7 +237,7 @@ def test_on_a_gpu_times_are_those_of_its_events(known: Setting, folder: Path, mo
 
     monkeypatch.setattr(EventClock, "most", 2)
     monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(Timing(), lambda: 1000))
-    recorder = Recorder(known, given(folder))
+    recorder = Recorder(known.world, given(folder))
     for micro in range(3):
         recorder.ran(to.FORWARD, micro, 1, recorder.now())
         recorder.spill()

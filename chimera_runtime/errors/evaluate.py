@@ -1,0 +1,29 @@
+"""Messages of evaluation and inference."""
+
+from chimera_runtime.errors import BadModel, Misuse
+
+
+def evaluation_output_differs(stage: int, micro: int, difference: str) -> BadModel:
+    return BadModel(
+        f"stage {stage} returned for micro-batch {micro} of an evaluation: {difference}; return the same in evaluation "
+        "mode"
+    )
+
+
+def rows_are_not_items(items: int, whole: int, stage: int) -> Misuse:
+    return Misuse(
+        f"the last micro-batch of an evaluation is smaller, {items} in place of {whole}, and what stage {stage} hands "
+        "on has no rows of single items in dimension 0: leave the last items out (drop_last=True)"
+    )
+
+
+def evaluation_lacks_keyword(name: str) -> Misuse:
+    return Misuse(f"a batch of an evaluation has no keyword argument {name}, and the example had")
+
+
+def nothing_to_evaluate() -> Misuse:
+    return Misuse("there is nothing to evaluate: no batch was given")
+
+
+def predictions_have_no_items() -> Misuse:
+    return Misuse("the last stage returns something else than tensors with the items in dimension 0")

@@ -1,0 +1,35 @@
+"""Messages of `Pipeline`: calls that come too late, or do not fit the schedule."""
+
+from chimera_runtime.errors import Misuse
+
+
+def example_cannot_be_cut(scheme: str, parts: int, items: int) -> Misuse:
+    return Misuse(f"{scheme} cuts every micro-batch into {parts}, and dimension 0 of the example is {items}")
+
+
+def step_takes_one_of_two() -> Misuse:
+    return Misuse("step takes either a batch or micro_batches")
+
+
+def schedule_has_no_flush(scheme: str, consequence: str) -> Misuse:
+    return Misuse(f"{scheme} has no flush: {consequence}")
+
+
+NO_NORM = (
+    "the stages make an update at different times, so there is no norm of all its gradients: clip those of a stage in "
+    "before_step, as in clip_grad_norm_([p for _, p in step.named_parameters], 1.0)"
+)
+NO_SCALER = "stages step without a scaler: train in bfloat16, which needs none"
+NO_SHARDS = (
+    "its stages step inside the schedule, which leaves no place to gather their weights; its optimizers keep the state "
+    "of whole stages"
+)
+"""Consequences for three methods."""
+
+
+def pipeline_is_closed() -> Misuse:
+    return Misuse("the pipeline is closed: call its methods before close(), or inside the with block")
+
+
+def update_has_failed() -> Misuse:
+    return Misuse("an update has failed on this pipeline: make a new one, from the last checkpoint")

@@ -1,0 +1,59 @@
+"""Messages of the start: stages that the schedule cannot run, and updates of several shapes."""
+
+from chimera_runtime.errors import BadModel, Misuse
+
+
+def initial_weights_differ(stage: int, rank: int, first: int) -> Misuse:
+    return Misuse(
+        f"stage {stage} starts with other weights on rank {rank} than on rank {first}: a stage or a layer may draw "
+        "random numbers from torch alone, which is seeded alike on all ranks"
+    )
+
+
+def no_stage_takes_keyword(name: str) -> Misuse:
+    return Misuse(f"no stage takes the keyword argument {name}: its forward has no parameter of that name")
+
+
+def recomputed_stage_changes_input(stage: int, what: str) -> Misuse:
+    return Misuse(f"stage {stage} changes {what} in place, but is to run on it again; let it work on a copy")
+
+
+def output_without_dimensions(stage: int) -> Misuse:
+    return Misuse(
+        f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one operation; "
+        "return tensors with the micro-batch in dimension 0"
+    )
+
+
+def shapes_vary_without_flush(scheme: str) -> Misuse:
+    return Misuse(
+        f"{scheme} has no flush: messages of several updates are under way together, so all have the example's shapes; "
+        "leave out varying="
+    )
+
+
+def number_of_tensors_differs(here: int, in_example: int) -> Misuse:
+    return Misuse(f"a micro-batch has other tensors than the example: {here} and not {in_example}")
+
+
+def tensor_is_larger_than_example(here: tuple[int, ...], in_example: tuple[int, ...]) -> Misuse:
+    return Misuse(
+        f"a tensor of a micro-batch is {here}, and the example's is {in_example}: make the pipeline with an example of "
+        "the largest shapes that are to come"
+    )
+
+
+def output_is_larger_than_for_example(stage: int, excess: str) -> BadModel:
+    return BadModel(f"stage {stage} returned for shapes that are no larger than the example's: {excess}")
+
+
+def loader_numbers_are_too_small(num_workers: int, prefetch_factor: int) -> Misuse:
+    return Misuse(f"num_workers={num_workers}, prefetch_factor={prefetch_factor}: no such numbers of either")
+
+
+def sampler_and_shuffle() -> Misuse:
+    return Misuse("a sampler decides the order: leave shuffle=True out")
+
+
+def sampler_of_one_rank() -> Misuse:
+    return Misuse("the sampler gives every rank other items, and so does the loader: use shuffle=True instead")

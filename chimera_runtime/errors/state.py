@@ -1,0 +1,115 @@
+"""Messages of the state of a pipeline: what cannot be saved or loaded, and files of weights."""
+
+from pathlib import Path
+
+from chimera_runtime.errors import BadCheckpoint, Misuse
+
+# ---- parameters, buffers and further state of modules
+
+
+def state_lacks(name: str) -> BadCheckpoint:
+    return BadCheckpoint(f"the state has no {name}, which this rank holds")
+
+
+def parameter_is_unknown(name: str, stage: int) -> Misuse:
+    return Misuse(
+        f"{name} of stage {stage} is not a parameter that the pipeline was made with, so nothing would train it: add "
+        "adapters, replace modules and call load_state_dict(assign=True) in build_stage; afterwards load with "
+        "pipe.load_weights, or load_state_dict without assign, which copy"
+    )
+
+
+def file_lacks_parameter(name: str, nearest: list[str]) -> BadCheckpoint:
+    hint = f"; the nearest is {nearest[0]}" if nearest else ""
+    return BadCheckpoint(f"it has no parameter {name}{hint}")
+
+
+def stage_refuses_its_state(stage: int, words_of_torch: str) -> BadCheckpoint:
+    words = " ".join(line.strip() for line in words_of_torch.splitlines())
+    return BadCheckpoint(f"stage {stage} does not take what it has in its own state_dict: {words}")
+
+
+def cannot_be_saved(what: str, error: Exception) -> Misuse:
+    return Misuse(f"{what} cannot be saved: {type(error).__name__}: {error}")
+
+
+def not_a_tensor_in_file(name: str, kind: str) -> BadCheckpoint:
+    return BadCheckpoint(f"{name} is a {kind} in it, and a tensor in this model")
+
+
+def shape_differs_in_file(name: str, in_file: tuple[int, ...], here: tuple[int, ...]) -> BadCheckpoint:
+    return BadCheckpoint(f"{name} is {in_file} in it, and {here} in this model")
+
+
+# ---- averages of the weights
+
+
+def average_has_unknown_key(what: str, key: object) -> Misuse:
+    return Misuse(
+        f"{what} has {key!r}: give tensors by the names of pipe.named_parameters(), or modules by the numbers of "
+        "pipe.stages"
+    )
+
+
+def average_is_not_of_a_parameter(what: str, name: str) -> Misuse:
+    return Misuse(
+        f"{what} has {name}, which is not a tensor in the shape of a parameter of pipe.named_parameters(): shared= or "
+        "of_rank= keep anything else that has a state_dict"
+    )
+
+
+def average_has_unknown_parameter(what: str, name: str, stage: int) -> Misuse:
+    return Misuse(f"{what} has the parameter {name} of stage {stage}, which that stage has not")
+
+
+# ---- files of weights
+
+
+def weights_cannot_be_written(path: Path, reason: str) -> BadCheckpoint:
+    return BadCheckpoint(f"{path} cannot be written: {reason}")
+
+
+def export_has_failed(complaint: str) -> BadCheckpoint:
+    return BadCheckpoint(complaint)
+
+
+def path_is_not_a_file(path: Path) -> BadCheckpoint:
+    return weights_cannot_be_written(path, "it is no regular file")
+
+
+def directory_is_missing(path: Path) -> BadCheckpoint:
+    return weights_cannot_be_written(path, f"there is no directory {path.parent}")
+
+
+def safetensors_has_tensors_alone(name: str, kind: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"{name}, which the model has in its state_dict, is a {kind}, and safetensors has tensors alone: choose "
+        "another suffix"
+    )
+
+
+def torch_would_not_read(name: str, kind: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"{name}, which the model has in its state_dict, is a {kind}, which torch.load does not read with "
+        "weights_only=True: keep tensors, numbers, texts, lists or dicts of these there"
+    )
+
+
+def weights_cannot_be_read(error: OSError) -> BadCheckpoint:
+    return BadCheckpoint(error.strerror or str(error))
+
+
+def torch_cannot_read() -> BadCheckpoint:
+    return BadCheckpoint("it is no state dict that torch.load reads with weights_only=True")
+
+
+def not_a_state_dict() -> BadCheckpoint:
+    return BadCheckpoint("it is no state dict: one has tensors by their names, and nothing else")
+
+
+def not_safetensors(error: Exception) -> BadCheckpoint:
+    return BadCheckpoint(f"it is no file of safetensors: {error}")
+
+
+def safetensors_is_not_installed() -> Misuse:
+    return Misuse("files of safetensors need a package: pip install safetensors, or choose another suffix")

@@ -1,0 +1,100 @@
+"""The lane of a rank: its stages, its links to other workers, and the loading of inputs and targets."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from chimera_runtime.blame import LaneOperation, ModelError
+from chimera_runtime.data.batches import MicroBatchSource
+from chimera_runtime.lane.lane import Lane, Load
+from chimera_runtime.lane.message_links import Incoming, Outgoing
+from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
+from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.values.nested import to_device
+
+
+class LaneParts(NamedTuple):
+    """Parts that a lane is made of; a tool may wrap them before the lane is made."""
+
+    stages: Mapping[int, Any]
+    peers: Mapping[int, Any]  # by worker
+    load_input: Load
+    load_target: Load
+    ties: Mapping[Group, Any] = MappingProxyType({})
+
+
+def lane_parts(context: RankContext, stages: Mapping[int, Stage]) -> LaneParts:
+    """The parts of this rank's lane, each within its ranges."""
+    ranges = context.ranges
+    load_input, load_target = loads(context.source, context.world)
+    return LaneParts(
+        stages={number: ranges.stage(number, stage) for number, stage in stages.items()},
+        peers={worker: context.world.peer(worker) for worker in context.facts.peers},
+        load_input=load_input,
+        load_target=load_target,
+        ties={tie.group: ranges.tie(tie.group, tie) for stage in stages.values() for tie in stage.ties},
+    )
+
+
+def lane_of(context: RankContext, parts: LaneParts) -> Lane:
+    """The lane that the functions of a rank's script are called with."""
+    job, facts, ranges = context.world.job, context.facts, context.ranges
+
+    def incoming(source: int, target: int, worker: int) -> Any:
+        stage = parts.stages[target]
+        slots = stage.inputs if source < target else stage.gradients
+        link = Incoming(parts.peers[worker], source, target, job.stages, slots)
+        return ranges.incoming(link, source, target, worker)
+
+    def outgoing(source: int, target: int, worker: int) -> Any:
+        link = Outgoing(parts.peers[worker], source, target, job.stages)
+        return ranges.outgoing(link, source, target, worker)
+
+    links = (
+        {route: incoming(*route) for route in facts.incoming},
+        {route: outgoing(*route) for route in facts.outgoing},
+    )
+    loads = parts.load_input, parts.load_target
+    if not job.period:
+        return Lane(parts.stages, *links, *loads, parts.ties)
+    return StreamLane(parts.stages, *links, *loads, UpdateRange(job.passes), facts.initial, parts.ties)
+
+
+def driver_of(context: RankContext, lane: Lane) -> Driver:
+    """The driver that runs the turns of a stream in its lane."""
+    assert isinstance(lane, StreamLane)
+    assert context.facts.turns is not None
+    return Driver(context.script.turn, lane, context.facts.turns)
+
+
+def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
+    """Runs a number of updates of a stream from the first to the last."""
+    driver = driver_of(context, lane)
+    for _ in range(updates):
+        driver.add_update()
+    driver.drain()
+
+
+def loads(source: MicroBatchSource | None, world: World) -> tuple[Load, Load]:
+    """Functions that load inputs and targets onto the device; in a rehearsal, without a source, they return None."""
+    if source is None:
+        return (lambda _update, _micro: None), (lambda _update, _micro: None)
+    last = world.job.stages - 1
+    return _located("load input", source.input, 0, world), _located("load target", source.target, last, world)
+
+
+def _located(kind: str, load: Load, stage: int, world: World) -> Load:
+    """The loading of micro-batches for a stage, whose errors name it as an operation of the schedule."""
+
+    def loaded(update: int, micro: int) -> Any:
+        try:
+            return to_device(load(update, micro), world.device)
+        except ModelError as error:
+            later, number = divmod(micro, world.job.passes)
+            error.during(LaneOperation(kind, stage, (number,), update + later))
+            raise
+
+    return loaded

@@ -1,0 +1,129 @@
+"""Loaders of a pipeline: which parts of a mini-batch each worker uses, so that its rank loads nothing else."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from chimera_runtime.blame import Located
+from chimera_runtime.data.data_workers import DataWorkers
+from chimera_runtime.data.epoch_length import EpochLength, Messages
+from chimera_runtime.data.feed import Feed
+from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
+from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.loading import Loading, Uses
+from chimera_runtime.errors import start as mistakes
+from chimera_runtime.errors.data import order_of_iterable
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.rank_facts import RankFacts, spread
+from chimera_runtime.ranks.world import World
+from chimera_runtime.values.boundary import Traits
+
+_INPUT, _TARGET, _KEYWORDS = range(3)
+
+
+def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
+    """The parts that a worker uses in a step of each micro-batch's input, target and keyword arguments.
+
+    Micro-batches of which it uses nothing are left out.
+
+    Parameters
+    ----------
+    takes_keywords
+        Whether a stage of the worker takes keyword arguments: they are loaded for every micro-batch.
+    reads_shapes
+        Whether the worker looks at the first micro-batch for its shapes.
+    """
+    parts: defaultdict[int, set[int]] = defaultdict(set)
+    for part, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
+        for micro in spread(runs):
+            parts[micro % job.micro_batches].add(part)
+    if takes_keywords:
+        for micro in range(job.micro_batches):
+            parts[micro].add(_KEYWORDS)
+    if reads_shapes:
+        parts[0] |= {_INPUT, _KEYWORDS}
+    return {micro: frozenset(parts[micro]) for micro in sorted(parts)}
+
+
+class LoaderMaker:
+    """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
+
+    Parameters
+    ----------
+    workers
+        The parts of the schedule of all workers, from 0.
+    traits
+        How each stage runs: which keyword arguments it takes.
+    varying
+        Whether every rank looks at the shapes of each mini-batch.
+    seed
+        The pipeline's, for loaders without one of their own.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        located: Located,
+        feed: Feed,
+        workers: Iterable[RankFacts],
+        *,
+        traits: Sequence[Traits],
+        varying: bool,
+        seed: int,
+    ) -> None:
+        self._world = world
+        self._located = located
+        self._names = feed.names
+        self._share = Share(feed.size, world.job.micro_batches, world.place.copies, world.place.copy)
+        self._seed = seed
+        self._needed = [
+            needed_inputs(
+                world.job,
+                facts,
+                takes_keywords=any(traits[stage].keywords for stage in facts.stages),
+                reads_shapes=varying,
+            )
+            for facts in workers
+        ]
+        self._messages = Messages()
+        self._made = 0
+
+    @property
+    def needed(self) -> Uses:
+        """The parts that this rank uses of a mini-batch, by micro-batch."""
+        return self._needed[self._world.place.worker]
+
+    def make(
+        self,
+        dataset: Any,
+        workers: DataWorkers,
+        *,
+        shuffle: bool,
+        sampler: Iterable[Any] | None,
+        seed: int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        drop_last: bool,
+    ) -> Loader:
+        """A loader with the arguments of `Pipeline.loader`, and its errors."""
+        if workers.count < 0 or workers.ahead < 1:
+            raise mistakes.loader_numbers_are_too_small(workers.count, workers.ahead)
+        if is_stream(dataset) and (shuffle or sampler is not None):
+            raise order_of_iterable("shuffle=True" if sampler is None else "a sampler")
+        if shuffle and sampler is not None:
+            raise mistakes.sampler_and_shuffle()
+        if getattr(sampler, "num_replicas", 1) > 1:
+            raise mistakes.sampler_of_one_rank()
+        drawn_by = self._seed if seed is None else seed
+        self._made += 1
+        readers = frozenset(worker for worker, parts in enumerate(self._needed) if parts)
+        return Loader(
+            loading=Loading(dataset, drawn_by, collate_fn, names=self._names),
+            share=self._share,
+            uses=self.needed,
+            order=ItemOrder(dataset, drawn_by, shuffle, sampler),
+            epoch_length=EpochLength(self._world, readers, self._made, self._messages),
+            located=self._located.for_loader(),
+            workers=replace(workers, timeout=self._world.control_group.timeout),
+            drop_last=drop_last,
+        )

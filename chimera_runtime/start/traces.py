@@ -1,0 +1,203 @@
+"""Traces of one stage on one micro-batch: its forward, which gradients come back, and what half a backward keeps."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any, NamedTuple
+
+import torch
+
+from chimera_runtime.blame import UserCode
+from chimera_runtime.errors import FAILED
+from chimera_runtime.model.model import Model
+from chimera_runtime.stage.auxiliary_losses import collecting, roots_of
+from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
+from chimera_runtime.stage.recomputation import versions_of
+from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
+from chimera_runtime.stage.splitting import SecondHalf, SplitBackward, WholeBackward, obstacle
+from chimera_runtime.values.boundary import Boundary, Traits
+from chimera_runtime.values.keywords import Keywords
+from chimera_runtime.values.losses import as_pair
+from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows
+from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_torch
+
+
+class StageCall(NamedTuple):
+    """Arguments of a stage: ``inputs`` are tensors of the stage before, described by ``before``, or of the dataset.
+
+    ``before`` is None for the first stage; only the last one, where ``is_last``, has a target.
+    """
+
+    before: Boundary | None
+    inputs: Any
+    target: Any
+    is_last: bool
+    keywords: Keywords
+
+
+@dataclass(frozen=True)
+class ForwardTrace:
+    """A stage's forward on one micro-batch, with its graph.
+
+    Attributes
+    ----------
+    inputs
+        The tensors that a gradient may be handed back for.
+    outputs, form
+        The tensors that it returned and their structure; on the last stage the loss alone.
+    traits
+        How it ran; ``traits.whole`` is still empty, see `with_obstacle`.
+    footprint
+        The memory that it keeps for its backward; of no use if nothing was measured.
+    count
+        The count that came with the loss, if ``loss`` returns one.
+    auxiliary
+        Auxiliary losses, from which a backward begins as well.
+    """
+
+    inputs: Tensors
+    outputs: Tensors
+    form: Form
+    traits: Traits
+    footprint: Footprint
+    count: float | None
+    auxiliary: Tensors
+
+
+def trace_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ForwardTrace:
+    """Runs a stage on a micro-batch, the last one with its loss, and notes what the module does meanwhile.
+
+    Memory that is saved for the backward is counted if it ``measures``.
+    """
+    # Lists and dicts of its own: the module may change them, and `measure_halves` uses the call again.
+    before, handed, target, is_last, keywords = call._replace(
+        inputs=fresh(call.inputs), target=fresh(call.target), keywords=fresh(call.keywords)
+    )
+    inputs: Tensors = ()
+    argument = handed
+    if before is not None:
+        inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
+        argument = before.form.filled(inputs)
+    # The state before the forward: buffers, versions of tensors, and random generators.
+    state, contents = state_of(module)
+    values = {"its input": argument, "a keyword argument": keywords, "its target": target}
+    versions = {name: versions_of(value) for name, value in values.items()}
+    generators, generators_beside = _generators_of_torch(), states_beside_torch()
+    # The forward.
+    saved = SavedTensors(module.parameters)
+    with saved.counting() if measures else nullcontext():
+        with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
+            returned = module(argument, **keywords)
+        form, outputs = model.outputs(stage, returned) if not is_last else (ONE_TENSOR, ())
+        count = None
+        if is_last:
+            loss, count = as_pair(model.judge(returned, target))
+            outputs = (loss,)
+    # What has changed since.
+    seeds_all = has_drawn(generators_beside)
+    draws = seeds_all or any(not torch.equal(a, b) for a, b in zip(generators, _generators_of_torch(), strict=True))
+    changes = {*state.changed(contents)}
+    buffers = tuple(name for name, _ in module.named_buffers() if name in changes)
+    joinable, separable = is_rows((argument, keywords)), is_rows(returned)
+    traits = Traits(
+        buffers=buffers,
+        alone="has auxiliary losses" if auxiliary else _runs_alone(draws, buffers, joinable, separable),
+        keywords=tuple(keywords),
+        auxiliary=tuple(sorted({name for name, _ in auxiliary})),
+        seeds_all=seeds_all,
+        in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),
+    )
+    return ForwardTrace(
+        inputs=inputs,
+        outputs=outputs,
+        form=form,
+        traits=traits,
+        footprint=saved.footprint(argument, outputs, (target, keywords)),
+        count=None if count is None else 0.0 if count.is_meta else count.item(),
+        auxiliary=roots_of(auxiliary),
+    )
+
+
+def with_obstacle(trace: ForwardTrace) -> ForwardTrace:
+    """The trace with the obstacle that keeps the backward of its stage from being split, if there is one."""
+    roots = [t for t in (*trace.outputs, *trace.auxiliary) if t.requires_grad]
+    return replace(trace, traits=replace(trace.traits, whole=obstacle(roots, trace.inputs)))
+
+
+def trace_backward(
+    stage: int, module: torch.nn.Module, trace: ForwardTrace, differentiable: tuple[bool, ...] | None
+) -> list[bool]:
+    """Marks the inputs that a backward of a stage has a gradient for, and clears all gradients.
+
+    ``differentiable`` marks the outputs whose gradients come back to the stage; None for the last stage, whose backward
+    begins at the loss.
+    """
+    outputs = trace.outputs if differentiable is None else compress(trace.outputs, differentiable)
+    roots = [t for t in (*outputs, *trace.auxiliary) if t.requires_grad]
+    if roots:
+        with UserCode(f"the backward of stage {stage}", FAILED):
+            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+    for parameter in module.parameters():
+        parameter.grad = None
+    return [leaf.grad is not None for leaf in trace.inputs]
+
+
+def measure_halves(
+    model: Model,
+    stage: int,
+    module: torch.nn.Module,
+    call: StageCall,
+    *,
+    differentiable: tuple[bool, ...] | None,
+    is_whole: bool,
+) -> tuple[int, int, int]:
+    """Runs a forward and the first half of its backward; returns the bytes of `Footprint.with_halves`.
+
+    ``differentiable`` is as in `trace_backward`; ``is_whole`` says that the stage's backward cannot be split.
+    """
+    saved = SavedTensors(module.parameters)
+    with saved.counting():
+        trace = trace_forward(model, stage, module, call, measures=False)
+    outputs = trace.outputs if differentiable is None else compress(trace.outputs, differentiable)
+    roots = tuple([t for t in (*outputs, *trace.auxiliary) if t.requires_grad])
+    gradients = tuple(map(torch.zeros_like, roots))
+    before, inputs, received = dict(saved.sizes), memory_of(trace.inputs), memory_of(gradients)
+    with UserCode(f"the backward of stage {stage}", FAILED):
+        begun: SecondHalf = (
+            WholeBackward(roots, gradients, module.parameters(), apart=False)
+            if is_whole
+            else SplitBackward(roots, gradients, trace.inputs)
+        )
+    for leaf in (*trace.inputs, *module.parameters()):
+        leaf.grad = None
+    # The last references to the part of the graph that the second half does not need: now its memory is released.
+    del trace, outputs, roots
+    released = before.keys() - saved.sizes.keys() - inputs.keys()
+    operands = {piece: size for piece, size in memory_of(begun.operands).items() if piece not in saved.sizes}
+    return (
+        sum(before[piece] for piece in released),
+        sum(operands.values()),
+        sum(received[piece] for piece in received.keys() & operands.keys()),
+    )
+
+
+def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:
+    """The state of a module besides its parameters, and its present contents, to restore or compare with."""
+    state = ModuleState(module)
+    return state, state.snapshot(thorough=True)
+
+
+def _generators_of_torch() -> list[torch.Tensor]:
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
+
+
+def _runs_alone(draws: bool, buffers: tuple[str, ...], joinable: bool, separable: bool) -> str:
+    """The reason why a stage cannot run several micro-batches at once; empty if it can."""
+    if draws:
+        return "draws random numbers"
+    if buffers:
+        return f"updates its buffer{'s' if len(buffers) > 1 else ''} {', '.join(buffers)}"
+    if not joinable:
+        return "has inputs that are not tensors with the micro-batch in dimension 0"
+    return "" if separable else "has outputs that are not tensors with the micro-batch in dimension 0"

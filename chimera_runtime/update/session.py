@@ -1,0 +1,79 @@
+"""`Session`: what a pipeline may still do on this rank, and the completion of updates that are under way."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from chimera_runtime.blame import Located
+from chimera_runtime.errors.pipeline import pipeline_is_closed, schedule_has_no_flush, update_has_failed
+from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.ranks.world import World
+from chimera_runtime.start.probe import ProbeResult
+from chimera_runtime.update.updates import Updates
+
+T = TypeVar("T")
+
+_PATIENCE = 600.0
+"""Seconds that ranks wait at least for one whose modules return or load their state."""
+
+
+class Session:
+    """A pipeline from its first update until it is closed, or until an update fails.
+
+    ``located`` is the context of errors around everything that the pipeline runs: it knows whether one has failed.
+    """
+
+    def __init__(self, world: World, probed: ProbeResult, located: Located, updates: Updates) -> None:
+        self._world = world
+        self._probed = probed
+        self._located = located
+        self._updates = updates
+
+    def require_sound(self) -> None:
+        """Passes if the pipeline is not closed and no update or wait has failed.
+
+        Raises
+        ------
+        Misuse, PeerLost
+            If it is closed or an update has failed; if a wait has failed.
+        """
+        if self._located.closed:
+            raise pipeline_is_closed()
+        if self._located.failed:
+            raise update_has_failed()
+        with self._located:
+            self._world.control_group.check()
+
+    def require_flush(self, consequence: str) -> None:
+        """Passes if the schedule has a flush; otherwise raises a Misuse that names a consequence."""
+        if self._world.job.period:
+            raise schedule_has_no_flush(self._world.job.name, consequence)
+
+    def finish(self) -> None:
+        """Completes the updates that are under way; errors as in `require_sound`, and those of an update."""
+        self.require_sound()
+        with self._located, self._probed.generators_kept():
+            self._updates.finish()
+
+    def catch_up(self) -> None:
+        """Completes the updates that are under way on the device as well, so that weights can be saved."""
+        self.finish()
+        with self._located:
+            self._world.synchronize()
+
+    def on_all_ranks(self, call: Callable[[], T]) -> T:
+        """Returns the result of a call on this rank if it raises on no rank of the pipelines, else raises on all.
+
+        An error leaves the pipeline as it is.
+        """
+        results: list[T] = []
+
+        def call_here() -> None:
+            with self._located.for_loader():
+                results.append(call())
+
+        ObjectExchange(
+            self._world.control_group.group,
+            "the state of a pipeline",
+            max(self._world.control_group.timeout, _PATIENCE),
+        ).gather_results(call_here)
+        return results[0]

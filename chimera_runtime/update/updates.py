@@ -1,0 +1,72 @@
+"""`Updates`: the interface of the updates of a schedule, with a flush or without one."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from chimera_runtime.data.feed import Feed
+from chimera_runtime.lane.lane import Lane
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.start.lane_parts import driver_of
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.update.accumulation import Accumulation
+from chimera_runtime.update.flushing import FlushedUpdates
+from chimera_runtime.update.outcome import Outcome, Outcomes
+from chimera_runtime.update.streaming import StreamedUpdates
+
+
+class Updates(Protocol):
+    """The updates of a schedule on this rank: `FlushedUpdates` or `StreamedUpdates`.
+
+    A call of `Pipeline.step` is one `prepare` and one `run_update`. All ranks make the same calls in the same order.
+    """
+
+    @property
+    def started(self) -> int:
+        """The number of updates that have been started; the next one has this number."""
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """Arguments of the newest step that must be equal on all ranks, by their names in messages."""
+
+    def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
+        """Prepares gradients and the scale of the loss for an update, or refuses the arguments with a Misuse."""
+
+    def run_update(self) -> Outcome | None:
+        """Runs one update more, on the mini-batch that the feed holds: the outcome of the newest complete update."""
+
+    def finish(self) -> None:
+        """Completes the updates that are under way."""
+
+    def take_outcomes(self) -> list[Outcome]:
+        """Outcomes of updates that `finish` has completed, each returned once."""
+
+    def count_from(self, updates: int) -> None:
+        """Sets the number of the next update, as after a checkpoint; none is under way."""
+
+
+def updates_of(
+    context: RankContext,
+    lane: Lane,
+    stages: Mapping[int, Stage],
+    feed: Feed,
+    *,
+    outcomes: Outcomes,
+    parameters: Mapping[str, torch.nn.Parameter],
+    sum_dtype: torch.dtype | None,
+) -> Updates:
+    """The updates of a rank's stages in its lane; ``sum_dtype`` is as in `Pipeline`."""
+    world = context.world
+    if world.job.period:
+        return StreamedUpdates(world.job, driver_of(context, lane), stages, feed, outcomes)
+    return FlushedUpdates(
+        script=context.script.update,
+        lane=lane,
+        stages=stages,
+        feed=feed,
+        outcomes=outcomes,
+        accumulation=Accumulation(parameters, world if context.probed.expected_count else None),
+        device=world.device,
+        sums_wider=sum_dtype is not None,
+    )
