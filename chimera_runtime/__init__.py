@@ -1,6 +1,6 @@
-"""What generated ranks run on, and `Pipeline`, which runs them in a training loop of one's own.
+"""The runtime that generated scripts call, and `Pipeline`, with which a training loop of the user's own runs them.
 
-`tools` has what train.py adds.
+Its room `tools` has the parts that only train.py uses.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports torch when it is needed: train.py opens its standard streams before that."""
+    """Imports a public name when it is first used: train.py opens its standard streams before torch is imported."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

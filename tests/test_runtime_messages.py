@@ -15,7 +15,9 @@ MODEL_ERROR = "ModelError"
 
 ERRORS = {"BadCheckpoint", "BadModel", "CheckFailed", "Misuse", "PeerLost", "RanksDiffer", "Unwritable", MODEL_ERROR}
 
-REMAINING = {"model", "tools", "values"}
+REMAINING = {
+    "tools",
+}
 """Rooms whose errors are still written where they are raised. A room that leaves the table does not come back."""
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong: errors whose messages say what happened and what to do, and the statuses that a rank ends with."""
+"""Errors whose messages say what happened and what to do, and the exit statuses of a rank."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ TERMINATED = 143
 
 
 class PeerLost(Exception):
-    """A wait for another rank failed or timed out; the message names rank, operation and peer.
+    """Error for a wait for another rank that failed or timed out; the message names rank, operation and peer.
 
-    ``peers`` are the ranks that were waited for, as far as they are known.
+    ``peers`` are the ranks that were waited for, if these are known.
     """
 
     def __init__(self, message: str, peers: Sequence[int] = ()) -> None:
@@ -21,16 +21,16 @@ class PeerLost(Exception):
 
 
 class BadModel(Exception):
-    """The model file does something that its interface does not allow; the message says what and what to do."""
+    """Error for a model file that does something that its interface does not allow."""
 
 
 class Misuse(Exception):
-    """Something is wrong with the command line, the model file or the data; the message says what and what to do."""
+    """Error for a mistake in the command line, the model file or the data."""
 
 
 class RanksDiffer(Misuse):
-    """Ranks differ in something that must be the same on them; the message says in what, where, and what to do."""
+    """Error for ranks that differ in something that must be equal on all of them."""
 
 
 class BadCheckpoint(Exception):
-    """A checkpoint cannot be written, or what is there cannot be read; the message says why and what to do."""
+    """Error for a checkpoint that cannot be written or read."""

@@ -1,4 +1,4 @@
-"""What the functions of a model file may take by name, beside what they are called with."""
+"""Arguments that functions of a model file may take by name, in addition to their positional ones."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -8,46 +8,44 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import model as mistakes
 
 _NAMED = "named_parameters"
 _NAME = "_name_in_model"
-"""The attribute in which a parameter carries its name, for an optimizer that asks for it."""
+"""Attribute of a parameter with its name, for an optimizer that takes named parameters."""
 
 
 def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
-    """The function with what it takes by name of what is offered; ``positional`` are the arguments it is called with.
+    """Binds the offered arguments that a function takes by name; it is called with ``positional`` further ones.
 
     Raises
     ------
     Misuse
-        If it needs something else.
+        If it needs an argument that is not offered.
     """
     by_name = _by_name(function, positional)
-    given = {p.name: offered[p.name] for p in by_name if p.name in offered}
+    by_keyword = {p.name: offered[p.name] for p in by_name if p.name in offered}
     unknown = [p.name for p in by_name if p.name not in offered and p.default is p.empty]
     if unknown:
-        raise Misuse(
-            f"{file}: {getattr(function, '__name__', 'a function')} takes {', '.join(unknown)}, which it is not given: "
-            f"by name it may take {', '.join(offered) or 'nothing here'}"
-        )
-    if not given:
+        name = getattr(function, "__name__", "a function")
+        raise mistakes.parameter_is_unknown(file, name, unknown, offered)
+    if not by_keyword:
         return function
 
     @wraps(function)
     def called(*arguments: Any) -> Any:
-        return function(*arguments, **given)
+        return function(*arguments, **by_keyword)
 
     return called
 
 
 def takes(function: Any, positional: int, name: str) -> bool:
-    """Whether `bound` would give the function what is offered under this name."""
+    """Whether `bound` would bind an offered argument of this name."""
     return any(parameter.name == name for parameter in _by_name(function, positional))
 
 
 def _by_name(function: Any, positional: int) -> list[inspect.Parameter]:
-    """The parameters behind the first ones that may be given by name; none if the function does not tell."""
+    """Parameters after the first ones that can be passed by name; none if the function has no signature."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
@@ -64,13 +62,13 @@ def takes_names(optimizer: Callable[..., Any]) -> bool:
 
 
 def label(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Lets parameters carry their names, for `with_names`."""
+    """Stores names in parameters, for `with_names`."""
     for name, parameter in parameters.items():
         setattr(parameter, _NAME, name)
 
 
 def with_names(optimizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An ``optimizer(named_parameters)`` as one that is called with parameters that carry their names."""
+    """Turns an ``optimizer(named_parameters)`` into a function of parameters that carry their names."""
 
     @wraps(optimizer)
     def made(parameters: Sequence[torch.nn.Parameter]) -> Any:

@@ -1,9 +1,9 @@
-"""The user's model file: loading it, calling its functions, and saying what is wrong with what they return."""
+"""The user's model file: it is loaded here, and its functions are called and their results checked."""
 
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.errors import FAILED, MISUSED
+from chimera_runtime.errors import model as mistakes
 from chimera_runtime.model.arguments import bound, takes, takes_names, with_names
 from chimera_runtime.model.layers import Layers
-from chimera_runtime.model.model_text import REQUIRED, lacks
-from chimera_runtime.model.moving import moved
+from chimera_runtime.model.model_text import REQUIRED
 from chimera_runtime.values.keywords import Stack
 from chimera_runtime.values.losses import Loss
 from chimera_runtime.values.meta_weights import give_memory
 from chimera_runtime.values.nested import Constant, Form, taken_apart
+from chimera_runtime.values.sendable import is_on
 from chimera_runtime.values.shards import is_spread, misplaced
 from chimera_runtime.values.tensors import draw_seed
 
@@ -39,7 +40,7 @@ _OTHERS = {
     "validation": 0,
     "on_step": 2,
 }
-"""The functions of a model file, each with the number of arguments that it is called with."""
+"""Functions of a model file, with the number of positional arguments of each."""
 
 _JUDGING = UserCode("the loss", FAILED)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -47,11 +48,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Model:
-    """The functions that make a model; ``file`` is where they stand, for messages. The last two may be missing.
+    """Functions that make a model, the last two optional; ``file`` has them and is named in messages.
 
-    What they raise under one of the methods below is a `ModelError`. ``name(stage, parameter)`` is what the model calls
-    a parameter of a stage, ``tied(num_stages)`` what stages share; where there are layers, both have these in place of
-    stages.
+    Errors that they raise become a `ModelError`. ``name(stage, parameter)`` returns the model's own name for a
+    parameter of a stage, and ``tied(num_stages)`` the parameters that stages share; with layers, both number layers in
+    place of stages.
     """
 
     file: Path
@@ -62,29 +63,29 @@ class Model:
 
     @property
     def layers(self) -> Layers | None:
-        """The layers that stages are made of, if it is they that are given."""
+        """The layers of the model, or None if ``build_stage`` is a function."""
         return self.build_stage if isinstance(self.build_stage, Layers) else None
 
     def locate(self, stage: int, name: str) -> tuple[str, int, str]:
-        """Where the model file has a parameter of a stage: in a ``"stage"`` or a ``"layer"``, its number, the name."""
+        """Returns the place of a parameter in the model file: ``"stage"`` or ``"layer"``, its number, and the name."""
         if self.layers is None:
             return "stage", stage, name
         index, _, inside = name.partition(".")
         return "layer", int(index), inside
 
     def words(self, end: tuple[int, str]) -> str:
-        """A parameter of a stage in the words of the model file, as ``weight of layer 3``."""
+        """Returns a parameter of a stage as text for messages, such as ``weight of layer 3``."""
         kind, number, inside = self.locate(*end)
         return f"{inside} of {kind} {number}"
 
     def stage(
         self, stage: int, stages: int, seed: int, device: torch.device, members: Sequence[int] | None = None
     ) -> torch.nn.Module:
-        """A stage with its initial weights, which depend on the seed and the stage alone, or on the layer.
+        """Builds a stage with its initial weights, which depend on the seed and the stage, or the layer, alone.
 
-        One that is built on the meta device has none yet: zeros, marked as `is_unfilled`.
+        A stage that is built on the meta device gets zeros, marked as `is_unfilled`.
 
-        ``members`` are the ranks of the pipelines where there are others, over which the stage may be spread.
+        ``members`` are the ranks of the pipelines, if the stage may be spread over others.
         """
         build: Any = self.build_stage
         if isinstance(build, Layers):
@@ -93,62 +94,53 @@ class Model:
         else:
             module = self._made(f"build_stage({stage}, {stages})", partial(build, stage, stages), seed, stage)
         if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
-            raise Misuse(f"{self.file}: stage {stage} has lazy parameters; give every layer its sizes")
-        if wrong := misplaced(module, members):
-            raise Misuse(f"{self.file}: stage {stage} uses {wrong}")
+            raise mistakes.parameters_are_lazy(self.file, stage)
+        if wrapper := misplaced(module, members):
+            raise mistakes.stage_is_spread(self.file, stage, wrapper)
         give_memory(module, device, f"{self.file}: stage {stage}")
-        return moved(module, device, stage, f"{self.file}: stage {stage}").train()
+        return _on_device(module, device, stage, self.file).train()
 
     def _made(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
-        """A stage or a layer, by its number."""
+        """Builds a stage or a layer with the seed of its number."""
         torch.manual_seed(draw_seed("weights", seed, number))
         with UserCode(what, MISUSED):
             module = make()
         if not isinstance(module, torch.nn.Module):
-            raise Misuse(f"{self.file}: {what} returned {_kind(module)}, not a torch.nn.Module")
+            raise mistakes.result_is_wrong(self.file, what, _kind(module), "a torch.nn.Module")
         return module
 
     def judge(self, output: Any, target: Any) -> Loss:
-        """The loss of a micro-batch, which must be one number, or a sum and a count."""
+        """Computes the loss of a micro-batch: one number, or a sum and a count."""
         with _JUDGING:
             value = self.loss(output, target)
         total, count = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1)
         if not isinstance(total, torch.Tensor) or total.numel() != 1:
             kind = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else _kind(total)
-            raise Misuse(
-                f"{self.file}: loss returned {kind}; return the mean over the micro-batch, a tensor of one number, or "
-                "(sum, count)"
-            )
+            raise mistakes.loss_is_no_number(self.file, kind)
         if not (isinstance(count, int | float) or (isinstance(count, torch.Tensor) and count.numel() == 1)):
-            raise Misuse(f"{self.file}: loss returned {_kind(count)} as the count; return (sum, count), two numbers")
+            raise mistakes.count_is_no_number(self.file, _kind(count))
         return value
 
     def outputs(self, stage: int, returned: Any) -> tuple[Form, tuple[torch.Tensor, ...]]:
-        """The structure of what a stage returned, and its tensors."""
+        """Splits the returned value of a stage into its structure and its tensors."""
         tensors, form = taken_apart(returned)
         wrong = [entry for entry in form.entries if entry is not ... and not isinstance(entry, Constant)]
         if wrong or not tensors:
-            inside = f" with {_kind(wrong[0])} in it" if wrong and wrong[0] is not returned else ""
-            raise Misuse(
-                f"{self.file}: stage {stage} returned {_kind(returned)}{inside}; return a tensor, or tensors in "
-                "tuples, lists and dicts; beside them there may be None, numbers and texts that are always the same"
-            )
+            inside = _kind(wrong[0]) if wrong and wrong[0] is not returned else None
+            raise mistakes.output_has_no_form(self.file, stage, _kind(returned), inside)
         if any(map(is_spread, tensors)):
-            raise Misuse(
-                f"{self.file}: stage {stage} returned a DTensor; return plain tensors, the same on all ranks that the "
-                "stage is spread over, as RowwiseParallel does by default and full_tensor() otherwise"
-            )
+            raise mistakes.output_is_spread(self.file, stage)
         return form, tensors
 
 
 @dataclass(frozen=True)
 class ModelFile(Model):
-    """The functions of a model file, of which it need not have the last six; what they raise is as in `Model`.
+    """The functions of a model file, those with a default optional; errors as in `Model`.
 
-    ``reference()`` is the model in one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler for so
-    many updates, ``collate(items)`` a micro-batch of a list of items, ``sampler(dataset)`` says which come when,
-    ``validation()`` has held-out items, and ``on_step(pipe, outcome)`` is called after every update. The products of
-    stages and loss are computed in the dtype ``autocast``, if there is one.
+    ``reference()`` returns the model for one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler
+    for a number of updates, ``collate(items)`` makes a micro-batch from a list of items, ``sampler(dataset)`` returns
+    the order of items, ``validation()`` returns held-out items, and ``on_step(pipe, outcome)`` is called after every
+    update. Stages and loss compute in the dtype ``autocast``, if there is one.
     """
 
     dataset: Callable[[], Any]
@@ -162,63 +154,61 @@ class ModelFile(Model):
     autocast: torch.dtype | None = None
 
     def items(self) -> Any:
-        """What ``dataset`` returns, not yet known to be one: see `Batches.check`."""
+        """Returns the result of ``dataset``; `Batches.check` checks it."""
         with UserCode("dataset()", MISUSED):
             return self.dataset()
 
     def order(self, dataset: Any) -> Any:
-        """The sampler of a dataset, None if there is none."""
+        """Returns the sampler of a dataset, or None if the model file has none."""
         if self.sampler is None:
             return None
         with UserCode("sampler(dataset)", MISUSED):
             sampler = self.sampler(dataset)
         if not hasattr(sampler, "__iter__") or hasattr(sampler, "__next__"):
-            raise Misuse(
-                f"{self.file}: sampler returned {_kind(sampler)}, not a torch.utils.data.Sampler: an object whose "
-                "__iter__ begins anew in every epoch"
-            )
+            wanted = "a torch.utils.data.Sampler: an object whose __iter__ begins anew in every epoch"
+            raise mistakes.result_is_wrong(self.file, "sampler", _kind(sampler), wanted)
         return sampler
 
     def held_out(self) -> Any:
-        """What ``validation`` returns, which there is."""
+        """Returns the held-out items; the model file must have ``validation``."""
         assert self.validation is not None
         with UserCode("validation()", MISUSED):
             return self.validation()
 
     def stepped(self, pipe: Any, outcome: Any) -> None:
-        """Tells ``on_step``, if there is one, of an update of a pipeline."""
+        """Calls ``on_step``, if there is one, after an update of a pipeline."""
         if self.on_step is not None:
             with UserCode("on_step(pipe, outcome)", FAILED):
                 self.on_step(pipe, outcome)
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
-        """The optimizer of a stage; a stage without parameters needs none."""
+        """Returns the optimizer of a stage; without parameters, one that does nothing."""
         with UserCode("optimizer(parameters)", MISUSED):
-            steps = self.optimizer(parameters) if parameters else _Idle()
+            steps = self.optimizer(parameters) if parameters else _NoOptimizer()
         if not callable(getattr(steps, "step", None)):
-            raise Misuse(f"{self.file}: optimizer returned {_kind(steps)}, not a torch.optim.Optimizer")
+            raise mistakes.result_is_wrong(self.file, "optimizer", _kind(steps), "a torch.optim.Optimizer")
         return steps
 
     def schedule(self, optimizer: Any, updates: int) -> Any:
-        """The scheduler of an optimizer, None if there is none."""
-        if self.scheduler is None or isinstance(optimizer, _Idle):
+        """Returns the scheduler of an optimizer, or None if there is none."""
+        if self.scheduler is None or isinstance(optimizer, _NoOptimizer):
             return None
         with UserCode("scheduler(optimizer, steps)", MISUSED):
             scheduler = self.scheduler(optimizer, updates)
         if not callable(getattr(scheduler, "step", None)):
-            raise Misuse(f"{self.file}: scheduler returned {_kind(scheduler)}, not a scheduler of torch.optim")
+            raise mistakes.result_is_wrong(self.file, "scheduler", _kind(scheduler), "a scheduler of torch.optim")
         return scheduler
 
 
-class _Idle:
+class _NoOptimizer:
     """The optimizer of a stage without parameters."""
 
     def step(self) -> None:
-        """Changes nothing: there are no parameters."""
+        """Does nothing."""
 
 
 def require_build_stage(build_stage: object) -> None:
-    """Refuses what makes no stages.
+    """Passes if ``build_stage`` can make stages.
 
     Raises
     ------
@@ -227,16 +217,12 @@ def require_build_stage(build_stage: object) -> None:
     """
     if isinstance(build_stage, Layers) or (callable(build_stage) and not isinstance(build_stage, torch.nn.Module)):
         return
-    remedy = (
-        "for layers write Layers(layers()), the functions that make them"
-        if isinstance(build_stage, Sequence) and not isinstance(build_stage, str)
-        else "give a function build_stage(stage, num_stages), or the Layers that stages are made of"
-    )
-    raise Misuse(f"build_stage is {_kind(build_stage)}: {remedy}")
+    is_list = isinstance(build_stage, Sequence) and not isinstance(build_stage, str)
+    raise mistakes.build_stage_is_wrong(_kind(build_stage), is_list=is_list)
 
 
 def file_of(function: Callable[..., Any] | Layers) -> Path:
-    """Where a function stands, or that of the first layer, for messages."""
+    """Returns the file of a function, or of the function that makes the first layer, for messages."""
     if isinstance(function, Layers):
         function = function.layers[0]
     try:
@@ -249,73 +235,90 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def _on_device(module: torch.nn.Module, device: torch.device, stage: int, file: Path) -> torch.nn.Module:
+    """Moves the module of a stage to a device, from the CPU alone."""
+    for name, tensor in _tensors(module):
+        if not is_on(tensor, device) and tensor.device.type != "cpu":
+            raise mistakes.tensor_is_elsewhere(file, stage, name, str(tensor.device), str(device))
+    with UserCode(f"placing stage {stage} on {device}", MISUSED):
+        placed = module.to(device)
+    for name, tensor in _tensors(placed):
+        if not is_on(tensor, device):
+            raise mistakes.tensor_does_not_move(file, stage, name, str(tensor.device), str(device))
+    return placed
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
 def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int] | None = None) -> ModelFile:
-    """The functions of a model file; they may take by name what is ``offered``. ``split`` cuts its layers into stages.
+    """Loads a model file. Its functions may take ``offered`` arguments by name; ``split`` cuts its layers into stages.
 
     Raises
     ------
     Misuse
-        If the file cannot be read, lacks a function, or one needs what is not offered; if ``args`` are offered and none
-        takes them; if the split is not one of its layers.
+        If the file cannot be read, lacks a function, or a function needs an argument that is not offered; if ``args``
+        are offered and no function takes them; if the split does not fit the layers.
     ModelError
-        If it cannot be run.
+        If importing the file raises an error.
     """
     try:
         file = path.resolve()
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise Misuse(f"model file {path}: it is no regular file")
+            raise mistakes.file_is_not_regular(path)
         file.read_bytes()
     except OSError as error:
-        raise Misuse(f"model file {path}: {error.strerror}") from error
+        raise mistakes.file_cannot_be_read(path, error.strerror) from error
+    # Import the file as a module; its folder goes first on the path, so that it can import its neighbours.
     spec = importlib.util.spec_from_file_location("chimera_model", file)
     if spec is None or spec.loader is None:
-        raise Misuse(f"model file {path}: not a Python file (its name must end in .py)")
+        raise mistakes.file_is_not_python(path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.parent))
     with UserCode("importing the model file", MISUSED):
         spec.loader.exec_module(module)
+    # Stages come from layers() or from build_stage(); the required functions are there.
     layered = hasattr(module, "layers") and (callable(module.layers) or not hasattr(module, "build_stage"))
     missing = [name for name in REQUIRED if not callable(getattr(module, name, None))]
     if layered and "build_stage" in missing:
         missing.remove("build_stage")
     if missing:
-        raise lacks(path, missing)
+        raise mistakes.functions_are_missing(path, [REQUIRED[name] for name in missing])
     functions = {name: getattr(module, name, None) for name in _STAGES | _OTHERS}
     if offered.get("args") and not any(takes(functions[n], count, "args") for n, count in (_STAGES | _OTHERS).items()):
-        raise Misuse(
-            f"{path}: none of its functions takes args, so nothing reads what follows -- on the command line: give one "
-            "of them a parameter args, or leave the words out"
-        )
+        raise mistakes.nothing_takes_args(path)
     tied = functions["tied"]
     if tied is not None and not callable(tied):
-        raise Misuse(f"{path}: tied is {_kind(tied)}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
-    given: dict[str, Any] = {
+        raise mistakes.tied_is_not_a_function(path, _kind(tied))
+    # Bind the arguments that functions take by name.
+    bound_functions: dict[str, Any] = {
         name: bound(function, positional, offered, file)
         for name, positional in _OTHERS.items()
         if callable(function := functions[name])
     }
     if takes_names(module.optimizer):
-        given["optimizer"] = with_names(given["optimizer"])
+        bound_functions["optimizer"] = with_names(bound_functions["optimizer"])
     if layered:
-        given["build_stage"] = _layers(module, offered, split, file)
+        bound_functions["build_stage"] = _layers(module, offered, split, file)
     elif split is None:
-        given["build_stage"] = bound(module.build_stage, _STAGES["build_stage"], offered, file)
+        bound_functions["build_stage"] = bound(module.build_stage, _STAGES["build_stage"], offered, file)
     else:
-        raise Misuse(
-            f"--split: the build_stage of {path} decides what a stage is; with layers() in its place a split does"
-        )
-    return ModelFile(file, **given)
+        raise mistakes.split_without_layers(path)
+    return ModelFile(file, **bound_functions)
 
 
 def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:
-    """What ``layers()`` of a model file returns, with the split."""
+    """Calls ``layers()`` of a model file, and adds the split."""
     if hasattr(module, "build_stage"):
-        raise Misuse(f"{file} has both layers and build_stage: each says what the stages are; keep one, or rename it")
+        raise mistakes.layers_and_build_stage(file)
     if not callable(module.layers):
-        raise Misuse(f"{file}: layers is {_kind(module.layers)}, not a function: def layers() -> list[Callable]")
+        raise mistakes.layers_is_not_a_function(file, _kind(module.layers))
     with UserCode("layers()", MISUSED):
         listed = bound(module.layers, _STAGES["layers"], offered, file)()
     if not isinstance(listed, Sequence):
-        raise Misuse(f"{file}: layers() returned {_kind(listed)}, not a list of functions, each of which makes a layer")
+        wanted = "a list of functions, each of which makes a layer"
+        raise mistakes.result_is_wrong(file, "layers()", _kind(listed), wanted)
     return Layers(listed, split)

@@ -1,1 +1,1 @@
-"""The compiled program: its facts, as the files next to the scripts have them."""
+"""The compiled program: its facts, which are in files next to the scripts."""

@@ -15,16 +15,16 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, StageFacts, TieFacts, Turns
 
 INTERFACE = 5
-"""The interface between scripts and this package; it grows when scripts written for the one before would not run."""
+"""Number of the interface between scripts and this package; it grows when older scripts would not run."""
 
 FILE = "program.json"
 
 
 class RankScript(Protocol):
-    """A ``rank_<k>.py``: what a worker does, as functions of its `Lane`.
+    """A ``rank_<k>.py``: the operations of a worker, as functions of its `Lane`.
 
-    It has ``update`` if every update ends before the next one begins, else ``turn``; ``evaluate`` is forwards alone.
-    ``PROGRAM`` is the digest of the program that it is a part of, ``INTERFACE`` what it was written for.
+    It has ``update`` if every update ends before the next one begins, else ``turn``; ``evaluate`` runs forwards alone.
+    ``PROGRAM`` is the digest of its program, ``INTERFACE`` the interface of this package for which it was written.
     """
 
     INTERFACE: int
@@ -36,19 +36,19 @@ class RankScript(Protocol):
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A directory that chimera compile wrote."""
+    """A directory that ``chimera compile`` wrote."""
 
     directory: Path
     job: Job
     ranks: tuple[RankFacts, ...]
 
     def script(self, worker: int) -> RankScript:
-        """The script of a worker. It is written after all that was read before: if it is of this program, so is that.
+        """Loads the script of a worker. Scripts are written last: if this one is of this program, so are the facts.
 
         Raises
         ------
         Misuse
-            If it is missing, or of another program.
+            If the script is missing, or of another program.
         """
         path = self.directory / f"rank_{worker}.py"
         spec = importlib.util.spec_from_file_location(f"chimera_{path.stem}", path)
@@ -71,19 +71,19 @@ def require_interface(number: int, path: Path) -> None:
     Raises
     ------
     Misuse
-        If it was not.
+        If it was written for another one.
     """
     if number != INTERFACE:
         raise mistakes.interface_is_another(path, number, INTERFACE)
 
 
 def load(directory: Path) -> CompiledProgram:
-    """What was compiled into a directory.
+    """Reads the program in a directory.
 
     Raises
     ------
     Misuse
-        If there is no program, or one for another interface.
+        If there is no program, or it is for another interface.
     """
     path = directory / FILE
     try:
@@ -99,12 +99,12 @@ def load(directory: Path) -> CompiledProgram:
 
 
 def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
-    """The content of a program.json.
+    """Parses a program.json.
 
     Raises
     ------
     ValueError, TypeError, KeyError, AttributeError
-        If it is none.
+        If the text is not a program.json.
     """
     facts = json.loads(text)
     ranks = tuple(map(_rank, facts.pop("ranks")))
@@ -136,5 +136,5 @@ def _values(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, all the way down."""
+    """Lists as tuples, at every depth."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The numbers of micro-batches, and the seeds that follow from them."""
+"""Numbering of micro-batches within updates, and the seeds that depend on it."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,24 @@ from chimera_runtime.blame import LaneOperation
 from chimera_runtime.values.tensors import draw_seed
 
 Micros = int | tuple[int, ...]
-"""A micro-batch, or several that an operation or a message is over."""
+"""A micro-batch, or several ones of one operation or message."""
 
 
 @dataclass
 class Numbering:
-    """How a lane counts its micro-batches.
+    """Numbering of a lane's micro-batches.
 
     Attributes
     ----------
     seed, copy
-        ``--seed``, and which copy of the pipelines this is: with update, stage and micro-batch, random numbers depend
-        on nothing else.
+        ``--seed``, and the copy of the pipelines. Random numbers depend on these, the update, the stage and the
+        micro-batch alone.
     passes
-        Micro-batches of a copy in an update, in the parts that they are cut into.
+        Micro-batches of a copy in an update; with halves, each half counts.
     cycle
-        Micro-batches after which the schedule repeats: those of an update, or the period where updates overlap.
+        Micro-batches after which the schedule repeats: an update, or the period where updates overlap.
     first
-        The update from whose first micro-batch the lane counts.
+        The update whose first micro-batch has number 0.
     """
 
     seed: int
@@ -33,21 +33,21 @@ class Numbering:
     first: int = 0
 
     def place(self, micro: int) -> tuple[int, int]:
-        """The update that a micro-batch belongs to, and its number there."""
+        """The update of a micro-batch, and its number there."""
         later, number = divmod(micro, self.passes)
         return self.first + later, number
 
     def forward_seed(self, micro: int, stage: int) -> int:
-        """The seed of a stage's forward."""
+        """Returns the seed of a stage's forward."""
         update, number = self.place(micro)
         return draw_seed("forward", self.seed, update, self.copy, number, stage)
 
     def step_seed(self, update: int, *group: int) -> int:
-        """The seed of the step of a weight group, a stage or several, the same on all replicas."""
+        """Returns the seed of a weight group's step, the same on all replicas."""
         return draw_seed("step", self.seed, update, *group)
 
     def operation(self, kind: str, micros: Micros, stage: int) -> LaneOperation:
-        """An operation on micro-batches, for messages."""
+        """Returns an operation on micro-batches, for messages."""
         several = micros if isinstance(micros, tuple) else (micros,)
         update, _ = self.place(several[0])
         return LaneOperation(kind, stage, tuple(self.place(micro)[1] for micro in several), update)

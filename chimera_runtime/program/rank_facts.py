@@ -7,25 +7,25 @@ from typing import NamedTuple
 from chimera_runtime.program.weight_groups import Group
 
 Route = tuple[int, int, int]
-"""A link: the stage that sends, the stage that receives, and the other worker."""
+"""Route of messages: the stage that sends, the stage that receives, and the other worker."""
 
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What a worker needs to know of a stage that it holds.
+    """Facts for a worker about a stage that it holds.
 
     Attributes
     ----------
     inputs, gradients
-        Its receive buffers for activations and for gradients: for how many micro-batches each has room.
+        Sizes of its receive buffers for activations and for gradients, in micro-batches.
     copies
-        The copies of its weights.
+        Number of copies of its weights.
     sending
-        Of how many micro-batches, or parts of them, its activations and its gradients are on their way at most.
+        Most micro-batches, or parts of them, whose activations and whose gradients it is sending at the same time.
     recomputed
-        The micro-batches, counted within a cycle of the schedule, of which it keeps its input alone: runs, half open.
+        The micro-batches that it recomputes, counted within a cycle of the schedule: runs, half open.
     initial
-        The versions, 0 or less, at whose places its initial weights are stashed and dropped.
+        The versions, 0 or less, in whose place its initial weights are stashed and dropped.
     """
 
     inputs: tuple[int, ...]
@@ -38,7 +38,7 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class TieFacts:
-    """What a worker needs to know of parameters that ``stages`` share, of which it holds some; see `StageFacts`."""
+    """Facts for a worker about the parameters that ``stages`` share, if it holds some of these; see `StageFacts`."""
 
     stages: Group
     copies: int
@@ -47,9 +47,9 @@ class TieFacts:
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of a worker: from ``first`` to ``behind`` beyond the number of updates, every ``step``-th.
+    """The turns of a worker: every ``step``-th number from ``first`` up to the number of updates plus ``behind``.
 
-    A turn can be run without waiting for ever once the update is given that is ``ahead`` after it.
+    A turn runs without waiting for ever as soon as the update ``ahead`` of it has begun.
     """
 
     first: int
@@ -58,19 +58,19 @@ class Turns:
     ahead: int
 
     def of(self, updates: int) -> range:
-        """The turns of a run of so many updates."""
+        """Returns the turns of a run of ``updates`` updates."""
         return range(self.first, updates + self.behind, self.step)
 
     def given(self, updates: int) -> range:
-        """Those of them that can be run while more updates than so many may come."""
+        """Returns the turns that are safe to run after ``updates`` updates if more may follow."""
         return range(self.first, updates - self.ahead, self.step)
 
 
 @dataclass(frozen=True)
 class EvaluationFacts:
-    """What a worker needs to know for forwards alone.
+    """Facts for a worker about an evaluation.
 
-    ``slots`` are the receive buffers of each stage that has any: for how many micro-batches each has room.
+    ``slots`` has the sizes of receive buffers in micro-batches, for each stage that receives.
     """
 
     slots: dict[int, tuple[int, ...]]
@@ -79,10 +79,10 @@ class EvaluationFacts:
 
 
 class KeptMicros(NamedTuple):
-    """The micro-batches that a stage keeps at a moment.
+    """Numbers of micro-batches that a stage keeps at a moment.
 
-    Those that wait for a backward are kept with all their activations, or with their input alone; ``begun`` are between
-    the two halves of a backward.
+    Before its backward a micro-batch is kept with all its activations, or with its input alone; ``begun`` ones are
+    between the two halves of a backward.
     """
 
     stage: int
@@ -93,11 +93,11 @@ class KeptMicros(NamedTuple):
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a worker needs to know beside its script.
+    """Facts for a worker, in addition to its script.
 
     ``kept`` are its fullest moments, each with an entry for every stage. ``turns`` is None where every update ends
-    before the next. ``inputs`` and ``targets`` are the micro-batches of a cycle that it loads these of: runs, half
-    open.
+    before the next. ``inputs`` and ``targets`` are the micro-batches of a cycle whose inputs and targets it loads:
+    runs, half open.
     """
 
     stages: dict[int, StageFacts]
@@ -112,7 +112,7 @@ class RankFacts:
 
     @property
     def initial(self) -> dict[Group, tuple[int, int]]:
-        """For each weight group the versions at whose places its initial weights are stashed and dropped."""
+        """The versions in whose place initial weights are stashed and dropped, by weight group."""
         stages = {(stage,): facts.initial for stage, facts in self.stages.items()}
         return stages | {tie.stages: tie.initial for tie in self.ties}
 
@@ -123,6 +123,6 @@ class RankFacts:
 
 
 def spread(runs: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """The numbers in runs, half open."""
+    """Yields the numbers in runs, which are half open."""
     for start, stop in runs:
         yield from range(start, stop)

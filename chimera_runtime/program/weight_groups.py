@@ -5,16 +5,16 @@ Group = tuple[int, ...]
 
 
 def group_text(group: Group) -> str:
-    """A weight group as schedule.sir calls it: ``s1``, or ``s0+s3``."""
+    """Returns a weight group as in schedule.sir: ``s1``, or ``s0+s3``."""
     return "+".join(f"s{stage}" for stage in group)
 
 
 def group_key(group: Group) -> int | Group:
-    """A weight group as callers know it: the number of a stage, or the stages that share parameters."""
+    """Returns a weight group as users write it: the number of a stage, or a tuple of stages that share parameters."""
     return group[0] if len(group) == 1 else group
 
 
 def group_name(group: Group) -> str:
-    """A weight group in messages: ``stage 1``, or ``the tie of stages 0 and 3``."""
+    """Returns a weight group as in messages: ``stage 1``, or ``the tie of stages 0 and 3``."""
     *most, last = map(str, group)
     return f"the tie of stages {', '.join(most)} and {last}" if most else f"stage {last}"

@@ -37,7 +37,7 @@ def wait_for_gloo() -> None:
 
 
 def _switches() -> dict[str, tuple[bool, str]]:
-    """By thread of gloo, whether it sleeps and how often it has gone to sleep; empty where there is no /proc."""
+    """State of each thread of gloo: whether it sleeps, and how often it has gone to sleep. Empty without /proc."""
     switches = {}
     for file in Path("/proc/self/task").glob("*/status"):
         try:

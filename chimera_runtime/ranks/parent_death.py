@@ -5,7 +5,7 @@ import os
 import sys
 
 _PR_SET_PDEATHSIG = 1
-"""From Linux's <sys/prctl.h>."""
+"""Number from <sys/prctl.h> of Linux."""
 
 
 def signal_when_parent_ends(number: int) -> bool:

@@ -12,7 +12,7 @@ from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.rendezvous import exchange
 
 Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
-"""By weight group, the ranks that hold it, and their communicator: None where it is a single rank."""
+"""Communicator, None for a single rank, and ranks of each weight group."""
 
 A_DAY = timedelta(days=1)
 """Time-out of a communicator, which counts from the launch of an operation. Each wait has its own, shorter one."""

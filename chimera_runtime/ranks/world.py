@@ -128,8 +128,8 @@ def begin(
 ) -> tuple[Place, torch.device]:
     """Sets up the default process group; every rank calls it with the same options.
 
-    ``on`` is the kind of device, ``cpu`` or ``cuda``: by default what the backend is for. ``end`` is called, in another
-    thread, if the ranks have met in the store and cannot connect in time.
+    ``on`` is the kind of device, ``cpu`` or ``cuda``: by default that of the backend. ``end`` is called in another
+    thread, if all ranks have found the store and cannot connect in time.
 
     Raises
     ------
@@ -157,7 +157,7 @@ def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout
 def join(
     job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
 ) -> World:
-    """The default process group and the communicators over it; arguments and errors as in `begin`."""
+    """Sets up the default process group and the communicators over it; arguments and errors as in `begin`."""
     place, device = begin(job, store, rank, size, layout=layout, backend=backend, timeout=timeout, on=on)
     return join_all(job, place, store, device, timeout)
 
@@ -172,18 +172,18 @@ def join_group(
     end: Callable[[PeerLost], None] = end_process,
     arguments: Mapping[str, object] = MappingProxyType({}),
 ) -> World:
-    """Sets up communicators over the ranks of a process group that is there, by default over all.
+    """Sets up communicators over the ranks of an existing process group, by default over all.
 
-    Every rank of the default process group calls it, each with the group that it is a part of. ``communicators`` is one
-    of `communicators.CHOICES`, by default the last that the program is proven for. A `Monitor` calls ``end``. What else
-    ranks have to choose alike are ``arguments``, by their names.
+    Every rank of the default process group calls it, with a group that it is a part of. ``communicators`` is one of
+    `communicators.CHOICES`, by default the fewest for which the program is proven. A `Monitor` calls ``end``.
+    ``arguments`` are further choices that must be equal on all ranks, by their names.
 
     Raises
     ------
     Misuse
         If there is no process group, the ranks do not make whole copies of the group of workers, or they run different
-        programs or give different arguments; if the program is not proven to finish with these communicators; if there
-        is no such device, or with NCCL another rank has it.
+        programs or give different arguments; if the program is not proven to finish with these communicators; if the
+        device does not exist, or with NCCL another rank has it.
     """
     if not dist.is_initialized():
         raise mistakes.no_process_group()
@@ -215,7 +215,7 @@ def join_group(
 
 
 _number = count()
-"""Of the pipelines made so far, the same on all ranks."""
+"""Number of pipelines made so far, the same on all ranks."""
 
 
 def _place(job: Job, rank: int, size: int, layout: str) -> Place:
@@ -290,12 +290,12 @@ def _groups_of(sums: Sums, by_link: Mapping[tuple[int, int], dist.ProcessGroup])
 
 
 def staging_of(device: torch.device, backend: str) -> Staging | None:
-    """What messages and sums go through, if they are on a GPU and gloo is not."""
+    """Makes the staging of messages and sums, if they are on a GPU and the backend is gloo."""
     return Staging(Cuda(device)) if device.type == "cuda" and backend == "gloo" else None
 
 
 def reader_of(device: torch.device) -> Reader:
-    """How losses are read: of a GPU by copies that the host waits for at the end of an update."""
+    """Returns the reader of losses: from a GPU by copies for which the host waits at the end of an update."""
     return Readout(Cuda(device)) if device.type == "cuda" else from_host
 
 
@@ -310,8 +310,8 @@ def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
 def _warm_up(world: World) -> None:
     """Uses every communicator once, in one order on all ranks.
 
-    On NCCL the first operation of a communicator sets it up and blocks the host until its peers are there; in the loop,
-    where posting must not block, that could close a cycle.
+    With NCCL the first operation of a communicator sets it up and blocks the host until its peers do the same. In the
+    training loop, where posting must not block, ranks could wait for each other in a cycle.
     """
     control = world.control_group
     assert control.monitor is not None

@@ -184,7 +184,7 @@ class _Probe:
         self._traces.clear()
         self._calls.clear()
         for stage, outputs in dropped.items():
-            self._publish(f"kept/{stage}", outputs.kept())
+            self._publish(f"kept/{stage}", outputs.are_kept())
         for stage, (state, contents) in self._states.items():
             state.restore(contents)
             rest(self._built[stage])

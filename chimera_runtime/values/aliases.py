@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import BadModel
+from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.tensors import Tensors
 
 Views = Callable[[Tensors, int], Tensors]
-"""The part of the memory for a number of micro-batches that a message takes."""
+"""Function that returns the part of a slot's memory that a message takes, for a number of micro-batches."""
 
 _COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
-"""Counts what holds a storage. Torch has no public name for it; without any, all memory counts as shared."""
+"""Counts the holders of a storage. Torch has no public name for it; without it all memory counts as shared."""
 
 _STORAGE: Any = torch.UntypedStorage
 _NOTE = "_handed_on"
-"""An attribute of a storage: the stage that handed it on last, for which micro-batch, and where in memory."""
+"""Attribute of a storage: the stage that handed it on last, the micro-batch, and the address."""
 
 
 def _holders(tensor: torch.Tensor) -> int:
@@ -29,17 +29,17 @@ _ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether anything but this tensor may hold its memory: another tensor, or a graph."""
+    """Whether another tensor or a graph may hold the memory of this tensor."""
     return _COUNT is None or _holders(tensor) > _ALONE
 
 
 def unshared(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory that nothing else holds: itself, or a copy."""
+    """Returns the tensor if nothing else holds its memory, else a copy."""
     return tensor.clone(memory_format=torch.contiguous_format) if is_shared(tensor) else tensor
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How often the memory of each tensor was written; 0 for tensors of inference mode, which do not count."""
+    """Number of writes to the memory of each tensor; 0 for tensors of inference mode, which do not count them."""
     try:
         return [tensor._version for tensor in tensors]
     except RuntimeError:
@@ -47,22 +47,23 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], given: Callable[[], Any]) -> None:
-    """Notes which memory a stage hands on for a micro-batch.
+    """Notes the memory that a stage hands on for a micro-batch.
 
-    While anything holds memory, the allocator does not give it out again. So a forward that hands on the same memory as
-    one before it may have written what another stage still reads. No version tells that of a CUDA graph.
+    The allocator does not reuse memory that anything holds. So a forward that hands on the same memory as an earlier
+    one may have overwritten what another stage still reads. The version of a tensor does not count writes of a CUDA
+    graph.
 
     Parameters
     ----------
     waiting
-        The micro-batches of the stage whose backward is to come.
+        The micro-batches of the stage that wait for their backward.
     given
-        Returns what the stage was called on; that may be the same memory for several micro-batches.
+        Returns the inputs of the stage, which may be the same memory for several micro-batches.
 
     Raises
     ------
     BadModel
-        If the stage has handed on the same memory, of its own, for another micro-batch that waits.
+        If the stage has handed on the same memory for another micro-batch that waits, and did not get it as input.
     """
     for output in outputs:
         storage: Any = output.untyped_storage()
@@ -74,12 +75,9 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], give
 
 
 def _require_given(stage: int, earlier: int, micro: int, storage: Any, given: Any) -> None:
-    """Passes if memory that was handed on twice is part of what the stage was given, or empty."""
+    """Passes if memory that was handed on twice is part of the stage's inputs, or empty."""
     if storage.nbytes() and all(tensor.untyped_storage()._cdata != storage._cdata for tensor in taken_apart(given)[0]):
-        raise BadModel(
-            f"stage {stage} returned the same memory for micro-batches {earlier} and {micro}, which are both under "
-            "way; return a copy, as .clone() makes it, of what a later forward writes"
-        )
+        raise mistakes.memory_was_returned_twice(stage, earlier, micro)
 
 
 class ReleasedTensors:
@@ -88,8 +86,8 @@ class ReleasedTensors:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._memory = [tensor.untyped_storage()._weak_ref() for tensor in tensors]
 
-    def kept(self) -> list[bool]:
-        """Of each tensor, whether something keeps its memory: once."""
+    def are_kept(self) -> list[bool]:
+        """Whether something still holds the memory of each tensor; it may be called once."""
         if not all(map(_STORAGE._expired, self._memory)):
             gc.collect()
         kept = [not _STORAGE._expired(memory) for memory in self._memory]
@@ -101,9 +99,9 @@ class ReleasedTensors:
 class Slots:
     """Receive buffers of a stage for one direction; slot k has room for ``rooms[k]`` micro-batches.
 
-    What lies in a slot may be held for longer than the program says: by the graph of the next stage, if a stage hands
+    The content of a slot may be held for longer than the program says: by the graph of the next stage, if a stage hands
     its input on, or by a stage that keeps its input. Such a slot moves to new memory before its next message; the old
-    memory stays with whatever holds it.
+    memory stays with its holder.
 
     Parameters
     ----------
@@ -117,17 +115,17 @@ class Slots:
         self._views: Views | None = None
 
     def resize(self, views: Views) -> None:
-        """From now on messages take a part of the memory."""
+        """Lets later messages take a part of the memory."""
         self._views = views
 
     def vacant(self, number: int) -> Tensors:
-        """The buffers of a slot for its next message, in memory that nothing else holds."""
+        """Returns the buffers of a slot for its next message, in memory that nothing else holds."""
         memory = self._memory[number]
         if any(map(is_shared, memory)):
             self._memory[number] = tuple([torch.empty_like(tensor) for tensor in memory])
         return self[number]
 
     def __getitem__(self, number: int) -> Tensors:
-        """The buffers of a slot, as they are."""
+        """The buffers of a slot."""
         memory = self._memory[number]
         return memory if self._views is None else self._views(memory, self.rooms[number])

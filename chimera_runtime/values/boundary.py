@@ -1,4 +1,4 @@
-"""What was seen of a stage at start: the tensors that it hands on, and how it runs."""
+"""Boundary and traits of a stage, found at start: the tensors that it hands on, and how it runs."""
 
 import math
 from collections import Counter
@@ -15,12 +15,23 @@ from chimera_runtime.values.tensors import Tensors
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a stage hands to the next one, for every micro-batch: found once, at start.
+    """Structure and tensors that a stage hands to the next one for every micro-batch, found once at start.
 
-    ``form`` is the structure of what it returned; the rest is about its tensors, in order. ``recorded`` marks those
-    that require a gradient, ``differentiable`` those of them whose gradients come back: the later stages use them.
-    Where ``counted``, the gradients come with what their micro-batch counts in the loss, a number in float64. ``kept``
-    marks the tensors whose memory the stage keeps, such as a buffer: they are copied, as a later forward may write it.
+    Attributes
+    ----------
+    form
+        The structure of the returned value; the other attributes are about its tensors, in order.
+    shapes, dtypes
+        Of each tensor, for one micro-batch.
+    recorded
+        Marks the tensors that require a gradient.
+    differentiable
+        Marks those among them whose gradients come back, because later stages use them.
+    counted
+        Whether the gradients come with the count of their micro-batch in the loss, a number in float64.
+    kept
+        Marks the tensors whose memory the stage keeps, such as a buffer: they are copied, as a later forward may write
+        that memory.
     """
 
     form: Form
@@ -33,7 +44,7 @@ class Boundary:
 
     @classmethod
     def of(cls, form: Form, tensors: Tensors) -> "Boundary":
-        """The boundary of such outputs, if the gradients of all that are recorded come back."""
+        """Makes the boundary of outputs, as if the gradients of all recorded tensors came back."""
         recorded = tuple(t.requires_grad for t in tensors)
         return cls(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
 
@@ -43,29 +54,29 @@ class Boundary:
         return rows if micros == 1 else (micros * rows[0], *rows[1:])
 
     def buffers(self, device: torch.device, micros: int = 1) -> Tensors:
-        """Room for one message of activations."""
+        """Allocates the buffers of one message of activations."""
         return tuple(
             torch.zeros(self.shape(i, micros), dtype=dtype, device=device) for i, dtype in enumerate(self.dtypes)
         )
 
     def gradient_buffers(self, device: torch.device, micros: int = 1) -> Tensors:
-        """Room for one message of gradients: of the differentiable tensors alone, and of the count."""
+        """Allocates the buffers of one message of gradients: of the differentiable tensors, and of the count."""
         gradients = compress(self.buffers(device, micros), self.differentiable)
         counts = (torch.zeros(micros, dtype=torch.float64, device=device),) if self.counted else ()
         return (*gradients, *counts)
 
     def views(self, memory: Tensors, micros: int) -> Tensors:
-        """The first part of a message's memory that is as large as a message of this boundary."""
+        """Returns the first part of larger buffers, in the shapes of a message of this boundary."""
         return tuple(_first_part(tensor, self.shape(i, micros)) for i, tensor in enumerate(memory))
 
     def gradient_views(self, memory: Tensors, micros: int) -> Tensors:
-        """The same of a message of gradients; its count is a number for each micro-batch."""
+        """Returns the first part of larger gradient buffers; the count is a number for each micro-batch."""
         shapes = compress([self.shape(i, micros) for i in range(len(self.shapes))], self.differentiable)
         counts = [(micros,)] if self.counted else []
         return tuple(map(_first_part, memory, [*shapes, *counts]))
 
     def excess(self, outputs: Tensors, form: Form) -> str | None:
-        """How outputs of a smaller update do not fit into the memory of this boundary, or nothing."""
+        """Text that says how outputs of a smaller update exceed the buffers of this boundary; None if they fit."""
         if form != self.form:
             return f"{form}, and {self.form} for the example"
         for output, shape, dtype in zip(outputs, self.shapes, self.dtypes, strict=True):
@@ -74,16 +85,16 @@ class Boundary:
         return None
 
     def of_items(self, items: int, whole: int) -> "Boundary | None":
-        """What is handed on of a micro-batch of fewer items than a ``whole`` one; None if that cannot be said.
+        """Returns the boundary of a micro-batch of fewer items than a ``whole`` one; None if it cannot be computed.
 
-        It can if the rows of every tensor are shared out evenly among the items.
+        It can be computed if every tensor has equally many rows for each item.
         """
         if not all(shape and shape[0] % whole == 0 for shape in self.shapes):
             return None
         return replace(self, shapes=tuple((shape[0] // whole * items, *shape[1:]) for shape in self.shapes))
 
     def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
-        """How outputs differ from what was found at start, or nothing; gradients count where they are recorded."""
+        """Text that says how outputs, in grad mode also gradients, differ from this boundary; None if they do not."""
         if len(outputs) != len(self.shapes):
             return f"{len(outputs)} tensor{'' if len(outputs) == 1 else 's'} instead of {len(self.shapes)}"
         for i, output in enumerate(outputs):
@@ -102,14 +113,26 @@ def _first_part(memory: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a stage was seen to do with the first micro-batch.
+    """Behaviour of a stage with the first micro-batch. Texts are empty where there is nothing to say.
 
-    ``buffers`` are those that it updates; ``alone`` says why it cannot run several micro-batches at once, if so.
-    ``keywords`` are the keyword arguments that it takes, ``auxiliary`` the names of its auxiliary losses. ``whole``
-    says what keeps its backward from being split, if something does. ``seeds_all`` says that it draws from the
-    generators of Python or NumPy: forwards then begin with seeds of these, too. ``in_place`` says what it changes of
-    what it is given, if anything: it then gets copies of the user's inputs and keyword arguments. ``shared`` are the
-    keyword arguments that other stages take as well.
+    Attributes
+    ----------
+    buffers
+        The names of the buffers that it updates.
+    alone
+        Why it cannot run several micro-batches at once.
+    keywords
+        The names of the keyword arguments that it takes.
+    auxiliary
+        The names of its auxiliary losses.
+    whole
+        Why its backward cannot be split.
+    seeds_all
+        Whether it draws from the generators of Python or NumPy: then forwards seed these as well.
+    in_place
+        The arguments that it writes: then it gets copies of the user's inputs and keyword arguments.
+    shared
+        The names of the keyword arguments that other stages take as well.
     """
 
     buffers: tuple[str, ...]
@@ -123,12 +146,12 @@ class Traits:
 
 
 def with_shared(traits: Sequence[Traits]) -> list[Traits]:
-    """The traits of all stages, once it is known which keyword arguments each of them takes."""
+    """Completes the traits of all stages with ``shared``."""
     takers = Counter(name for of_stage in traits for name in of_stage.keywords)
     return [replace(t, shared=tuple(name for name in t.keywords if takers[name] > 1)) for t in traits]
 
 
 def keyword_names(traits: Sequence[Traits], stages: Iterable[int]) -> KeywordNames:
-    """The names of keyword arguments, for a rank that holds these stages."""
-    known = frozenset(name for of_stage in traits for name in of_stage.keywords)
-    return KeywordNames(known, frozenset(name for stage in stages for name in traits[stage].keywords))
+    """Returns the names of keyword arguments, for a rank that holds some stages."""
+    example = frozenset(name for of_stage in traits for name in of_stage.keywords)
+    return KeywordNames(example, frozenset(name for stage in stages for name in traits[stage].keywords))

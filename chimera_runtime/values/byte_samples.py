@@ -1,4 +1,4 @@
-"""Digests of data by a sample of their bytes: enough to see whether two ranks have the same mini-batch."""
+"""Digests of data from a sample of their bytes: enough to see whether two ranks have the same mini-batch."""
 
 import ctypes
 from functools import lru_cache
@@ -10,19 +10,19 @@ import torch
 from chimera_runtime.values.nested import leaves
 
 _PIECES, _PIECE = 8, 64
-"""Of a tensor so many pieces are looked at, of so many bytes each; a small one is looked at as a whole."""
+"""Number of pieces of a tensor that a digest reads, and bytes of each; a small tensor is read as a whole."""
 
 _SPREAD = 0x9E3779B1
-"""An odd number whose multiples, modulo any other, lie as if at random."""
+"""An odd number whose multiples, modulo the size of a tensor, are spread as if at random."""
 
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 
 
 def sampled(value: Any, start: int = 0, count: int | None = None) -> int | None:
-    """A digest of the leaves of a value, None if it has none but None.
+    """Returns a digest of the leaves of a value; None if all leaves are None.
 
-    Of a tensor of the CPU it covers shape, dtype and some hundred bytes, by default of all rows of dimension 0; of a
-    tensor elsewhere its shape and dtype alone: reading more would wait for a device.
+    For a tensor of the CPU the digest covers shape, dtype and a few hundred bytes, by default from all rows.
+    For a tensor of another device it covers shape and dtype alone: reading bytes would wait for the device.
     """
     digest, is_empty = 0, True
     for leaf in leaves(value):
@@ -53,15 +53,16 @@ def _of(leaf: Any, digest: int) -> int:
 def _layout(
     shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, count: int | None
 ) -> tuple[bytes, int, tuple[tuple[int, int], ...]]:
-    """A tensor's shape and dtype in bytes, the bytes from row to row, and the pieces of its memory that are looked at.
+    """A tensor's shape and dtype as bytes, the bytes from row to row, and the pieces of its memory to read.
 
-    A piece has a place and a size. No piece reaches beyond a run of memory that is the tensor's.
+    A piece is an offset and a size. No piece reaches beyond a run of memory that belongs to the tensor.
     """
     rows = tuple(shape) if count is None or not shape else (count, *shape[1:])
     head, size = f"{rows} {dtype}".encode(), dtype.itemsize
     row = strides[0] * size if shape else 0
     if 0 in rows:
         return head, row, ()
+    # The last dimensions that lie behind each other in memory are one run of `run` elements.
     run, outside = 1, len(rows)
     while outside and (strides[outside - 1] == run or rows[outside - 1] == 1):
         outside -= 1
@@ -69,6 +70,7 @@ def _layout(
     runs = torch.Size(rows[:outside]).numel()
     if runs == 1 and run * size <= _PIECES * _PIECE:
         return head, row, ((0, run * size),)
+    # Pieces are spread over the runs, and within each run.
     length = min(run, max(1, _PIECE // size))
     pieces = []
     for number in range(_PIECES):

@@ -1,13 +1,13 @@
-"""Numbers of bytes, as a person reads them."""
+"""Text for numbers of bytes."""
 
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 _FOUR_DIGITS = 999.5
-"""From here on a number needs a fourth digit."""
+"""Smallest number that rounds to a fourth digit."""
 
 
 def byte_text(count: int) -> str:
-    """Bytes with three digits, as in ``1.18 MiB``."""
+    """Returns a number of bytes with three digits, as in ``1.18 MiB``."""
     value, unit = float(count), "B"
     for larger in UNITS:
         if value < _FOUR_DIGITS:

@@ -11,13 +11,13 @@ from chimera_runtime.values.tensors import digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _LONGEST = 40
-"""Characters of a value that is shown as it is."""
+"""Most characters of a value that is shown in full."""
 
 
 def fingerprint(value: Any) -> str:
-    """A hash of the content of a value: containers, tensors, arrays, and other objects by what pickle keeps of them.
+    """Returns a hash of the content of a value: containers, tensors, arrays, and other objects as pickle stores them.
 
-    The order of a dict or a set does not count, nor whether two parts of the value are one object.
+    It does not depend on the order of a dict or a set, nor on whether two parts of the value are one object.
 
     Raises
     ------
@@ -28,13 +28,13 @@ def fingerprint(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A short value as Python writes it, and of others the type and the beginning of the fingerprint."""
+    """Returns a short value as Python writes it; for other values the type and the beginning of the fingerprint."""
     text = repr(value) if isinstance(value, _PLAIN) else ""
     return text if 0 < len(text) <= _LONGEST else f"{type(value).__name__} {fingerprint(value)[:8]}"
 
 
 def _hash(value: Any, outer: tuple[int, ...]) -> str:
-    """``outer`` has the ids of the objects that the value is in: one that contains itself is not followed again."""
+    """Hash of a value; ``outer`` has the ids of the objects around it, so that a cycle ends."""
     if isinstance(value, _PLAIN):
         return _joined(type(value).__name__, repr(value))
     if id(value) in outer:
@@ -54,7 +54,7 @@ def _hash(value: Any, outer: tuple[int, ...]) -> str:
 
 
 def _parts(value: Any, within: tuple[int, ...]) -> Iterator[str]:
-    """The name of a function or a class, or how pickle would make an object again."""
+    """The name of a function or a class, or the parts from which pickle would rebuild an object."""
     if isinstance(value, type | Callable) and hasattr(value, "__qualname__"):
         yield f"{value.__module__}.{value.__qualname__}"
         return

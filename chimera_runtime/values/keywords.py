@@ -1,4 +1,4 @@
-"""Keyword arguments: a dict that travels with a micro-batch, of which each stage or layer takes the names it knows."""
+"""Keyword arguments: a dict that goes with a micro-batch; each stage or layer takes the names in its signature."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -7,46 +7,40 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.aliases import versions
 from chimera_runtime.values.nested import taken_apart
 
 Keywords = dict[str, Any]
-"""Pytrees with the items along dimension 0, by the names that stages know them by."""
+"""Nested tensors with the items along dimension 0, by the names of the stages' parameters."""
 
 
 @dataclass(frozen=True)
 class KeywordNames:
-    """The names of keyword arguments: all of the example's, and the ``needed`` ones, which stages of this rank take."""
+    """Names of the example's keyword arguments, and among them the ``needed`` ones, which stages of this rank take."""
 
-    known: frozenset[str]
+    example: frozenset[str]
     needed: frozenset[str]
 
     def require(self, keywords: Mapping[str, Any], what: str) -> None:
-        """Passes if every keyword argument reaches the stages that take it, and none that this rank needs is missing.
+        """Passes if keyword arguments have names of the example, and all that this rank needs.
 
         Raises
         ------
         Misuse
-            If one has a name that the example lacks, or a needed one is missing from ``what``.
+            If a name is not in the example, or a needed one is missing from ``what``.
         """
         names = keywords.keys()
-        if names == self.known:
+        if names == self.example:
             return
-        if unknown := sorted(names - self.known):
-            raise Misuse(
-                f"{what} has the keyword argument {unknown[0]} and the example of the pipeline has none of that name, "
-                "so no stage would get it: make the pipeline with an example that has all keyword arguments"
-            )
+        if unknown := sorted(names - self.example):
+            raise mistakes.keyword_is_not_in_the_example(what, unknown[0])
         if missing := sorted(self.needed - names):
-            raise Misuse(
-                f"{what} has no keyword argument {missing[0]}, and the example of the pipeline has one: give all "
-                "mini-batches the same names"
-            )
+            raise mistakes.keyword_is_missing(what, missing[0])
 
 
 class Watched:
-    """Keyword arguments that other stages take as well, while a forward of this stage runs."""
+    """Watch over keyword arguments that other stages take as well, while a forward of this stage runs."""
 
     def __init__(self, stage: int, keywords: Keywords, shared: Collection[str]) -> None:
         self._stage = stage
@@ -54,66 +48,60 @@ class Watched:
         self._before = {name: versions(tensors) for name, tensors in self._tensors.items()}
 
     def require_unwritten(self) -> None:
-        """Passes if the forward has not changed them.
+        """Passes if the forward has not written them.
 
         Raises
         ------
         BadModel
-            If it has: whether another stage sees that depends on where it is.
+            If it has: another stage would see the change or not, depending on its rank.
         """
         for name, tensors in self._tensors.items():
             if versions(tensors) != self._before[name]:
-                raise BadModel(
-                    f"stage {self._stage} changes its keyword argument {name} in place, and other stages take it, too; "
-                    "let it work on a copy, as .clone() makes it"
-                )
+                raise mistakes.keyword_was_written(self._stage, name)
 
 
 def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
-    """Passes unless the loss has a parameter with the name of a keyword argument, which only stages get.
+    """Passes unless the loss has a parameter with the name of a keyword argument: only stages get these.
 
     Raises
     ------
     Misuse
-        If it has.
+        If the loss has one.
     """
     try:
         parameters = inspect.signature(loss).parameters
     except (TypeError, ValueError):
         return
-    given = getattr(loss, "keywords", {})  # those of a functools.partial
-    if name := next((name for name in [*parameters][2:] if name in names and name not in given), None):
-        raise Misuse(
-            f"loss has a parameter {name}, but keyword arguments are for stages and loss(output, target) gets none: "
-            "put what the loss needs into the target, or give Pipeline a loss with two parameters"
-        )
+    bound = getattr(loss, "keywords", {})  # the arguments of a functools.partial
+    if name := next((name for name in [*parameters][2:] if name in names and name not in bound), None):
+        raise mistakes.loss_takes_a_keyword(name)
 
 
 def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]:
-    """The names that a stage takes beside what it is called on: the parameters of its ``forward``, or all."""
+    """Returns the names that the ``forward`` of a stage takes in addition to its input; all if it has ``**kwargs``."""
     if isinstance(module, Stack):
-        known = {name for layer in module.values() for name in accepted(layer, names)}
-        return tuple(name for name in names if name in known)
-    forward = getattr(module, "_orig_mod", module).forward  # what torch.compile has wrapped
+        taken_by_layers = {name for layer in module.values() for name in accepted(layer, names)}
+        return tuple(name for name in names if name in taken_by_layers)
+    forward = getattr(module, "_orig_mod", module).forward  # the module inside that of torch.compile
     parameters = list(inspect.signature(forward).parameters.values())
     positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     if parameters and parameters[0].kind in positional:
         del parameters[0]
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return tuple(names)
-    known = {
+    by_name = {
         parameter.name
         for parameter in parameters
         if parameter.kind in {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     }
-    return tuple(name for name in names if name in known)
+    return tuple(name for name in names if name in by_name)
 
 
 class Stack(torch.nn.ModuleDict):
-    """A stage that is made of layers, by their index in the model: each is called on what the one before returned."""
+    """A stage made of layers, by their index in the model; each gets the output of the layer before."""
 
     def forward(self, value: Any, **keywords: Any) -> Any:
-        """Runs the layers; each is given the keyword arguments that it knows."""
+        """Runs the layers, each with the keyword arguments that it accepts."""
         for layer in self.values():
             value = layer(value, **{name: keywords[name] for name in accepted(layer, keywords)})
         return value

@@ -1,4 +1,4 @@
-"""The losses of an update: of each micro-batch a mean, or a sum and a count; added up over micro-batches and ranks."""
+"""Losses of an update: a mean, or a sum and a count, of each micro-batch, added up over micro-batches and ranks."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import BadModel
+from chimera_runtime.errors import values as mistakes
 
 Loss = Any
-"""What ``loss`` returns: a tensor of one number, the mean over a micro-batch, or a pair of a sum and a count."""
+"""Result of ``loss``: a tensor of one number, the mean over a micro-batch, or a pair of a sum and a count."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """A part of the losses of an update: a sum, and what it is to be divided by.
+    """Part of the losses of an update: a sum, and the count that divides it.
 
-    Where ``loss`` returns means, each micro-batch counts 1. ``auxiliary`` are the sums of auxiliary losses.
+    Where ``loss`` returns means, each micro-batch counts 1. ``auxiliary`` has the sums of auxiliary losses.
     """
 
     total: float = 0.0
@@ -31,21 +31,21 @@ class Tally:
 
     @property
     def mean(self) -> float:
-        """The loss of all that was added up; not a number where nothing counts."""
+        """The sum divided by the count; not a number where the count is 0."""
         return self.total / self.count if self.count else math.nan
 
     @property
     def auxiliary_means(self) -> dict[str, float]:
-        """The same of each auxiliary loss."""
+        """The mean of each auxiliary loss."""
         return {name: total / self.count if self.count else math.nan for name, total in self.auxiliary.items()}
 
     def numbers(self, names: Sequence[str] = ()) -> list[float]:
-        """As numbers that can be added to those of others; ``names`` are the auxiliary losses among them."""
+        """Returns the tally as numbers that can be added up over ranks, with the auxiliary losses of some names."""
         return [self.total, self.count, *(self.auxiliary.get(name, 0.0) for name in names)]
 
     @classmethod
     def of(cls, numbers: Iterable[float], names: Sequence[str] = ()) -> "Tally":
-        """What has such `numbers`."""
+        """Inverse of `numbers`."""
         total, count, *auxiliary = numbers
         return cls(total, count, dict(zip(names, auxiliary, strict=True)))
 
@@ -56,7 +56,7 @@ def added(tallies: Iterable[Tally]) -> Tally:
 
 
 def as_pair(loss: Loss) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The sum of a micro-batch and, in float64, its count; a mean has none."""
+    """Returns the sum of a micro-batch and its count in float64, or the mean and None."""
     if not isinstance(loss, tuple | list):
         return loss, None
     total, count = loss
@@ -66,10 +66,10 @@ def as_pair(loss: Loss) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def expected_count(count: float | None, micro_batches: int) -> float | None:
-    """A guess at what an update counts, by which gradients are divided at first; None where the loss is a mean.
+    """Returns an estimate of the count of an update, by which gradients are divided at first; None for a mean.
 
-    It is the power of 2 next to the ``count`` of one micro-batch times their number: to multiply and to divide by it
-    rounds nothing, so that gradients do not depend on it.
+    It is the power of 2 nearest to the ``count`` of one micro-batch times their number: multiplication and division by
+    it do not round, so the gradients do not depend on it.
     """
     if count is None:
         return None
@@ -77,12 +77,12 @@ def expected_count(count: float | None, micro_batches: int) -> float | None:
 
 
 class Count:
-    """What an update counts, as far as this stage knows: the count of each micro-batch comes with its backward.
+    """Count of an update, as far as this stage has it: the count of each micro-batch comes with its backward.
 
     Parameters
     ----------
     expected
-        What all gradients have been divided by: see `expected_count`.
+        The number by which all gradients have been divided: see `expected_count`.
     """
 
     def __init__(self, stage: int, expected: float, device: torch.device) -> None:
@@ -91,27 +91,24 @@ class Count:
         self.tensor = torch.zeros(1, dtype=torch.float64, device=device)
 
     def add(self, counts: Iterable[torch.Tensor]) -> None:
-        """A backward has taken place."""
+        """Adds the counts of a backward's micro-batches. Call after the backward."""
         for count in counts:
             self.tensor += count
 
     def clear(self) -> None:
-        """Begins the next update."""
+        """Resets the count for the next update."""
         self.tensor.zero_()
 
     def correction(self, count: float) -> float:
-        """What gradients are to be multiplied with, where ``count`` is the sum of ``tensor`` over all ranks.
+        """Returns the factor for gradients, where ``count`` is the sum of ``tensor`` over all ranks.
 
-        0 where nothing counts: the mini-batch has nothing to learn from.
+        It is 0 if the count is 0: no item of the mini-batch counts.
 
         Raises
         ------
         BadModel
-            If the count is no finite number, or negative.
+            If the count is not finite, or negative.
         """
         if not 0 <= count < math.inf:
-            raise BadModel(
-                f"stage {self._stage}: the counts that loss returned for an update add up to {count:g}; return "
-                "(sum, count) with a count of 0 or more"
-            )
+            raise mistakes.count_is_impossible(self._stage, count)
         return self._expected / count if count else 0.0

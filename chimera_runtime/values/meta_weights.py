@@ -1,33 +1,30 @@
-"""Stages that were built on the meta device: they have memory of their own, and no values until weights are loaded."""
+"""Weights of stages that were built on the meta device: they have memory, and no values until weights are loaded."""
 
 from collections.abc import Mapping
 
 import torch
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import values as mistakes
 
 _MARK = "_has_no_value_yet"
 
 
 def give_memory(module: torch.nn.Module, device: torch.device, where: str) -> None:
-    """Gives memory, for now of zeros, to the parameters and buffers of a module that are on the meta device.
+    """Gives memory, filled with zeros, to the parameters and buffers of a module that are on the meta device.
 
-    They remain the same objects, so that what a module has under two names stays one parameter.
+    They remain the same objects, so that a parameter with two names stays one parameter.
 
     Raises
     ------
     Misuse
-        If one is a buffer that no state dict has, so that nothing could fill it; ``where`` says of what.
+        If one is a buffer that is not in the state dict, so that nothing could fill it; ``where`` names the stage.
     """
-    kept = module.state_dict(keep_vars=True)
+    saved = module.state_dict(keep_vars=True)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if not tensor.is_meta:
             continue
-        if name not in kept:
-            raise Misuse(
-                f"{where} has the buffer {name} on the meta device, which no file of weights has (persistent=False): "
-                'compute it on a real device, as under torch.device("cpu")'
-            )
+        if name not in saved:
+            raise mistakes.buffer_has_no_values(where, name)
         real: torch.Tensor = torch.zeros_like(tensor, device=device)
         if isinstance(tensor, torch.nn.Parameter):
             real = torch.nn.Parameter(real, tensor.requires_grad)
@@ -37,25 +34,24 @@ def give_memory(module: torch.nn.Module, device: torch.device, where: str) -> No
 
 
 def is_unfilled(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no value yet."""
+    """Whether a tensor still has no values."""
     return hasattr(tensor, _MARK)
 
 
 def fill(tensor: torch.Tensor) -> None:
-    """A tensor has got its value."""
+    """Marks a tensor as filled. Call after its values are written."""
     if hasattr(tensor, _MARK):
         delattr(tensor, _MARK)
 
 
-def require_values(tensors: Mapping[str, torch.Tensor], to_do: str) -> None:
+def require_values(tensors: Mapping[str, torch.Tensor], remedy: str) -> None:
     """Passes if all tensors have values.
 
     Raises
     ------
     Misuse
-        If some have none; ``to_do`` is what gives them some.
+        If some have none; ``remedy`` says what gives them values.
     """
     empty = [name for name, tensor in tensors.items() if is_unfilled(tensor)]
     if empty:
-        further = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
-        raise Misuse(f"{empty[0]}{further} of this rank were built on the meta device and have no values: {to_do}")
+        raise mistakes.tensors_have_no_values(empty, remedy)

@@ -1,7 +1,7 @@
 """Nested values, such as batches: tensors in tuples, lists, dicts and whatever else torch knows as a pytree.
 
-What a pytree is, torch decides: its module has no public name, but it is the one with which torch.export and torch.func
-take arguments apart, and where libraries register their classes. Beside this only the check's reference has it.
+torch decides which classes are pytrees. Its module for them has no public name, but torch.export and torch.func use it
+for arguments, and libraries register their classes there. Only this module and the check's reference import it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,59 +13,55 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from chimera_runtime.errors import BadModel
+from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.shards import settled
 
 Constant = bool | int | float | str | None
-"""What a value may hold beside tensors, the same for every micro-batch, where it is handed from stage to stage."""
-
-
-_NOT_ALIKE = (
-    "micro-batches that run together differ in structure, or in something that is not a tensor; give all micro-batches "
-    "the form of the first"
-)
+"""Part of a value that stages hand on, other than tensors; it must be the same for every micro-batch."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """The structure of a value: where its tensors are, and the constants among them."""
+    """Structure of a value: the places of its tensors, and its constants."""
 
     tree: Any
     entries: tuple[Constant | EllipsisType, ...]
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """The value of this structure that has such tensors."""
+        """Returns the value of this structure with given tensors."""
         if self is ONE_TENSOR:
             return tensors[0]
         remaining = iter(tensors)
         return pytree.tree_unflatten([next(remaining) if e is ... else e for e in self.entries], self.tree)
 
     def __str__(self) -> str:
-        return str(pytree.tree_unflatten([_Shown("tensor" if e is ... else repr(e)) for e in self.entries], self.tree))
+        return str(
+            pytree.tree_unflatten([_Verbatim("tensor" if e is ... else repr(e)) for e in self.entries], self.tree)
+        )
 
     def __reduce__(self) -> Any:
         return (form_of, (self.filled([...] * self.entries.count(...)),))
 
 
-class _Shown(str):
-    """A text that prints as it is."""
+class _Verbatim(str):
+    """A text whose repr has no quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 ONE_TENSOR = Form(pytree.tree_structure(0), (...,))
-"""The structure of a tensor that is nothing more."""
+"""Structure of a value that is a single tensor."""
 
 
 def form_of(value: Any) -> Form:
-    """The structure of a value that has ``...`` in the place of each tensor."""
+    """Returns the structure of a value that has ``...`` in place of each tensor."""
     entries, tree = pytree.tree_flatten(value)
     return ONE_TENSOR if value is ... else Form(tree, tuple(entries))
 
 
 def taken_apart(value: Any) -> tuple[tuple[torch.Tensor, ...], Form]:
-    """The tensors of a value, and the rest of it; what is no tensor counts as constant, whatever it is."""
+    """Splits a value into its tensors and its structure; anything but a tensor counts as a constant."""
     if isinstance(value, torch.Tensor):
         return (settled(value),), ONE_TENSOR
     entries, tree = pytree.tree_flatten(value)
@@ -74,24 +70,24 @@ def taken_apart(value: Any) -> tuple[tuple[torch.Tensor, ...], Form]:
 
 
 def leaves(value: Any) -> list[Any]:
-    """What lies inside the tuples, lists and dicts of a value."""
+    """Entries of the tuples, lists and dicts of a value."""
     if isinstance(value, torch.Tensor):
         return [value]
     return pytree.tree_leaves(value)
 
 
 def is_rows(value: Any) -> bool:
-    """Whether a value consists of tensors that have a dimension 0; there may be None among them."""
+    """Whether all leaves of a value are None or tensors with a dimension 0."""
     return all(leaf is None or (isinstance(leaf, torch.Tensor) and leaf.dim() > 0) for leaf in leaves(value))
 
 
 def lengths(value: Any) -> set[int]:
-    """The lengths of dimension 0 of a value's tensors, as far as they have one."""
+    """Lengths of dimension 0 of those tensors of a value that have one."""
     return {leaf.size(0) for leaf in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim()}
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Values of one structure as one, along dimension 0.
+    """Joins values of one structure along dimension 0.
 
     Raises
     ------
@@ -105,24 +101,24 @@ def joined(values: Sequence[Any]) -> Any:
         if all(isinstance(entry, torch.Tensor) for entry in entries):
             return torch.cat(entries)
         if not all(isinstance(entry, Constant) and entry == entries[0] for entry in entries):
-            raise BadModel(_NOT_ALIKE)
+            raise mistakes.micro_batches_are_not_alike()
         return entries[0]
 
     try:
         return pytree.tree_map(together, *values)
     except ValueError as error:
-        raise BadModel(_NOT_ALIKE) from error
+        raise mistakes.micro_batches_are_not_alike() from error
 
 
 def mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A value with other tensors in the same structure."""
+    """Applies a function to the tensors of a value, and returns the results in the same structure."""
     if isinstance(value, torch.Tensor):
         return make(value)
     return pytree.tree_map_only(torch.Tensor, make, value)
 
 
 def fresh(value: Any) -> Any:
-    """A value with the same tensors in tuples, lists and dicts of its own."""
+    """Copies the tuples, lists and dicts of a value, but not its tensors."""
     if value is None or isinstance(value, torch.Tensor):
         return value
     return mapped(value, _itself)
@@ -133,15 +129,15 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parts(value: Any, count: int) -> list[Any]:
-    """A value as several of the same structure, equal parts along dimension 0."""
+    """Splits a value into equal parts along dimension 0."""
     return [mapped(value, lambda tensor, i=i: tensor.chunk(count)[i]) for i in range(count)]  # type: ignore[misc]
 
 
 def obstacle(value: Any, items: int) -> tuple[str, str] | None:
-    """What `rows` cannot cut in a value that has so many items: its place, and what it is. None if it cuts everything.
+    """Returns path and description of a leaf that `rows` cannot cut, in a value with some items; None if there is none.
 
-    Numbers, strings, None and tensors without dimensions are no obstacle: every part has them whole. A list with one of
-    these for each item is.
+    Numbers, strings, None and tensors without dimensions need no cut: every part has them whole. A list with one of
+    these for each item would need one.
     """
     if all(_is_cut(leaf) or leaf is None for leaf in pytree.tree_leaves(value, is_leaf=_is_mask)):
         return None
@@ -170,12 +166,12 @@ def _is_whole(leaf: Any) -> bool:
 
 
 def _is_mask(value: Any) -> bool:
-    """Whether a value is a BlockMask of flex attention, whose ``mask_mod`` may look at the number of the item."""
+    """Whether a value is a BlockMask of flex attention, whose ``mask_mod`` may depend on the number of the item."""
     return type(value).__name__ == "BlockMask"
 
 
 def _has_one_each(value: Any, items: int) -> bool:
-    """Whether a value is a list with a text, a number or the like for each item."""
+    """Whether a value is a list with one text, number or similar entry for each item."""
     if type(value) not in (list, tuple) or len(value) != items:
         return False
     parts = leaves(value)
@@ -194,10 +190,10 @@ def _described(leaf: Any) -> str:
 
 
 def rows(value: Any, start: int, count: int) -> Any:
-    """Some rows of every tensor in a value; a tensor without dimensions, and what is no tensor, as it is."""
+    """Returns some rows of every tensor in a value; other leaves and tensors without dimensions stay whole."""
     return mapped(value, lambda tensor: tensor.narrow(0, start, count) if tensor.dim() else tensor)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A batch on the device of the stages."""
+    """Copies the tensors of a value to a device."""
     return mapped(value, lambda tensor: tensor.to(device, non_blocking=True))

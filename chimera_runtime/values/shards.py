@@ -1,6 +1,6 @@
-"""Stages that are spread over ranks beside the pipelines (FSDP2, tensor parallelism): tensors of which a part is here.
+"""Stages that are spread over other ranks than the pipeline's (FSDP2, tensor parallelism): each has a part of a tensor.
 
-A tensor is spread if it is a DTensor. That class is not imported here: who has spread a module has imported it.
+A tensor is spread if it is a DTensor. That class is not imported here: a user who spreads a module has imported it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,25 +14,25 @@ _SPREADING = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distr
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that this rank holds, in the same memory and without a graph: all, unless it is spread."""
+    """This rank's part of a tensor, as a view without a graph; all of it unless it is spread."""
     detached: Any = tensor.detach()
     part: torch.Tensor = detached.to_local() if is_spread(tensor) else detached
     return part
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """A tensor with all of its parts; all ranks that it is spread over call it."""
+    """Gathers all parts of a tensor; all ranks that it is spread over call it."""
     full: torch.Tensor = tensor.full_tensor() if is_spread(tensor) else tensor
     return full
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with memory of its own: tensor parallelism may return one whose sum over ranks is still under way."""
+    """Returns a tensor that is complete: tensor parallelism may return one whose sum over ranks is still under way."""
     return tensor.clone() if hasattr(tensor, "trigger_wait") else tensor
 
 
 def laid_out_like(parameter: Any, gradient: Any) -> torch.Tensor:
-    """A gradient in the layout of its parameter: autograd may leave parts that are still to be summed."""
+    """Returns a gradient in the layout of its parameter: autograd may leave parts that are not yet summed."""
     if is_spread(gradient) and gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
     spread: torch.Tensor = gradient
@@ -40,7 +40,7 @@ def laid_out_like(parameter: Any, gradient: Any) -> torch.Tensor:
 
 
 def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
-    """A tensor in the layout of another one, of which this rank holds ``part``, in the memory of that."""
+    """Makes a tensor in the layout of another one from this rank's ``part``, without a copy."""
     if not is_spread(tensor):
         return part
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -51,7 +51,7 @@ def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
 
 
 def spread_out(tensor: torch.Tensor, like: Any) -> torch.Tensor:
-    """A whole tensor in the layout of another one; all ranks that it is spread over call it, with the same tensor."""
+    """Spreads a whole tensor in the layout of another one; all ranks of that layout call it, with the same tensor."""
     if not is_spread(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -66,7 +66,7 @@ def is_spread(tensor: object) -> bool:
 
 
 def mesh_of(tensor: object) -> Any:
-    """The mesh of ranks that a tensor is spread over; None if it is a plain one."""
+    """The mesh of ranks that a tensor is spread over; None for a plain tensor."""
     return getattr(tensor, "device_mesh", None)
 
 
@@ -76,7 +76,7 @@ def meshes_of(tensors: Iterable[object]) -> list[Any]:
 
 
 def reduce_over(mesh: Any, numbers: torch.Tensor, wait: Callable[[Any], object], largest: bool = False) -> None:
-    """Replaces numbers by their means over the ranks of a mesh, or by the largest; all of these ranks call it."""
+    """Replaces numbers by their means, or by the largest, over the ranks of a mesh, which all call it."""
     operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
     for group in mesh.get_all_groups():
         wait(dist.all_reduce(numbers, operation, group=group, async_op=True))
@@ -85,7 +85,7 @@ def reduce_over(mesh: Any, numbers: torch.Tensor, wait: Callable[[Any], object],
 
 
 def by_layout(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors in groups that one operation of torch takes together: plain ones, and those of each layout."""
+    """Groups tensors by layout, plain ones apart, so that one operation of torch can take each group."""
     groups: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         layout = (tensor.device_mesh, tensor.placements) if is_spread(tensor) else None  # type: ignore[attr-defined]
@@ -94,20 +94,20 @@ def by_layout(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def rest(module: torch.nn.Module) -> None:
-    """Gives a module the parameters that an optimizer steps, where FSDP has left gathered ones after a forward."""
+    """Reshards a module of FSDP, which may have gathered parameters after a forward, so that an optimizer can step."""
     for part in module.modules():
         if _made_by(part, _SPREADING):
             part.reshard()  # type: ignore[operator]
 
 
 def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | None:
-    """What spreads a module in a way that no pipeline can take, and what to do instead; None if nothing does.
+    """Text for a way of spreading a module that no pipeline supports, with advice; None if there is none.
 
     Parameters
     ----------
     members
-        The ranks of the pipelines where there are others beside them, over which a module may be spread: then each of
-        these may hold a part of its own, but no two of them parts of one tensor.
+        The ranks of the pipelines if there are other ranks over which a module may be spread: no two members may hold
+        parts of one tensor.
     """
     tensors = [*module.parameters(), *module.buffers()]
     wrapper = next((name for part in module.modules() if (name := _made_by(part, _WRAPPERS))), None)
@@ -132,5 +132,5 @@ def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | N
 
 
 def _made_by(value: object, modules: tuple[str, ...]) -> str | None:
-    """The name of the first class of a value that comes from some modules of torch."""
+    """Name of the first class of a value that is defined in some modules of torch."""
     return next((kind.__name__ for kind in type(value).__mro__ if kind.__module__.startswith(modules)), None)

@@ -1,4 +1,4 @@
-"""Tensors of micro-batches, and seeds for what is drawn at random."""
+"""Tensors of micro-batches, their digests, and the seeds of random numbers."""
 
 import ctypes
 import pickle
@@ -15,23 +15,23 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def part(tensors: Tensors, start: int, stop: int, of: int) -> Tensors:
-    """The rows of the micro-batches ``start .. stop-1`` in tensors that hold ``of`` of them along dimension 0."""
+    """Returns the rows of micro-batches ``start .. stop-1`` in tensors that hold ``of`` micro-batches."""
     return tuple(t.narrow(0, start * (t.shape[0] // of), (stop - start) * (t.shape[0] // of)) for t in tensors)
 
 
 def join(messages: Sequence[Tensors]) -> Tensors:
-    """Several micro-batches' tensors as one message, along dimension 0."""
+    """Joins the tensors of several micro-batches to one message, along dimension 0."""
     return tuple(torch.cat(tensors) for tensors in zip(*messages, strict=True))
 
 
 def draw_seed(use: str, *parts: object) -> int:
-    """A seed for one use, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
+    """Returns a seed, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
     text = "/".join([use, *map(str, parts)]).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def seed_torch(seed: int) -> None:
-    """Seeds the generators that a stage may draw from; torch.manual_seed takes far longer, for devices not in use."""
+    """Seeds torch's generators of the devices in use; torch.manual_seed takes far longer, for all devices."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
@@ -39,7 +39,7 @@ def seed_torch(seed: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Afterwards the generators of torch are as before."""
+    """Context that restores the generators of torch at its end."""
     in_use = [torch.default_generator]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         in_use.append(torch.cuda.default_generators[torch.cuda.current_device()])
@@ -52,7 +52,7 @@ def generators_kept() -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds the generators that a dataset may draw from: those of torch, Python, and NumPy if it is in use."""
+    """Seeds the generators of torch, Python, and NumPy if it is imported, from which a dataset may draw."""
     seed_torch(seed)
     random.seed(seed)
     numpy: Any = sys.modules.get("numpy")
@@ -61,20 +61,20 @@ def seed_all(seed: int) -> None:
 
 
 def has_drawn(states: tuple[Any, Any]) -> bool:
-    """Whether somebody has drawn from the generators of Python or NumPy since they had these `states_beside_torch`."""
+    """Whether the generators of Python or NumPy have changed since `states_beside_torch` returned ``states``."""
     before, now = states, states_beside_torch()
     return before[0] != now[0] or pickle.dumps(before[1]) != pickle.dumps(now[1])
 
 
 def states_beside_torch() -> tuple[Any, Any]:
-    """The states of the generators of Python, and of NumPy if it is in use."""
+    """States of the generators of Python, and of NumPy if it is imported."""
     numpy: Any = sys.modules.get("numpy")
     return random.getstate(), numpy and numpy.random.get_state(legacy=False)
 
 
 @contextmanager
 def all_generators_kept() -> Iterator[None]:
-    """Afterwards all that `seed_all` seeds is as before; it is for what draws after that alone."""
+    """Context that restores all generators that `seed_all` seeds. Call `seed_all` inside, before the draws."""
     python, numpy_state = states_beside_torch()
     try:
         with generators_kept():
@@ -86,12 +86,12 @@ def all_generators_kept() -> Iterator[None]:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in one piece of memory, as it can be sent: not a view that is only marked as conjugate or negative."""
+    """Returns the tensor in contiguous memory, to be sent: without a mark that it is conjugate or negative."""
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def digest(tensors: Iterable[torch.Tensor | None]) -> str:
-    """A hash of the bits of tensors."""
+    """Returns a hash of the bits of tensors."""
     bits = sha256()
     for tensor in tensors:
         bits.update(b"none" if tensor is None else _bytes(tensor))

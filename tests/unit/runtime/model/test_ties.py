@@ -92,7 +92,7 @@ def test_on_one_rank_the_first_end_takes_the_place_of_the_others_wherever_they_a
     built: dict[int, nn.Module] = {0: first, 1: last}
     tie = Tie((0, 1), (((0, "weight"), (1, "0.weight")),))
     with worlds(alone, alone_job(ties=((0, 1),))) as (world,):
-        unite(world, built, (tie,), MODEL)
+        unite(world.control_group, world.job, built, (tie,), MODEL)
     assert first.weight is last[0].weight is last[2].weight
     assert first.weight.tolist() == [[1.0, 1.0]] * 2
     assert by_group(built, (tie,)) == {(0, 1): [first.weight], (0,): [first.bias], (1,): [last[0].bias, last[2].bias]}
@@ -104,7 +104,12 @@ def test_other_ranks_get_the_value_of_the_first_end(alone: World) -> None:
     tie = Tie((0, 1), (((1, "weight"), (0, "weight")),))
     with worlds(alone, job(ties=((0, 1),)), 2) as ranks:
         both = [*modules, {0: layer(3.0)}, {1: layer(2.0)}]
-        together([partial(unite, world, built, (tie,), MODEL) for world, built in zip(ranks, both, strict=True)])
+        together(
+            [
+                partial(unite, world.control_group, world.job, built, (tie,), MODEL)
+                for world, built in zip(ranks, both, strict=True)
+            ]
+        )
     assert [module.weight[0, 0].item() for built in both for module in built.values()] == [2.0] * 4
 
 
@@ -123,7 +128,7 @@ def frozen(module: nn.Linear) -> nn.Linear:
 )
 def test_ends_that_differ_are_refused(alone: World, other: Any, words: str) -> None:
     with worlds(alone, alone_job(ties=((0, 1),))) as (world,), pytest.raises(Misuse, match=words):
-        unite(world, {0: layer(1.0), 1: other()}, (TIE,), MODEL)
+        unite(world.control_group, world.job, {0: layer(1.0), 1: other()}, (TIE,), MODEL)
 
 
 def test_a_name_that_a_stage_does_not_have_gets_a_suggestion(alone: World) -> None:
@@ -132,7 +137,7 @@ def test_a_name_that_a_stage_does_not_have_gets_a_suggestion(alone: World) -> No
         worlds(alone, alone_job(ties=((0, 1),))) as (world,),
         pytest.raises(Misuse, match=r"tied names 'wheight' in stage 1, .* \(did you mean weight\?\)"),
     ):
-        unite(world, {0: layer(1.0), 1: layer(1.0)}, (tie,), MODEL)
+        unite(world.control_group, world.job, {0: layer(1.0), 1: layer(1.0)}, (tie,), MODEL)
 
 
 def test_an_end_that_is_spread_over_ranks_is_refused(alone: World) -> None:
@@ -143,7 +148,7 @@ def test_an_end_that_is_spread_over_ranks_is_refused(alone: World) -> None:
         built[spread].weight = nn.Parameter(distribute_tensor(built[spread].weight.detach(), mesh, [Shard(0)]))
         words = f"tied names weight of stage {spread}, a DTensor; parameters that are tied cannot be spread"
         with worlds(alone, alone_job(ties=((0, 1),))) as (world,), pytest.raises(Misuse, match=words):
-            unite(world, built, (TIE,), MODEL)
+            unite(world.control_group, world.job, built, (TIE,), MODEL)
 
 
 # What nothing says.

@@ -141,7 +141,7 @@ def test_memory_that_nothing_holds_any_more_is_not_kept() -> None:
     circle.append(circle)
     dropped = ReleasedTensors([*tensors, circle[0]])
     del tensors[0], circle
-    assert dropped.kept() == [False, True, False]
+    assert dropped.are_kept() == [False, True, False]
 
 
 class Hooked(nn.Linear):

@@ -1,5 +1,7 @@
 """Stages come to the device of their rank, whole; where they are from another one, that is said."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -7,9 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model.moving import moved
+from chimera_runtime.model.model import _on_device
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+FILE = Path("model.py")
 
 
 class Scale(nn.Module):
@@ -36,7 +39,7 @@ class Refusing(nn.Linear):
 
 def test_a_stage_comes_to_its_device_with_all_it_has() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    placed = moved(module, META, 1, "model.py: stage 1")
+    placed = _on_device(module, META, 1, FILE)
     assert placed is module
     assert {tensor.device for tensor in (*placed.parameters(), *placed.buffers())} == {META}
 
@@ -46,7 +49,7 @@ def test_a_stage_that_was_built_on_another_gpu_is_refused_with_both_devices(devi
     with FakeTensorMode():
         module = nn.Sequential(nn.Linear(2, 2), Scale("cuda:1"))
     with pytest.raises(Misuse) as error:
-        moved(module, torch.device(device), 1, "model.py: stage 1")
+        _on_device(module, torch.device(device), 1, FILE)
     assert str(error.value).startswith(
         f"model.py: stage 1 has 1.factor on cuda:1, and its rank computes on {device}: build it on the CPU"
     )
@@ -54,7 +57,7 @@ def test_a_stage_that_was_built_on_another_gpu_is_refused_with_both_devices(devi
 
 def test_a_part_that_stays_behind_is_named() -> None:
     with pytest.raises(Misuse) as error:
-        moved(Staying(2, 2), META, 1, "model.py: stage 1")
+        _on_device(Staying(2, 2), META, 1, FILE)
     assert str(error.value) == (
         "model.py: stage 1 has weight on cpu, also after module.to('meta'): a stage has to be one that moves as a whole"
     )
@@ -62,4 +65,4 @@ def test_a_part_that_stays_behind_is_named() -> None:
 
 def test_an_error_of_the_stage_that_moves_is_the_model_files() -> None:
     with pytest.raises(ModelError, match="placing stage 1 on cpu"):
-        moved(Refusing(2, 2), CPU, 1, "model.py: stage 1")
+        _on_device(Refusing(2, 2), CPU, 1, FILE)

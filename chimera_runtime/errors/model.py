@@ -1,0 +1,268 @@
+"""Messages about model files: their functions, layers, stages, ties and names."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from chimera_runtime.errors import Misuse
+
+# The file and its functions.
+
+
+def file_is_not_regular(path: Path) -> Misuse:
+    return Misuse(f"model file {path}: it is no regular file")
+
+
+def file_cannot_be_read(path: Path, why: str | None) -> Misuse:
+    return Misuse(f"model file {path}: {why}")
+
+
+def file_is_not_python(path: Path) -> Misuse:
+    return Misuse(f"model file {path}: not a Python file (its name must end in .py)")
+
+
+def text_is_not_python(
+    path: Path, kind: str, why: str, *, line_number: int | None, line: str | None, column: int | None
+) -> Misuse:
+    """The error of a file with its line and a caret below the column, as Python shows it."""
+    message = f"{path}{'' if line_number is None else f':{line_number}'}: {kind}: {why}"
+    if line is None or column is None:
+        return Misuse(message)
+    text = line.strip()
+    indent = len(line.rstrip()) - len(text)
+    return Misuse(f"{message}\n  {text}\n  {' ' * max(0, column - 1 - indent)}^")
+
+
+def functions_are_missing(path: Path, functions: Sequence[str]) -> Misuse:
+    return Misuse(f"{path} lacks the function{'s' if len(functions) > 1 else ''} {', '.join(functions)}")
+
+
+def nothing_takes_args(path: Path) -> Misuse:
+    return Misuse(
+        f"{path}: none of its functions takes args, so nothing reads what follows -- on the command line: give one "
+        "of them a parameter args, or leave the words out"
+    )
+
+
+def parameter_is_unknown(file: Path, function: str, names: Iterable[str], offered: Iterable[str]) -> Misuse:
+    return Misuse(
+        f"{file}: {function} takes {', '.join(names)}, which it is not given: "
+        f"by name it may take {', '.join(offered) or 'nothing here'}"
+    )
+
+
+def tied_is_not_a_function(path: Path, kind: str) -> Misuse:
+    return Misuse(f"{path}: tied is {kind}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
+
+
+def result_is_wrong(file: Path, call: str, kind: str, wanted: str) -> Misuse:
+    return Misuse(f"{file}: {call} returned {kind}, not {wanted}")
+
+
+# Layers and splits.
+
+
+def layers_and_build_stage(file: Path) -> Misuse:
+    return Misuse(f"{file} has both layers and build_stage: each says what the stages are; keep one, or rename it")
+
+
+def layers_is_not_a_function(file: Path, kind: str) -> Misuse:
+    return Misuse(f"{file}: layers is {kind}, not a function: def layers() -> list[Callable]")
+
+
+def split_without_layers(path: Path) -> Misuse:
+    return Misuse(
+        f"--split: the build_stage of {path} decides what a stage is; with layers() in its place a split does"
+    )
+
+
+def build_stage_is_wrong(kind: str, *, is_list: bool) -> Misuse:
+    remedy = (
+        "for layers write Layers(layers()), the functions that make them"
+        if is_list
+        else "give a function build_stage(stage, num_stages), or the Layers that stages are made of"
+    )
+    return Misuse(f"build_stage is {kind}: {remedy}")
+
+
+def no_layers() -> Misuse:
+    return Misuse("layers: the list is empty; a model has one layer at least")
+
+
+def layer_is_made_already(index: int, kind: str) -> Misuse:
+    return Misuse(
+        f"layers: layer {index} is a {kind} itself; list functions that make the layers, as in "
+        f"[lambda: {kind}(..)], so that a rank builds only those of its stages"
+    )
+
+
+def _split_text(split: Sequence[int]) -> str:
+    return f"split {','.join(map(str, split))}"
+
+
+def split_does_not_begin_with_0(split: Sequence[int]) -> Misuse:
+    return Misuse(f"{_split_text(split)}: it lists the first layer of each stage, so it begins with 0")
+
+
+def split_does_not_ascend(split: Sequence[int], layer: int) -> Misuse:
+    return Misuse(
+        f"{_split_text(split)}: {layer} is not behind the layer before it; every stage has one layer at least"
+    )
+
+
+def split_goes_too_far(split: Sequence[int], layers: int) -> Misuse:
+    return Misuse(f"{_split_text(split)}: there is no layer {split[-1]}; there are the layers 0 to {layers - 1}")
+
+
+def split_is_for_other_stages(split: Sequence[int], stages: int) -> Misuse:
+    return Misuse(
+        f"{_split_text(split)}: it begins the stages 0 to {len(split) - 1}, and the schedule has the stages 0 to "
+        f"{stages - 1}; list the first layer of each"
+    )
+
+
+def layers_are_too_few(layers: int, stages: int) -> Misuse:
+    return Misuse(
+        f"layers: the schedule has the stages 0 to {stages - 1}, and there are the layers 0 to {layers - 1}: a "
+        "stage has one layer at least; compile for fewer stages"
+    )
+
+
+# Stages and what they return.
+
+
+def parameters_are_lazy(file: Path, stage: int) -> Misuse:
+    return Misuse(f"{file}: stage {stage} has lazy parameters; give every layer its sizes")
+
+
+def stage_is_spread(file: Path, stage: int, wrapper: str) -> Misuse:
+    return Misuse(f"{file}: stage {stage} uses {wrapper}")
+
+
+def tensor_is_elsewhere(file: Path, stage: int, name: str, place: str, device: str) -> Misuse:
+    return Misuse(
+        f"{file}: stage {stage} has {name} on {place}, and its rank computes on {device}: build it on the CPU, from "
+        "where it is moved, and leave the choice of a device to the pipeline (in train.py to --device)"
+    )
+
+
+def tensor_does_not_move(file: Path, stage: int, name: str, place: str, device: str) -> Misuse:
+    return Misuse(
+        f"{file}: stage {stage} has {name} on {place}, also after module.to({device!r}): a stage has to be one "
+        "that moves as a whole"
+    )
+
+
+def loss_is_no_number(file: Path, kind: str) -> Misuse:
+    return Misuse(
+        f"{file}: loss returned {kind}; return the mean over the micro-batch, a tensor of one number, or (sum, count)"
+    )
+
+
+def count_is_no_number(file: Path, kind: str) -> Misuse:
+    return Misuse(f"{file}: loss returned {kind} as the count; return (sum, count), two numbers")
+
+
+def output_has_no_form(file: Path, stage: int, kind: str, inside: str | None) -> Misuse:
+    entry = "" if inside is None else f" with {inside} in it"
+    return Misuse(
+        f"{file}: stage {stage} returned {kind}{entry}; return a tensor, or tensors in "
+        "tuples, lists and dicts; beside them there may be None, numbers and texts that are always the same"
+    )
+
+
+def output_is_spread(file: Path, stage: int) -> Misuse:
+    return Misuse(
+        f"{file}: stage {stage} returned a DTensor; return plain tensors, the same on all ranks that the "
+        "stage is spread over, as RowwiseParallel does by default and full_tensor() otherwise"
+    )
+
+
+# Names of parameters.
+
+
+def name_is_no_text(file: Path, number: int, parameter: str, kind: str) -> Misuse:
+    return Misuse(f"{file}: name({number}, {parameter!r}) returned a {kind}, not the name of a parameter")
+
+
+def names_are_equal(file: Path, name: str, first: str, second: str) -> Misuse:
+    return Misuse(
+        f"{file}: name gives {name} to {first} and to {second}: give each "
+        "parameter a name of its own; if they are one, declare it in tied(num_stages)"
+    )
+
+
+# Ties.
+
+Stages = tuple[int, ...]
+
+
+def _ties_text(ties: Iterable[Stages]) -> str:
+    groups = [" and ".join(map(str, tie)) for tie in ties]
+    return f"ties stages {', and '.join(groups)}" if groups else "ties no stages"
+
+
+def ties_differ(file: Path, program: str, declared: Sequence[Stages], compiled: Iterable[Stages]) -> Misuse:
+    options = " ".join(f"--tied {','.join(map(str, tie))}" for tie in sorted(declared)) or "no --tied"
+    return Misuse(
+        f"{file}: {_ties_text(declared)}, and {program} was compiled for a model that {_ties_text(compiled)}: "
+        f"compile it again with {options}"
+    )
+
+
+def ties_have_no_form(file: Path, stages: int, returned: object, last: object) -> Misuse:
+    return Misuse(
+        f"{file}: tied({stages}) returned {returned!r:.80}: return lists of ends, as in "
+        f'[[(0, "embedding.weight"), ({last}, "head.weight")]]'
+    )
+
+
+def tied_number_does_not_exist(file: Path, stages: int, kind: str, number: int, count: int) -> Misuse:
+    return Misuse(f"{file}: tied({stages}) names {kind} {number}; there are the {kind}s 0 to {count - 1}")
+
+
+def tie_is_inside_one(file: Path, stages: int, kind: str, ends: Sequence[tuple[int, str]]) -> Misuse:
+    where = "in build_stage" if kind == "stage" else "where it is made"
+    return Misuse(f"{file}: tied({stages}): {ends} are not in two {kind}s; tie parameters of one {where}")
+
+
+def end_is_listed_twice(file: Path, stages: int, end: tuple[int, str]) -> Misuse:
+    return Misuse(f"{file}: tied({stages}) names {end} twice; list all ends of a parameter together, once")
+
+
+def tied_parameter_is_missing(file: Path, name: str, kind: str, number: int, suggestion: str | None) -> Misuse:
+    advice = "it has no parameters" if suggestion is None else f"did you mean {suggestion}?"
+    return Misuse(f"{file}: tied names {name!r} in {kind} {number}, which has no such parameter ({advice})")
+
+
+def tied_parameter_is_spread(file: Path, parameter: str) -> Misuse:
+    return Misuse(f"{file}: tied names {parameter}, a DTensor; parameters that are tied cannot be spread")
+
+
+def ends_differ(file: Path, first: str, traits: str, other: str, other_traits: str) -> Misuse:
+    return Misuse(
+        f"{file}: tied names {first}, which is {traits}, and {other}, which is {other_traits}; let them be alike"
+    )
+
+
+def tie_is_not_declared(
+    file: Path, kind: str, numbers: tuple[int, int], parameter: str, ends: tuple[str, str], stages: tuple[int, int]
+) -> Misuse:
+    first, last = numbers
+    compile_again = f" and compile with --tied {stages[0]},{stages[1]}" if stages[0] != stages[1] else ""
+    maker = "build_stage" if kind == "stage" else "the functions of layers()"
+    return Misuse(
+        f"{file}: {kind}s {first} and {last} share the parameter {parameter}, and nothing says so: write "
+        f"`def tied(num_stages): return [[{ends[0]}, {ends[1]}]]`{compile_again}; or let "
+        f"{maker} make new modules every time"
+    )
+
+
+def tied_weights_key_is_not_declared(
+    file: Path, kind: str, number: int, parameter: str, partner: str, *, end: str, stage: int
+) -> Misuse:
+    return Misuse(
+        f"{file}: {parameter} of {kind} {number} is tied by _tied_weights_keys to {partner}, which is "
+        f"in another {kind}: write `def tied(num_stages): return [[({kind.upper()}, NAME), "
+        f"{end}]]` with the {kind} and the name of the other end, and compile with "
+        f"--tied STAGE,{stage}"
+    )
