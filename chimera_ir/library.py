@@ -51,7 +51,7 @@ def further(named: Iterable[str | os.PathLike[str]] = (), option: str = "library
     Raises
     ------
     UnreadableText
-        If one of them cannot be listed, as it is no directory.
+        If one of them is not a directory, or cannot be listed.
     """
     listed = [(option, Path(path)) for path in named]
     listed += [(VARIABLE, Path(path)) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
@@ -108,7 +108,7 @@ def parameters(name: str, directories: Further = ()) -> str:
     Raises
     ------
     Rejected
-        If the text is no scheme.
+        If the text is not a scheme.
     """
     from chimera_ir.syntax.formatter import show_expression
     from chimera_ir.syntax.parser import parse  # with lark, which takes a while

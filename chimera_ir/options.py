@@ -71,7 +71,7 @@ class Options:
     max_operations
         A scheme, a text or a baseline that has more compute operations is refused.
     library
-        Directories of further schemes, beside those that the environment variable CHIMERA_LIBRARY names.
+        Directories of further schemes, in addition to those in the environment variable CHIMERA_LIBRARY.
 
     Raises
     ------

@@ -42,7 +42,7 @@ ATTEMPTS, PAUSE = 200, 0.05
 
 
 class OutputRefused(CompileError):
-    """The output cannot be written, or there is something that the command did not write."""
+    """The output cannot be written, or files are in its place that the command did not write."""
 
 
 def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, option: str = "--out ") -> None:
@@ -89,7 +89,7 @@ def refuse_file(file: Path, mark: str, force: bool) -> None:
 
 
 def write_file(file: Path, text: str, mark: str, force: bool) -> None:
-    """Writes a file whose text begins with ``mark``; whoever removes that line from it keeps it.
+    """Writes a file whose text begins with ``mark``. A file from which a user has removed that line is kept.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def _umask() -> int:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """A turn of this writer, while no other one of this machine works in the folder."""
+    """A turn of this writer, in which no other writer of this machine works in the folder."""
     if sys.platform == "win32":
         yield
         return
@@ -206,7 +206,7 @@ def _replace(target: Path, files: Mapping[str, str], manifest: str) -> None:
 
 
 def _settle(target: Path, committed: Path, manifest: str) -> None:
-    """Puts what is committed in the place of what was there, or what is left of it."""
+    """Moves the committed files to their places; an interrupted move continues here."""
     if _is_file(committed / manifest):
         ours, fresh = _listed(target / manifest), _listed(committed / manifest)
         waiting = {name for name in fresh if os.path.lexists(committed / name)}
@@ -222,7 +222,7 @@ def _settle(target: Path, committed: Path, manifest: str) -> None:
 
 
 def _remove(target: Path, name: str) -> None:
-    """Removes a file of ours, what Python has made of it, and the folders that are empty then."""
+    """Removes a file that the command wrote, its bytecode, and the folders that are empty then."""
     path, folders = target / name, _folders(target, name)
     if not (all(map(_is_folder, folders)) and _is_file(path)):
         return
@@ -240,7 +240,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def _refuse_others(target: Path, names: Iterable[str], ours: Mapping[str, None], manifest: str) -> None:
-    """Makes sure that files of these names find nothing in their way but what is ours."""
+    """Makes sure that only files of this command are in the way of files with these names."""
     for name in names:
         for folder in _folders(target, name):
             if os.path.lexists(folder) and not _is_folder(folder):

@@ -17,7 +17,7 @@ EVERY = 8.0
 def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Shows the last text that the function got on standard error, from one second on to the end of the block.
 
-    With ``quiet``, or if standard error is no terminal, nothing is ever shown. Afterwards the terminal is as it was.
+    With ``quiet``, or if standard error is not a terminal, nothing is shown. Afterwards the terminal is as it was.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda _: None

@@ -23,7 +23,7 @@ def templates() -> Path:
 
 
 def mistakes() -> Path:
-    """The folder of the texts with a mistake, each with its message beside it."""
+    """The folder of the texts with a mistake, each next to its message."""
     installed = _PACKAGE / "mistakes"
     return installed if installed.is_dir() else _PACKAGE.parent / "tests" / "errors"
 
@@ -39,6 +39,6 @@ def schemes() -> Path:
 
 
 def everything() -> Iterator[Path]:
-    """Every file that the compiler consists of, Python included, in an order that depends on their names alone."""
+    """All files of the compiler, Python included, sorted by name."""
     for folder in (_PACKAGE, _folder("grammar"), templates(), runtime()):
         yield from (path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts and path.is_file())

@@ -116,7 +116,7 @@ class Position(NamedTuple):
 class Source:
     """A scheme or IR text, and the name by which the user knows it.
 
-    ``origin`` stands before the name in messages, of a text that is no file of the user's.
+    ``origin`` stands before the name in messages if the text is not a file of the user.
     """
 
     name: str

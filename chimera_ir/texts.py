@@ -61,7 +61,7 @@ def _known(path: Path) -> Source:
 
 
 def _is_handed(path: Path) -> bool:
-    """Whether a path was not chosen by the user, as that of a shell's ``<(command)``; the text says then what it is."""
+    """Whether a path is that of a shell's ``<(command)``, whose ending says nothing about the text."""
     try:
         return path.is_fifo() or path.parts[:2] == ("/", "dev")
     except OSError:

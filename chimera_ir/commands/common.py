@@ -157,7 +157,7 @@ def _open_closed() -> None:
 
 
 def run(command: click.Command, name: str) -> NoReturn:
-    """Runs a command to its end: whatever happens ends in one of the documented exit statuses."""
+    """Runs a command to its end, which is one of the documented exit statuses in every case."""
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

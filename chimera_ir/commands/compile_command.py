@@ -346,7 +346,7 @@ def _as_written(name: str) -> str:
 
 
 def _question(request: Request, wanted: Level | None, color: bool, details: bool) -> str:
-    """Everything that an answer depends on beside the compiler."""
+    """Everything that an answer depends on, except the compiler."""
     if wanted not in (None, Level.TIMELINE):
         return repr((request, wanted, color))
     from chimera_ir.console import appearance

@@ -12,7 +12,7 @@ from chimera_ir.diagnostics import catalogue
 from chimera_ir.diagnostics.model import Diagnostic
 
 _HEAD = re.compile(r"^(?=(?:error|warning)\[CH\d+\])", re.MULTILINE)
-_FIELD = re.compile(r"\{(\w+)[^{}]*\}")
+_FIELD = re.compile(r"\{(?:\w+\.)*(\w+)[^{}]*\}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Samples:
         """Spread without disturbances: twice the distance from lower quartile to median, as a share of the median.
 
         Equal to the spread where the values are symmetric. Another process that slows the machine down for a while
-        makes many rounds in a row longer, and raises the upper quartile: that is no scatter from round to round.
+        makes many rounds in a row longer, and raises the upper quartile: that is not a scatter from round to round.
         """
         first, middle, _ = quantiles(self.values, n=4, method="inclusive")
         return 2 * (middle - first) / middle

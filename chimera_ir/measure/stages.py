@@ -102,7 +102,7 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
 
 
 class _StageClock:
-    """Measures in seconds; ``qualities`` has that of every figure."""
+    """Measures in seconds; ``qualities`` has the quality of every figure."""
 
     def __init__(self, rounds: int, clock: "_Clock") -> None:
         self.qualities: list[Quality] = []

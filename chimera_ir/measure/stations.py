@@ -43,7 +43,7 @@ _MICROS, _AGAIN, _HALVES = 3, 1, 2
 class ModelCut:
     """A model cut into ``stages`` stages, the sizes of its micro-batches, and the device that it runs on.
 
-    ``kind`` is what messages call a stage: a ``"layer"`` where each has one.
+    ``kind`` is the noun for a stage in messages: ``"layer"`` where each stage has one layer.
     """
 
     model: ModelFile

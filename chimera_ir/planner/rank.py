@@ -21,7 +21,7 @@ from chimera_ir.planner.space import Configuration, LeftOut, Question, configura
 from chimera_ir.source import Source
 
 REPLAYED = 20
-"""The most configurations that are replayed, beside the first of each name."""
+"""The most configurations that are replayed in addition to the first of each name."""
 
 WEIGHED_OPERATIONS = 30_000
 """The most compute operations, in total, of configurations that are weighed to the byte only to be shown."""
@@ -218,7 +218,7 @@ def _uncollected(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _T
 
 @contextmanager
 def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
-    """A pool for so many operations; without further processes if they would not save time."""
+    """A pool for this many operations; without further processes if they would not save time."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
     if count < 2:

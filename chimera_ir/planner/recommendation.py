@@ -100,7 +100,7 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
 
 
 def _parallelism(alone: Judged) -> str:
-    """Data parallelism with what tells it from the plain kind."""
+    """The name of data parallelism, with its differences from the plain kind."""
     stages = alone.choice.stages
     if alone.is_plain:
         return f"plain {alone.name}"

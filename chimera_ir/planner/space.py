@@ -195,7 +195,7 @@ class _Search:
         return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._defaults()]
 
     def _may_fit(self, sizes: Sequence[_Setting]) -> bool:
-        """Whether these sizes may give a depth of the profile, whatever the further parameters are."""
+        """Whether these sizes may give a depth of the profile, with any values of the further parameters."""
         fixed = [setting for values in self._defaults() for setting in values]
         outlined = self._outlined(dict((*sizes, *fixed)))
         return isinstance(outlined, LeftOut) or self._has(outlined.stages)

@@ -76,7 +76,7 @@ class Inputs:
         return self._chosen(self.counts, wanted, ())
 
     def split(self, wanted: Wanted) -> tuple[int, ...] | None:
-        """The first layer of each stage, where the profile has layers that can be cut into so many stages; else None.
+        """The first layer of each stage, where the profile has enough layers for these stages; else None.
 
         Raises
         ------

@@ -72,7 +72,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Seconds of an operation that are the same whatever is in its stage; in the times of a `Timing` they are included.
+    """Seconds that an operation takes on any stage, even an empty one; the times of a `Timing` include them.
 
     It is the work of a rank around the stage's own: seeds, hooks, autograd's start, the launch of the first kernel.
     """

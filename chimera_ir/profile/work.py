@@ -10,9 +10,8 @@ class Device:
     """The processor of a worker: ``peak`` in FLOP/s, of which large micro-batches reach the share ``efficiency``.
 
     A micro-batch of ``half_at`` positions reaches half of that (Hockney's half-performance length). The length in a
-    profile is the number of positions of an item, 1 by default. ``operation`` is what each forward and each backward
-    takes beside that, in seconds, as does each half of a split backward; one that runs the forward again takes it
-    twice.
+    profile is the number of positions of an item, 1 by default. ``operation`` is the overhead in seconds of each
+    forward, each backward, and each half of a split backward; a backward that runs the forward again has it twice.
     """
 
     peak: float

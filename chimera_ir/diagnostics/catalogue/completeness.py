@@ -1,4 +1,4 @@
-"""CH302, CH303, CH318, CH329: what a micro-batch lacks on a stage, or has twice."""
+"""CH302, CH303, CH318, CH329: operations that a micro-batch lacks on a stage, or has twice."""
 
 from chimera_ir.diagnostics.catalogue.syntax import LIMITS
 from chimera_ir.diagnostics.model import Diagnostic

@@ -59,15 +59,10 @@ class NumbersNeeded(InInstance):
     """Several pipes without an end, one of which does not number its micro-batches."""
 
     code = "CH259"
-    title = "the pipe `{pipe}` does not number its micro-batches, and there are {count:pipe} without an end"
+    title = "the pipe `{instance.pipe}` does not number its micro-batches, and there are {count:pipe} without an end"
     label = "no pipe comes after one that never ends"
     help = "say with `as` which numbers are whose, as in `micros m in 0.. as {count}*m`"
     count: int
-
-    @property
-    def pipe(self) -> str:
-        """The pipe's name."""
-        return self.instance.pipe
 
 
 class GrowingProduct(InFormula):
@@ -179,7 +174,7 @@ class LanesDrift(InInstance):
     """Two clocks of a pipe that grow apart."""
 
     code = "CH269"
-    title = "two clocks of the pipe `{pipe}` grow apart without end"
+    title = "two clocks of the pipe `{instance.pipe}` grow apart without end"
     label = "by {rate} per micro-batch on stage {stage}"
     help = "let all clocks of a pipe grow alike, or operations move away from what they depend on"
     related = ("other", "by {other_rate} on stage {other_stage}")
@@ -189,17 +184,12 @@ class LanesDrift(InInstance):
     other_rate: str
     other: Span
 
-    @property
-    def pipe(self) -> str:
-        """The pipe's name."""
-        return self.instance.pipe
-
 
 class NumbersDrift(InInstance):
     """Global numbers that do not keep pace with the clocks."""
 
     code = "CH270"
-    title = "the numbers of the pipe `{pipe}` grow by {rate} per micro-batch, and should grow by {expected}"
+    title = "the numbers of the pipe `{instance.pipe}` grow by {rate} per micro-batch, and should grow by {expected}"
     label = "grows by {rate}"
     help = "give every number to one micro-batch: while this pipe runs {mine} of them, all pipes together run {total}"
     rate: str
@@ -207,17 +197,14 @@ class NumbersDrift(InInstance):
     mine: int
     total: int
 
-    @property
-    def pipe(self) -> str:
-        """The pipe's name."""
-        return self.instance.pipe
-
 
 class NumberOutsideTurn(InInstance):
     """A global number that is negative, or too large to leave none out."""
 
     code = "CH271"
-    title = "the pipe `{pipe}` gives {variable} = {micro} the number {number}; the first {total} are 0 to {last}"
+    title = (
+        "the pipe `{instance.pipe}` gives {variable} = {micro} the number {number}; the first {total} are 0 to {last}"
+    )
     label = "{number} here"
     help = "begin at 0 and leave none out: the schedule repeats after {total:micro-batch}, {mine} of them in this pipe"
     variable: str
@@ -225,11 +212,6 @@ class NumberOutsideTurn(InInstance):
     number: int
     mine: int
     total: int
-
-    @property
-    def pipe(self) -> str:
-        """The pipe's name."""
-        return self.instance.pipe
 
     @property
     def last(self) -> int:

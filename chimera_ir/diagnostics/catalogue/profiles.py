@@ -359,7 +359,7 @@ class _WithoutLink(Diagnostic):
 
 
 class LinkMissing(_WithoutLink):
-    """A cluster file does not say what a message costs."""
+    """A cluster file without the cost of messages."""
 
     code = "CH726"
     title = "the file lacks `[links.{name}]`, which says what a message {where} takes"

@@ -1,4 +1,4 @@
-"""CH6xx: what can be wrong with the lanes of an asynchronous level, which repeat."""
+"""CH6xx: mistakes in the lanes of an asynchronous level, which repeat."""
 
 from chimera_ir.diagnostics.model import Diagnostic
 

@@ -1,4 +1,4 @@
-"""CH3xx: what can be wrong with the operations of a plan or a schedule, wherever it comes from."""
+"""CH3xx: mistakes in the operations of a plan or a schedule, from a scheme or from an IR text."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""CH230 and on: what goes wrong with the numbers of a scheme, with the values of the failing instance."""
+"""CH230 and on: mistakes in the numbers of a scheme, with the values of the instance that fails."""
 
 from dataclasses import dataclass
 
@@ -161,14 +161,9 @@ class NoStages(InInstance):
     """An empty range of stages."""
 
     code = "CH236"
-    title = "the pipe `{pipe}` has no stages"
+    title = "the pipe `{instance.pipe}` has no stages"
     label = "an empty range"
     help = "a model has at least one stage: `stages s in 0..D` with D >= 1"
-
-    @property
-    def pipe(self) -> str:
-        """The pipe's name."""
-        return self.instance.pipe
 
 
 class StagesNotFromZero(InInstance):
@@ -247,17 +242,14 @@ class NumberOutside(InInstance):
     """A global number that is not one of 0 .. N-1."""
 
     code = "CH242"
-    title = "micro-batch m = {micro} of the pipe `{pipe}` gets the number {number}, and numbers are 0 to {last}"
+    title = (
+        "micro-batch m = {micro} of the pipe `{instance.pipe}` gets the number {number}, and numbers are 0 to {last}"
+    )
     label = "{number} here"
     help = "the numbers of all pipes together are 0 to {last}, each once; without `as` they are consecutive"
     micro: int
     number: int
     last: int
-
-    @property
-    def pipe(self) -> str:
-        """The pipe's name."""
-        return self.instance.pipe
 
 
 class NumberTaken(InInstance):
@@ -284,17 +276,12 @@ class NoSuchMicro(InInstance):
     """An operation on a micro-batch that its pipe does not have."""
 
     code = "CH244"
-    title = "the pipe `{pipe}` has no micro-batch {micro}"
+    title = "the pipe `{instance.pipe}` has no micro-batch {micro}"
     label = "micro-batch {micro}"
     help = "its micro-batches are {start} to {last}: guard the line with `when`, or mend the formula"
     micro: int
     start: int
     last: int
-
-    @property
-    def pipe(self) -> str:
-        """The pipe's name."""
-        return self.instance.pipe
 
 
 class NoSuchStage(InInstance):
