@@ -16,6 +16,7 @@ from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.findings import Rule
 from site_hooks import navigation
+from tests.e2e.ranks import forking_environment
 from tests.pages import PAGES, page_of, page_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def ended(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, f"docs/{script}"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, f"docs/{script}"],
+        env=forking_environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 

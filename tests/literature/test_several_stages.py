@@ -12,7 +12,7 @@ import pytest
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import Figures
-from chimera_ir.diagnostics.catalogue.schedule import Cycle
+from chimera_ir.diagnostics.catalogue.schedule import CycleOfClocks
 from chimera_ir.diagnostics.catalogue.values import RequirementFails
 from chimera_ir.errors import TextError
 from chimera_ir.predict.setting import Setting
@@ -132,7 +132,7 @@ def test_megatrons_order_of_smaller_groups_is_a_cycle() -> None:
     text = re.sub(r"require g >= P.*\n", "", without_room())
     with pytest.raises(TextError) as refused:
         _ = Compilation(Request(Source("small_groups.chim", text), {"P": 4, "g": 3, "hop": 2})).schedule
-    assert {type(diagnostic) for diagnostic in refused.value.diagnostics} == {Cycle}
+    assert {type(diagnostic) for diagnostic in refused.value.diagnostics} == {CycleOfClocks}
 
 
 @pytest.mark.parametrize(("N", "megatrons", "ours"), [(5, 48, 45), (6, 55, 49), (10, 79, 73)])

@@ -1,4 +1,4 @@
-"""With this folder on PYTHONPATH, ``python -m torch.distributed.run`` imports what its ranks do, and forks them.
+"""With this folder on PYTHONPATH, torchrun imports what its ranks do, and forks them.
 
 It is torchrun otherwise, and so is each rank the script that it runs: see `tests.forking`.
 """
@@ -6,11 +6,10 @@ It is torchrun otherwise, and so is each rank the script that it runs: see `test
 import sys
 from pathlib import Path
 
-_MODULE = ["-m", "torch.distributed.run"]
+_words = [word for word in sys.orig_argv[1:] if word != "-P"]  # as `chimera run` has it
+_behind = 2 if _words[:2] == ["-m", "torch.distributed.run"] else 1 if Path(*_words[:1]).name == "torchrun" else 0
+if _behind:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    from tests import forking
 
-for _place in (1, 2):  # behind `-P`, as `chimera run` has it
-    if sys.orig_argv[_place : _place + 2] == _MODULE:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-        from tests import forking
-
-        forking.replace_torchrun(sys.orig_argv[_place + 2 :])
+    forking.replace_torchrun(_words[_behind:])
