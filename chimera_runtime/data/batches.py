@@ -43,7 +43,7 @@ class Batches:
     seed: int
     collate: Callable[[list[Any]], Any] | None = None
     sampler: Iterable[Any] | None = None
-    _kept: dict[tuple[int, int], Triple] = field(default_factory=dict)
+    _triples: dict[tuple[int, int], Triple] = field(default_factory=dict)
     _read: list[MiniBatch] = field(default_factory=list)
     _stream: list[Any] = field(default_factory=list)
 
@@ -85,16 +85,16 @@ class Batches:
 
     def _part(self, update: int, micro: int) -> Triple:
         later, number = divmod(micro, self.micro_batches * self.parts)
-        whole, part = divmod(number, self.parts)
-        place = update + later, whole
-        if place not in self._kept:
-            self._kept.clear()
+        uncut, part = divmod(number, self.parts)
+        place = update + later, uncut
+        if place not in self._triples:
+            self._triples.clear()
             with all_generators_kept():
-                self._kept[place] = self._loaded(*place)
+                self._triples[place] = self._loaded(*place)
             if self.parts > 1:
-                require_cut(self._kept[place], self.micro_batch_size, "a micro-batch of the dataset")
+                require_cut(self._triples[place], self.micro_batch_size, "a micro-batch of the dataset")
         size = self.micro_batch_size // self.parts
-        triple: Triple = rows(self._kept[place], part * size, size) if self.parts > 1 else self._kept[place]
+        triple: Triple = rows(self._triples[place], part * size, size) if self.parts > 1 else self._triples[place]
         return triple
 
     def _loaded(self, update: int, micro: int) -> Triple:

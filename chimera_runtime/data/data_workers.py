@@ -1,7 +1,7 @@
 """The data workers of a rank: processes of torch's DataLoader that load mini-batches while the rank computes.
 
-They are no threads: threads would compete with the lane for the interpreter, and share random generators with stages
-that draw dropout.
+They are processes and not threads, because threads would compete with the lane for the interpreter, and would share
+random generators with stages that draw dropout.
 
 Their priority is normal. If stages need all cores, eight workers take 11 ms of CPU from a step of 63 ms: 5 ms to wake
 up from the sleeps that stand for loading, and 5 ms that instant items cost as well (benchmarks/loading.py). With lower
@@ -169,15 +169,15 @@ def _next(loaded: Iterator[Any], timeout: float) -> Any:
             if isinstance(error, RuntimeError) and "DataLoader" not in str(error):
                 raise
             if "timed out" not in str(error):
-                lost = ModelError(mistakes.WORKER_ENDED, FAILED)
-                lost.add_note(mistakes.WORKER_ENDED_NOTE)
-                raise lost from error.with_traceback(None)
+                model_error = ModelError(mistakes.WORKER_ENDED, FAILED)
+                model_error.add_note(mistakes.WORKER_ENDED_NOTE)
+                raise model_error from error.with_traceback(None)
             if monotonic() >= deadline:
                 for process in getattr(loaded, "_workers", ()):
                     process.kill()  # torch would wait 5 s for one that hangs
-                late = ModelError(mistakes.worker_hangs(timeout), FAILED)
-                late.add_note(mistakes.WORKER_HANGS_NOTE)
-                raise late from error.with_traceback(None)
+                model_error = ModelError(mistakes.worker_hangs(timeout), FAILED)
+                model_error.add_note(mistakes.WORKER_HANGS_NOTE)
+                raise model_error from error.with_traceback(None)
 
 
 def _unchanged(element: Any) -> Any:

@@ -24,7 +24,7 @@ class EpochLength:
     """Tells all ranks how long an iterable dataset is, which only those know that read it.
 
     In each copy of the pipelines one reader sends the length of each mini-batch to the ranks that do not read. Every
-    rank makes an object for the same loader; then all ranks of a copy call `send_items` or `receive_items` as often.
+    rank makes an object for the same loader, and calls `send_items` or `receive_items` once for each mini-batch.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ class EpochLength:
         if place.worker != self._sender:
             return
         for rank in self._receivers:
-            message, what = torch.tensor([items]), "for a rank to hear the length of a mini-batch"
-            with self._world.control_group.waiting(what, [rank]):
+            message, purpose = torch.tensor([items]), "for a rank to hear the length of a mini-batch"
+            with self._world.control_group.waiting(purpose, [rank]):
                 work = unrecorded(
                     dist.isend,
                     message,
@@ -69,7 +69,7 @@ class EpochLength:
             self._messages.append((work, message, rank))
             if len(self._messages) > _AHEAD:
                 work, _, rank = self._messages.popleft()
-                self._world.control_group.settle(work, what, [rank])
+                self._world.control_group.settle(work, purpose, [rank])
 
     def receive_items(self) -> int:
         """Receives what the reader of this copy has sent with `send_items`.
@@ -81,15 +81,15 @@ class EpochLength:
         """
         message, place = torch.zeros(1, dtype=torch.int64), self._world.place
         sender = place.rank_of(place.copy, self._sender)
-        what = "for the length of a mini-batch"
-        with self._world.control_group.waiting(what, [sender]):
+        purpose = "for the length of a mini-batch"
+        with self._world.control_group.waiting(purpose, [sender]):
             work = dist.irecv(
                 message,
                 self._world.control_group.members[sender],
                 group=self._world.control_group.group,
                 tag=self._tag,
             )
-        self._world.control_group.settle(work, what, [sender])
+        self._world.control_group.settle(work, purpose, [sender])
         return int(message)
 
     def share_state(self, state: Any) -> Any:

@@ -47,43 +47,43 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
     Misuse
         If the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
     """
-    whole, count = size // job.parts, job.evaluated * job.parts
+    part_size, count = size // job.parts, job.evaluated * job.parts
     if isinstance(batch, MiniBatch):
-        sizes = tuple([max(0, min(whole, batch.items - whole * micro)) for micro in range(count)])
-        yield EvaluationBatch(sizes, partial(_part_of_loaded, batch, whole, job.parts, sizes, names))
+        sizes = tuple([max(0, min(part_size, batch.items - part_size * micro)) for micro in range(count)])
+        yield EvaluationBatch(sizes, partial(_part_of_loaded, batch, part_size, job.parts, sizes, names))
         return
     if callable(batch):
-        yield EvaluationBatch((whole,) * count, partial(_part_of, batch, size, job.parts, names))
+        yield EvaluationBatch((part_size,) * count, partial(_part_of, batch, size, job.parts, names))
         return
     batch = as_triple(batch, _BATCH)
     items = _items(batch)
-    _require(batch, names, items if items > whole else None, _BATCH)
-    for start in range(0, items, whole * count):
-        sizes = tuple([max(0, min(whole, items - start - whole * micro)) for micro in range(count)])
-        yield EvaluationBatch(sizes, partial(_rows_of, batch, start, whole, sizes))
+    _require(batch, names, items if items > part_size else None, _BATCH)
+    for start in range(0, items, part_size * count):
+        sizes = tuple([max(0, min(part_size, items - start - part_size * micro)) for micro in range(count)])
+        yield EvaluationBatch(sizes, partial(_rows_of, batch, start, part_size, sizes))
 
 
-def _rows_of(batch: Any, start: int, whole: int, sizes: Sequence[int], micro: int) -> Any:
+def _rows_of(batch: Any, start: int, part_size: int, sizes: Sequence[int], micro: int) -> Any:
     """The rows of a micro-batch of the round that begins with item ``start`` of a batch."""
-    return rows(batch, start + whole * micro, sizes[micro])
+    return rows(batch, start + part_size * micro, sizes[micro])
 
 
-def _require(batch: Triple, names: KeywordNames | None, cut: int | None, what: str) -> None:
+def _require(batch: Triple, names: KeywordNames | None, cut: int | None, name: str) -> None:
     """Passes if a batch has the right keyword arguments, and can be cut if ``cut``, its number of items, is given."""
     if names is not None:
-        names.require(batch[2], what)
+        names.require(batch[2], name)
     if cut is not None:
-        require_cut(batch, cut, what)
+        require_cut(batch, cut, name)
 
 
 def _part_of_loaded(
-    batch: MiniBatch, whole: int, parts: int, sizes: Sequence[int], names: KeywordNames | None, micro: int
+    batch: MiniBatch, part_size: int, parts: int, sizes: Sequence[int], names: KeywordNames | None, micro: int
 ) -> Any:
     """A part of a micro-batch of a mini-batch that a loader has made."""
     number, part = divmod(micro, parts)
     triple = batch(number)
     _require(triple, names, max(lengths(triple), default=0) if parts > 1 else None, _BATCH)
-    return rows(triple, part * whole, sizes[micro])
+    return rows(triple, part * part_size, sizes[micro])
 
 
 def _part_of(load: Callable[[int], Any], size: int, parts: int, names: KeywordNames | None, micro: int) -> Any:

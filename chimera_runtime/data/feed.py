@@ -114,7 +114,7 @@ class Feed:
     def facts(self, update: int) -> dict[Key, Fact]:
         """Takes the facts about a mini-batch that the ranks of a copy compare: digests of the parts of a micro-batch.
 
-        Each update compares another micro-batch. Those that this rank has not loaded have no facts.
+        Each update compares another micro-batch; a rank that has not loaded it has no facts.
         """
         facts = self._facts.pop(update, {})
         for earlier in [number for number in self._facts if number < update]:
@@ -128,7 +128,7 @@ class Feed:
     def _note_facts(self, update: int, triple: Triple, start: int = 0) -> None:
         """Notes the facts of the micro-batch that begins with row ``start``, before anything can change it."""
         self._facts[update] = {
-            ("data", self.copy, which): sample(digest) for which, digest in digests(triple, start, self.size)
+            ("data", self.copy, component): sample(digest) for component, digest in digests(triple, start, self.size)
         }
 
     def input(self, update: int, micro: int) -> Any:
@@ -144,34 +144,36 @@ class Feed:
         keywords: Keywords = self._part(update, micro, 2)
         return keywords
 
-    def _part(self, update: int, micro: int, which: int) -> Any:
+    def _part(self, update: int, micro: int, component: int) -> Any:
         # ``micro`` counts parts of micro-batches, on into later updates.
         later, number = divmod(micro, self.job.passes)
-        whole, part = divmod(number, self.job.parts)
-        pairs = self._pairs[update + later]
+        update += later
+        uncut, part = divmod(number, self.job.parts)
+        pairs = self._pairs[update]
         if isinstance(pairs, Batches):
-            self._require_names((None, None, pairs.keywords(update + later, number)), "a micro-batch of the dataset")
-            return (pairs.input, pairs.target, pairs.keywords)[which](update + later, number)
+            self._require_names((None, None, pairs.keywords(update, number)), "a micro-batch of the dataset")
+            return (pairs.input, pairs.target, pairs.keywords)[component](update, number)
+        # A mini-batch was checked when it came. What a function returns is checked now, and noted before it can change.
         if isinstance(pairs, _WholeMiniBatch):
-            value = pairs.part(whole, which)
+            value = pairs.part(uncut, component)
         else:
             with _LOADING:
-                loaded = pairs(whole)
+                loaded = pairs(uncut)
             triple = as_triple(loaded, "a batch")
-            self._require_names(triple, f"micro-batch {whole}")
+            self._require_names(triple, f"micro-batch {uncut}")
             if self.job.parts > 1:
-                require_cut(triple, self.size, f"micro-batch {whole}")
-            if whole == self._compared_micro_batch(update + later) and update + later not in self._facts:
-                self._note_facts(update + later, triple)
-            value = triple[which]
+                require_cut(triple, self.size, f"micro-batch {uncut}")
+            if uncut == self._compared_micro_batch(update) and update not in self._facts:
+                self._note_facts(update, triple)
+            value = triple[component]
             if wrong := next(_other_sizes(value, self.size), None):
-                raise mistakes.micro_batch_has_another_size(whole, wrong, self.size)
+                raise mistakes.micro_batch_has_another_size(uncut, wrong, self.size)
         size = self.size // self.job.parts
         return value if self.job.parts == 1 else rows(value, part * size, size)
 
-    def _require_names(self, triple: Triple, what: str) -> None:
+    def _require_names(self, triple: Triple, name: str) -> None:
         if self.names is not None:
-            self.names.require(triple[2], what)
+            self.names.require(triple[2], name)
 
 
 class _WholeMiniBatch:
@@ -185,9 +187,9 @@ class _WholeMiniBatch:
         self._batch = batch
         self._size = size
 
-    def part(self, micro: int, which: int) -> Any:
+    def part(self, micro: int, component: int) -> Any:
         """One part of a micro-batch: the inputs, the targets or the keyword arguments."""
-        return rows(self._batch[which], micro * self._size, self._size)
+        return rows(self._batch[component], micro * self._size, self._size)
 
 
 def _other_sizes(value: Any, size: int) -> Iterator[int]:

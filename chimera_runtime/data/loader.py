@@ -104,7 +104,7 @@ class Loader:
         self._move_to(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes an epoch the next one; after `load_state_dict` within that epoch, iteration continues there."""
+        """Makes an epoch the next one; a position within that epoch, from `load_state_dict`, stays as it is."""
         if epoch != self.epoch or not self._is_at_beginning:
             self._move_to(epoch)
 
@@ -206,6 +206,7 @@ class Loader:
         """All mini-batches from a position on, epoch after epoch, until an epoch has none."""
         epoch, start, share = begin.epoch, begin.items, self._share
         while (count := self._order.count(epoch)) >= (share.items if self._drop_last else 1):
+            # An entry for each micro-batch of this rank that has items: its place in the epoch, and the keys.
             while (items := min(count - start, share.items)) >= (share.items if self._drop_last else 1):
                 micro_batches = {}
                 for micro in self._uses:

@@ -91,10 +91,10 @@ class Loading:
             raise mistakes.collate_lost_items(min(other), len(items))
         return inputs if 0 in uses else None, target if 1 in uses else None, keywords if 2 in uses else {}
 
-    def _triple(self, value: Any, what: str) -> Triple:
-        triple = as_triple(value, what)
+    def _triple(self, value: Any, name: str) -> Triple:
+        triple = as_triple(value, name)
         if self.names is not None:
-            self.names.require(triple[2], what)
+            self.names.require(triple[2], name)
         return triple
 
 
@@ -192,15 +192,15 @@ def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
         kinds.add((str(form), tuple((t.dtype, t.shape[1:], t.layout) for t in tensors)))
     if len(kinds) != 1 or len(present) == 1 or any(len(lengths(value)) > 1 for value in present.values()):
         return values
-    whole, start, views = joined([*present.values()]), 0, dict(values)
+    joined_values, start, views = joined([*present.values()]), 0, dict(values)
     for micro, value in present.items():
         (count,) = lengths(value)
-        views[micro] = rows(whole, start, count)
+        views[micro] = rows(joined_values, start, count)
         start += count
     return views
 
 
-def as_triple(value: Any, what: str) -> Triple:
+def as_triple(value: Any, name: str) -> Triple:
     """Input, target and keyword arguments of a pair, which has none of the last, or of a triple.
 
     Raises
@@ -214,13 +214,13 @@ def as_triple(value: Any, what: str) -> Triple:
         case (inputs, target, dict() as keywords) if all(isinstance(name, str) for name in keywords):
             return inputs, target, keywords
         case _:
-            raise mistakes.neither_pair_nor_triple(what, type(value).__name__)
+            raise mistakes.neither_pair_nor_triple(name, type(value).__name__)
 
 
 _PLACES = {"[0]": "the input", "[1]": "the target", "[2]": "the keyword arguments"}
 
 
-def require_cut(triple: Triple, items: int, what: str) -> None:
+def require_cut(triple: Triple, items: int, name: str) -> None:
     """Passes if inputs, target and keyword arguments of ``items`` items can be cut into parts with fewer items.
 
     Raises
@@ -231,4 +231,4 @@ def require_cut(triple: Triple, items: int, what: str) -> None:
     uncut = obstacle(triple, items)
     if uncut is not None:
         place, kind = uncut
-        raise mistakes.cannot_be_cut(what, f"{_PLACES[place[:3]]}{place[3:]}", kind)
+        raise mistakes.cannot_be_cut(name, f"{_PLACES[place[:3]]}{place[3:]}", kind)

@@ -22,9 +22,9 @@ def sample(digest: int) -> Fact:
 
 def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
     """The number and a digest of each part of a batch that is present; see `samples.sampled`."""
-    for which, part in enumerate(triple):
-        if (which < 2 or part) and (digest := sampled(part, start, count)) is not None:
-            yield which, digest
+    for component, part in enumerate(triple):
+        if (component < 2 or part) and (digest := sampled(part, start, count)) is not None:
+            yield component, digest
 
 
 class EvaluationDataFacts:
@@ -43,16 +43,16 @@ class EvaluationDataFacts:
         if isinstance(batch, MiniBatch):
             self._positions.append(batch.position)
         elif not callable(batch):
-            for which, digest in digests(as_triple(batch, "a batch of an evaluation")):
-                self._counts[which] += 1
-                self._digests[which] = short(hash((self._digests[which], digest)))
+            for component, digest in digests(as_triple(batch, "a batch of an evaluation")):
+                self._counts[component] += 1
+                self._digests[component] = short(hash((self._digests[component], digest)))
         return batch
 
     def facts(self) -> dict[Key, Fact]:
         """The facts of all batches together: about each part that all have, and about positions if all have one."""
         facts: dict[Key, Fact] = {
-            ("data", self._copy, which): sample(self._digests[which])
-            for which, count in enumerate(self._counts)
+            ("data", self._copy, component): sample(self._digests[component])
+            for component, count in enumerate(self._counts)
             if count == self._count > 0
         }
         if self._positions and len(self._positions) == self._count:

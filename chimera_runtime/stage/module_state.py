@@ -74,6 +74,7 @@ class ModuleState:
         containers = [container for _, container in self._containers.values()] if thorough else self._watched
         if not containers:
             return _NOTHING
+        # A snapshot is shallow: copies of containers, a copy of each tensor that has changed, states of generators.
         copies: dict[int, tuple[Any, Any]] = {}
         versions: dict[int, TensorVersion] = {}
         generators: dict[int, tuple[Any, Any]] = {}
@@ -101,30 +102,30 @@ class ModuleState:
         return before._replace(written=written)
 
     @contextmanager
-    def as_of(self, then: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
+    def as_of(self, former: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
         """Gives the module an earlier state inside the context, and afterwards the present one again.
 
         Yields a list. Afterwards it has the names of what was changed inside, except what the first forward from that
         state had changed as well.
         """
         strays: list[str] = []
-        now = self.snapshot(thorough)
+        present = self.snapshot(thorough)
         # Replace what differs between then and now, and what the second run will write: tensors by clones of then.
-        differing = self._differing(then, now.versions) | then.written
+        differing = self._differing(former, present.versions) | former.written
         clones: dict[int, torch.Tensor] = {}
 
         def earlier(element: Any) -> Any:
             key = id(element)
-            if key not in differing or key not in then.versions:
+            if key not in differing or key not in former.versions:
                 return element
-            return clones.setdefault(key, then.versions[key].copy.clone())
+            return clones.setdefault(key, former.versions[key].copy.clone())
 
         replaced = [
             (container, copy, container.copy())
-            for key, (container, copy) in then.containers.items()
+            for key, (container, copy) in former.containers.items()
             if key in differing or _has(copy, differing)
         ]
-        drawn = [(generator, state, _state_of(generator)) for generator, state in then.generators.values()]
+        drawn = [(generator, state, _state_of(generator)) for generator, state in former.generators.values()]
         for container, copy, _ in replaced:
             _put(container, _mapped(copy, earlier))
         for generator, state, _ in drawn:
@@ -136,22 +137,22 @@ class ModuleState:
                 _put(container, copy)
             for generator, _, state in drawn:
                 _set_state(generator, state)
-        strays += self.names(now, self._changes(now, thorough))
+        strays += self.names(present, self._changes(present, thorough))
 
     @torch.no_grad()
-    def restore(self, then: StateSnapshot) -> None:
+    def restore(self, former: StateSnapshot) -> None:
         """Gives the module an earlier state again; tensors keep their memory."""
-        differing = self._changes(then, thorough=True)
-        for container, copy in then.containers.values():
+        differing = self._changes(former, thorough=True)
+        for container, copy in former.containers.values():
             if id(container) in differing:
                 _put(container, copy)
-        for key in differing & then.versions.keys():
-            tensor, _, copy = then.versions[key]
+        for key in differing & former.versions.keys():
+            tensor, _, copy = former.versions[key]
             if tensor.shape == copy.shape:
                 tensor.copy_(copy)
             else:
                 tensor.data = copy.clone()
-        for generator, state in then.generators.values():
+        for generator, state in former.generators.values():
             _set_state(generator, state)
 
     def changed(self, before: StateSnapshot) -> list[str]:
@@ -191,6 +192,7 @@ class ModuleState:
         return self._differing(before, self.snapshot(thorough).versions)
 
     def _differing(self, before: StateSnapshot, versions: Mapping[int, TensorVersion]) -> set[int]:
+        """The ids of what differs between a snapshot and now; ``versions`` are the present ones of tensors."""
         differing = {key for key, (container, copy) in before.containers.items() if not _same(container, copy)}
         for key, version in before.versions.items():
             later = versions.get(key)
@@ -205,18 +207,18 @@ class ModuleState:
 def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """The containers of a module, each with the prefix of the names of its elements."""
     reached: set[int] = set()
-    ahead: list[tuple[str, Any]] = [("", module)]
-    while ahead:
-        name, value = ahead.pop()
+    stack: list[tuple[str, Any]] = [("", module)]
+    while stack:
+        name, value = stack.pop()
         if isinstance(value, tuple):
-            ahead += [(name, element) for element in value]
+            stack += [(name, element) for element in value]
             continue
         container = vars(value) if _is_open(value) else value
         if type(container) not in _KINDS or id(container) in reached:
             continue
         reached.add(id(container))
         yield name, container
-        ahead += [(inner, element) for inner, element in _named(name, container) if inner is not None]
+        stack += [(inner, element) for inner, element in _named(name, container) if inner is not None]
 
 
 def _named(name: str, container: Any) -> Iterator[tuple[str, Any]]:

@@ -36,7 +36,7 @@ class Replicas:
 
 
 def digest(numbers: Numbers) -> Fact:
-    """The fact about weights that ranks compare, once their digest has been read."""
+    """The fact about weights that ranks compare: a digest of their bits, of which ``numbers`` is the reading."""
     (number,) = numbers()
     return int(number), lambda: {"a digest of their bits": f"{int(number):x}"}
 

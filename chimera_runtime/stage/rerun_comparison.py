@@ -124,8 +124,8 @@ def sampled(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
 
 def _comparable(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The local tensors that have values, on the device of the first of them."""
-    here = [t for t in map(local, tensors) if t.layout == torch.strided and not t.is_meta and not t.is_quantized]
-    return [t for t in here if t.device == here[0].device]
+    with_values = [t for t in map(local, tensors) if t.layout == torch.strided and not t.is_meta and not t.is_quantized]
+    return [t for t in with_values if t.device == with_values[0].device]
 
 
 def _kind(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:

@@ -149,18 +149,18 @@ class SplitBackward:
 
 def _way(roots: Iterable[Node], inputs: Iterable[Node]) -> dict[Node, bool]:
     """The nodes from which an input is reached: a depth-first search without recursion, as graphs are deep."""
-    leads = dict.fromkeys(inputs, True)
-    ahead: list[tuple[Node, tuple[Node, ...] | None]] = [(root, None) for root in roots]
-    while ahead:
-        node, behind = ahead.pop()
-        if behind is not None:
-            leads[node] = any(leads[other] for other in behind)
-        elif node not in leads:
-            leads[node] = False
-            behind = tuple([other for other, _ in node.next_functions if other is not None])
-            ahead.append((node, behind))
-            ahead += [(other, None) for other in behind if other not in leads]
-    return {node: True for node, does in leads.items() if does}
+    reaches_input = dict.fromkeys(inputs, True)
+    stack: list[tuple[Node, tuple[Node, ...] | None]] = [(root, None) for root in roots]
+    while stack:
+        node, followers = stack.pop()
+        if followers is not None:
+            reaches_input[node] = any(reaches_input[other] for other in followers)
+        elif node not in reaches_input:
+            reaches_input[node] = False
+            followers = tuple([other for other, _ in node.next_functions if other is not None])
+            stack.append((node, followers))
+            stack += [(other, None) for other in followers if other not in reaches_input]
+    return {node: True for node, reaches in reaches_input.items() if reaches}
 
 
 def _edges_off(node: Node, way: dict[Node, bool]) -> list[int]:
@@ -201,8 +201,9 @@ def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[Joint
     groups: list[JointRun] = []
     group_of: dict[Node, JointRun] = {}
     for early, late in parts:
-        behind = {edge.node for edge, _ in early} | ({_edge(late.node, i).node for i in late.edges} if late else set())
-        nodes = [node for node in _closure(behind) if node.next_functions]
+        late_edges = [_edge(late.node, i) for i in late.edges] if late else []
+        first = {edge.node for edge in [*(edge for edge, _ in early), *late_edges]}
+        nodes = [node for node in _closure(first) if node.next_functions]  # all but the weights
         joined: JointRun = ([*early], [late] if late else [])
         for group in {id(group_of[node]): group_of[node] for node in nodes if node in group_of}.values():
             joined[0].extend(group[0])
@@ -217,12 +218,12 @@ def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[Joint
 def _closure(nodes: Iterable[Node]) -> set[Node]:
     """All nodes that some nodes lead to, including themselves."""
     reached: set[Node] = set()
-    ahead = list(nodes)
-    while ahead:
-        node = ahead.pop()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
         if node not in reached:
             reached.add(node)
-            ahead += [other for other, _ in node.next_functions if other is not None]
+            stack += [other for other, _ in node.next_functions if other is not None]
     return reached
 
 

@@ -160,6 +160,7 @@ class GradientSum:
         except RuntimeError as error:
             raise self._lost(error) from None
         self._works = ()
+        # The buffers have the sums. With a count they are divided by it, which differs between meshes.
         if self._count is not None and self._views:
             summed = self._readable[-1] if self._readable else self._count.tensor
             for mesh, views in self._views_of.items():
