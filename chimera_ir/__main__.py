@@ -1,4 +1,4 @@
-"""``python -m chimera_ir``: what ``chimera`` does."""
+"""``python -m chimera_ir``, another way to call ``chimera``."""
 
 from chimera_ir.start import module
 

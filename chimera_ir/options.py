@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from chimera_ir.profile.choose import Inputs
 
 MOST = 10**6
-"""Copies, and items of a micro-batch."""
+"""The most copies, and the most items of a micro-batch."""
 
 Spell = Callable[[str], str]
 """Spelling of an option by the user, given its name in `Options`."""

@@ -35,7 +35,7 @@ class SectionedCommand(click.Command):
         self.sections = {heading: names.split() for heading, names in sections.items()}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section for each heading, and the last for the other options."""
+        """Writes a section for each heading, and a last one for the other options."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         heading_of = {name: heading for heading, names in self.sections.items() for name in names}
         for heading in (*self.sections, GENERAL):

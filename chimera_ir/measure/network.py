@@ -134,7 +134,7 @@ def _message_link(measured: LinkTimes, within: bool) -> Link:
 
 
 def _fork(measured: LinkTimes, within: bool) -> float:
-    """Factor on the time of messages whose sender sends as many to another rank; 0 if it was not measured."""
+    """Factor on the time of messages if their sender sends to two ranks at once; 0 if it was not measured."""
     if within not in measured.forks:
         return 0.0
     alone = measured.streams[within, max(size for where, size in measured.streams if where == within)]

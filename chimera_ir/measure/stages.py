@@ -238,7 +238,7 @@ def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> 
 
 
 class _Work:
-    """Counts in FLOP; torch.utils.flop_counter counts none of a step."""
+    """Counts work in FLOP; torch.utils.flop_counter counts none in a step."""
 
     def passes(self, cut: ModelCut, _number: int, station: Station) -> tuple[_Passes, float | None]:
         """Floating-point operations, which have no noise."""

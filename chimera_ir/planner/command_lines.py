@@ -29,7 +29,7 @@ _COMPILE = "chimera compile"
 
 
 def scheme_argument(source: Source) -> str:
-    """The name of a library scheme, or the file of another one, written so that no command line reads an option."""
+    """The argument for a scheme: its name in the library, or its file, never to be taken for an option."""
     stem = PurePath(source.name).stem
     if stem in library.names() and library.source(stem) == source:
         return stem

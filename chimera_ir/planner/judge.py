@@ -139,12 +139,12 @@ class Judge:
         return Setting(stages, *where, self.sharded_optimizer)
 
     def all_of(self, choices: Sequence[Configuration]) -> tuple[Verdict, ...]:
-        """The verdict on each configuration; with recomputation where that is allowed and needed to fit."""
+        """Judges each configuration, with recomputation where that is allowed and needed to fit."""
         compiler = _Compiler(self)
         return tuple(self._with_least(compiler, choice) for choice in choices)
 
     def first_of(self, choices: Sequence[Configuration]) -> tuple[Verdict, ...]:
-        """Verdicts in the order given until a configuration fits: first all without recomputation, then all with it."""
+        """Judges configurations in order until one fits: first all without recomputation, then all with it."""
         compiler, verdicts = _Compiler(self), list[Verdict]()
         for again in MODES[self.recomputation]:
             for choice in choices:

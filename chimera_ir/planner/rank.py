@@ -125,7 +125,7 @@ def _plain(choice: Configuration, baseline: Source) -> tuple[object, ...]:
 
 
 def _merged(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
-    """The configurations in order; those that compile to the same program are one, under the plainest name."""
+    """Sorts configurations and merges those that compile to the same program, under the plainest name."""
     equal: dict[object, list[Judged]] = {}
     for judged in configurations:
         equal.setdefault(judged.identity, []).append(judged)
@@ -251,7 +251,7 @@ def _judge_part(
 
 
 def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """The first candidate of each name and then the first of all, as many as the limits allow, with their replays."""
+    """Replays the first candidate of each name, then further candidates in their order, within the limits."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     first = _first_of_each_name(candidates)
     for judged in dict.fromkeys([*first, *candidates]):

@@ -25,7 +25,7 @@ SIZE, MICRO_BATCHES, DIVISOR, DEFAULT = "size", "micro_batches", "divisor", "def
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The parameters of a scheme by their roles.
+    """The roles of a scheme's parameters in the planner.
 
     ``sizes`` give the numbers of stages and workers, ``micro_batches`` is N, if there is one. For ``divisors`` the
     planner tries the divisors of the sizes, for ``listed`` the values in the list. Any other parameter keeps its

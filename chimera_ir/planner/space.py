@@ -231,7 +231,7 @@ class _Search:
         return [(name, value) for value in ([self._fixed[name]] if name in self._fixed else values)]
 
     def _defaults(self) -> list[list[_Setting]]:
-        """The parameters that stay at their defaults, unless they are fixed."""
+        """Fixed values of the parameters that the planner does not vary."""
         tried = {*self._roles.sizes, *self._roles.divisors, *dict(self._roles.listed), self._roles.micro_batches}
         return [[(name, value)] for name, value in self._fixed.items() if name not in tried]
 

@@ -244,7 +244,7 @@ class Table:
         return amount, dimension
 
     def table(self, name: str, example: str, where: str) -> "Table | None":
-        """A table within; None if there is none, which is an error if an example is given."""
+        """A table within this one, or None; a missing table is an error if there is an example of it."""
         value = self._value(name, not example, example)
         if value is None:
             return None

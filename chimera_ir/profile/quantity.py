@@ -158,7 +158,7 @@ def show_bandwidth(beta: float) -> str:
 
 
 UNLIMITED = "unlimited"
-"""The bandwidth of a link over which a message takes its latency only."""
+"""The bandwidth of a link whose messages take the latency alone, whatever their size."""
 
 
 def inverse(bandwidth: Fraction) -> float:
