@@ -34,3 +34,15 @@ class RanksDiffer(Misuse):
 
 class BadCheckpoint(Exception):
     """Error for a checkpoint that cannot be written or read."""
+
+
+class Unwritable(Exception):
+    """Error for a file or stream that an option asks for and that cannot be written."""
+
+
+class CheckFailed(Exception):
+    """Error for ranks that compute something else than one process."""
+
+
+class NotFinite(Exception):
+    """Error for an update whose loss is not a finite number, with ``--stop-on-nan``."""

@@ -11,24 +11,33 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import Located, ModelError, describe
-from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, BadCheckpoint, BadModel, Misuse, PeerLost
+from chimera_runtime.errors import (
+    FAILED,
+    MISUSED,
+    OUR_FAULT,
+    BadCheckpoint,
+    BadModel,
+    CheckFailed,
+    Misuse,
+    NotFinite,
+    PeerLost,
+    Unwritable,
+)
 from chimera_runtime.model.model import load as load_model
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.compiled_program import load as load_program
 from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import begin
 from chimera_runtime.start.memory_report import memory_report
-from chimera_runtime.tools.check.compare import CheckFailed
 from chimera_runtime.tools.command.backends import register
 from chimera_runtime.tools.command.options import parse
 from chimera_runtime.tools.command.requirements import require_fitting
-from chimera_runtime.tools.fail.bug_report import Bundle
+from chimera_runtime.tools.fail.bug_report import BugReport
 from chimera_runtime.tools.fail.faults import Faults, leave
 from chimera_runtime.tools.loop.saving import Terminated
 from chimera_runtime.tools.open.parent import end_with_parent
-from chimera_runtime.tools.open.stdio import Unwritable, let_go, tell
+from chimera_runtime.tools.open.stdio import drop_unwritable, write_error
 from chimera_runtime.tools.run import Run
-from chimera_runtime.tools.watch.progress import NotFinite
 
 _EXPECTED = "CHIMERA_PROGRAM"
 """The variable in which `chimera run` passes on the digest of what it has compiled."""
@@ -46,7 +55,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
     try:
         store, rank, size = find_store(options.timeout)
     except Misuse as error:
-        tell(f"train.py: {misuse or error}")
+        write_error(f"train.py: {misuse or error}")
         leave(MISUSED)
     faults = Faults(store, rank)
     if misuse is not None:
@@ -54,7 +63,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
     faults.watch_signals(size)
     try:
         if options.bundle is not None:
-            faults.at_end.append(Bundle(options, directory, rank).add)
+            faults.at_end.append(BugReport(options, directory, rank).add)
             faults.hint = f"train.py: for a bug report there is {options.bundle}"
         compiled = load_program(directory)
         if compiled.job.program != program:
@@ -78,7 +87,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         trace = "".join(traceback.format_exception(error))
         report = "" if options.bundle is not None else "; to report it, start again with --bundle FILE"
         faults.end(f"train.py: rank {rank}: a fault of the generated program{report}\n{trace}", OUR_FAULT)
-    let_go()
+    drop_unwritable()
 
 
 def _options() -> tuple[argparse.Namespace, Misuse | Unwritable | None]:

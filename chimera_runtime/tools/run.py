@@ -30,8 +30,8 @@ from chimera_runtime.tools.loop.autocast import under_autocast
 from chimera_runtime.tools.loop.optimizers import Optimizers
 from chimera_runtime.tools.loop.rehearsal import rehearsed
 from chimera_runtime.tools.loop.saving import Saving
-from chimera_runtime.tools.open.stdio import say, tell
-from chimera_runtime.tools.record.recorded_lane import recorded
+from chimera_runtime.tools.open.stdio import write_error, write_line
+from chimera_runtime.tools.record.recorded_lane import traced
 from chimera_runtime.tools.record.recorder import Recorder, prepare
 from chimera_runtime.tools.watch.device_memory import smallest_share
 from chimera_runtime.tools.watch.flops import computing_dtype, peak_seconds
@@ -40,9 +40,9 @@ from chimera_runtime.tools.watch.memory import refuse_beyond
 from chimera_runtime.tools.watch.metrics import Metrics
 from chimera_runtime.tools.watch.peak_memory import PeakMemory, resident
 from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
-from chimera_runtime.tools.watch.tensorboard import Board
+from chimera_runtime.tools.watch.tensorboard import TensorBoard
 from chimera_runtime.tools.watch.torch_profile import TorchProfile
-from chimera_runtime.tools.watch.validation import HeldOut
+from chimera_runtime.tools.watch.validation import Validation
 from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.update.outcome import Outcome, Outcomes
 from chimera_runtime.update.stage_optimizer import Named, StageStep
@@ -75,7 +75,7 @@ class Run(Hooks):
     model: ModelFile
     faults: Faults
     sinks: Sinks = field(init=False)
-    held_out: HeldOut = field(init=False)
+    held_out: Validation = field(init=False)
     _context: RankContext = field(init=False)
     _stages: dict[int, Stage] = field(init=False)
     _schedulers: dict[Any, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Run(Hooks):
             self.model = under_autocast(self.model, self.device.type, _DTYPES[options.autocast])
         _ = self.batches
         job, size = self.compiled.job, options.micro_batch_size
-        self.held_out = HeldOut(self.model, options.eval_every, options.steps, size, job, self.place, options.seed)
+        self.held_out = Validation(self.model, options.eval_every, options.steps, size, job, self.place, options.seed)
         self.sinks = self._open()
         if not self.place.rank:
             self.faults.at_end.append(self._keep)
@@ -109,7 +109,7 @@ class Run(Hooks):
         if self.place.rank:
             return Sinks(items=items)
         metrics = None if options.metrics is None else Metrics(options.metrics)
-        board = None if options.tensorboard is None else Board(options.tensorboard)
+        board = None if options.tensorboard is None else TensorBoard(options.tensorboard)
         log = None if options.log_file is None else Log(options.log_file)
         return Sinks(metrics, log, items, options.stop_on_nan, board)
 
@@ -186,7 +186,7 @@ class Run(Hooks):
         """What the options say of checkpoints; a SIGTERM or Ctrl-C asks for one, where they are saved."""
         made = list(pipe.optimizers.values()) if optimizers is None else list(optimizers)
         schedulers = list(self._schedulers.values()) if optimizers is None else optimizers.schedulers
-        say_once: Callable[[str], None] = (lambda _text: None) if self.place.rank else say
+        write: Callable[[str], None] = (lambda _text: None) if self.place.rank else write_line
         store = self.store
 
         def termination() -> str | None:
@@ -196,9 +196,9 @@ class Run(Hooks):
             store.set(_TERMINATED, name)
             pipe.ask_to_stop()
             if name == "SIGINT" and not self.place.rank:
-                tell("train.py: SIGINT: saving after this update; Ctrl-C again ends at once")
+                write_error("train.py: SIGINT: saving after this update; Ctrl-C again ends at once")
 
-        saving = Saving(self.options, pipe, made, schedulers, {"data": loader}, say_once, termination)
+        saving = Saving(self.options, pipe, made, schedulers, {"data": loader}, write, termination)
         saving.begin()
         if optimizers is not None:
             optimizers.count_from(pipe.updates)
@@ -227,7 +227,7 @@ class Run(Hooks):
         progress.finish()
         if self._peak_memory is not None:
             for line in self._peak_memory.lines():
-                progress.say(line)
+                progress.write_line(line)
         if self._recorder is not None:
             self._recorder.close()
 
@@ -265,16 +265,16 @@ class Run(Hooks):
             remarks.append(refuse_beyond(limit, context, model.steps, modules, options.shard_optimizer))
         if world.place.rank == 0:
             for remark in remarks:
-                say(remark)
+                write_line(remark)
         if options.check or options.check_only:
             if world.place.rank == 0:
                 updates = checked_updates(world.job)
-                say(f"checking {updates} updates against training in one process ..")
+                write_line(f"checking {updates} updates against training in one process ..")
             verdict = check(
                 replace(context, source=self.batches), model, options.micro_batch_size, modules, options.shard_optimizer
             )
             if verdict is not None:
-                say(verdict)
+                write_line(verdict)
         if options.device_peak is not None:
             peak = None if options.device_peak == "auto" else options.device_peak
             seconds = peak_seconds(context, modules, peak, computing_dtype(modules, model.autocast))
@@ -296,7 +296,7 @@ class Run(Hooks):
             return parts
         self._recorder = Recorder(self._context.world, self.options)
         self.faults.at_end.append(self._recorder.abandon)
-        return recorded(parts, self._recorder, self.compiled.job.period > 0)
+        return traced(parts, self._recorder, self.compiled.job.period > 0)
 
     def outcomes(self, world: World, counted: bool, names: Sequence[str]) -> Outcomes:
         """Where updates overlap there may be one for each micro-batch: the losses are then left to the progress.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.errors import CheckFailed
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import parameters_by_name
@@ -22,7 +23,7 @@ from chimera_runtime.start.lane_parts import lane_of, lane_parts, run_stream
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.traces import state_of
 from chimera_runtime.tools.check import full_model
-from chimera_runtime.tools.check.compare import CheckFailed, Recorded, compare
+from chimera_runtime.tools.check.compare import RankResult, compare
 from chimera_runtime.tools.check.reference import Reference
 from chimera_runtime.tools.loop.optimizers import optimizer_of
 from chimera_runtime.values.losses import Tally, added
@@ -152,7 +153,7 @@ def checked_updates(job: Job) -> int:
 
 def _run(
     context: RankContext, model: ModelFile, built: dict[int, torch.nn.Module], updates: int, is_sharded: bool
-) -> Recorded:
+) -> RankResult:
     """Some updates by the rank's script, with the model's optimizers."""
     watched: list[WatchedOptimizer] = []
     groups = iter(by_group(built, context.ties))
@@ -173,7 +174,7 @@ def _run(
             for optimizer in watched:
                 optimizer.gather()
     optimizers = dict(zip(by_group(built, context.ties), watched, strict=True))
-    return Recorded(
+    return RankResult(
         {group: optimizer.gradients for group, optimizer in optimizers.items()},
         {group: [_copy(p) for p in optimizer.parameters] for group, optimizer in optimizers.items()},
         _losses(stages, updates),

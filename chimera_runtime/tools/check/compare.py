@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import FAILED, CheckFailed
 from chimera_runtime.program.weight_groups import Group, group_name, group_text
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.check.reference import Gradients, History, Training, differences, size
@@ -51,12 +51,8 @@ def tolerance(dtype: torch.dtype, summands: int) -> float:
     return min(max(TOLERANCES[dtype], 4 * math.sqrt(summands) * torch.finfo(dtype).eps), LARGEST_TOLERANCE)
 
 
-class CheckFailed(Exception):
-    """The loops do not compute what one process computes."""
-
-
 @dataclass(frozen=True)
-class Recorded:
+class RankResult:
     """What a rank computed: by weight group, the gradients of each of its steps and its weights after the last one.
 
     ``losses`` are its parts of the losses of the updates.
@@ -142,7 +138,7 @@ def _short(bound: float) -> str:
 
 def compare(
     world: World,
-    recorded: Recorded,
+    recorded: RankResult,
     names: Sequence[str],
     updates: int,
     begin: Callable[[], Training],
@@ -194,7 +190,7 @@ def compare(
 
 def _train_beside(
     world: World,
-    recorded: Recorded,
+    recorded: RankResult,
     updates: int,
     begin: Callable[[], Training],
     inspect: Callable[[Sequence[torch.nn.Module]], None],
@@ -239,12 +235,12 @@ def _deviation(history: History, group: Group, what: str, errors: Iterable[float
         yield Deviation(group, what, shares[worst], history.names[worst])
 
 
-def _part(recorded: Recorded, group: Group, part: int) -> Gradients:
+def _part(recorded: RankResult, group: Group, part: int) -> Gradients:
     """The gradients of an update, or behind those of the last one the weights."""
     return (*recorded.gradients[group], recorded.weights[group])[part]
 
 
-def _taken(world: World, recorded: Recorded, group: Group, part: int, like: Sequence[torch.Tensor]) -> Gradients:
+def _taken(world: World, recorded: RankResult, group: Group, part: int, like: Sequence[torch.Tensor]) -> Gradients:
     """A part of what the first rank that holds a weight group recorded, on rank 0."""
     rank, what = world.ranks_of(*group)[0], f"for what {group_name(group)} has computed"
     if rank == 0:
@@ -259,7 +255,7 @@ def _taken(world: World, recorded: Recorded, group: Group, part: int, like: Sequ
     return room
 
 
-def _hand_over(world: World, recorded: Recorded, updates: int) -> None:
+def _hand_over(world: World, recorded: RankResult, updates: int) -> None:
     """The other side of `_taken`, of the weight groups of which this rank is the first."""
     mine = [g for g in world.job.groups if g in recorded.weights and world.ranks_of(*g)[0] == world.place.rank]
     for part in range(updates + 1):
@@ -274,7 +270,7 @@ def _hand_over(world: World, recorded: Recorded, updates: int) -> None:
                     world.control_group.send(tensor, 0, f"for the comparison of {group_name(group)}")
 
 
-def _publish_digests(world: World, recorded: Recorded) -> None:
+def _publish_digests(world: World, recorded: RankResult) -> None:
     for group, gradients in recorded.gradients.items():
         bits = digest(tensor for part in (*gradients, recorded.weights[group]) for tensor in part)
         world.control_group.store.set(

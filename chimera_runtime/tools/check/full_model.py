@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.errors import FAILED, MISUSED, CheckFailed, Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import names_in_model
 from chimera_runtime.model.ties import End
-from chimera_runtime.tools.check.compare import TOLERANCES, CheckFailed, share_of, tolerance
+from chimera_runtime.tools.check.compare import TOLERANCES, share_of, tolerance
 from chimera_runtime.tools.check.reference import Reference, differences, size
 
 

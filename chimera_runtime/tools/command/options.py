@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.communicators import CHOICES
-from chimera_runtime.tools.open.stdio import say
+from chimera_runtime.tools.open.stdio import write_line
 from chimera_runtime.values.byte_text import UNITS
 
 _BUILT_IN = ("gloo", "nccl")
@@ -20,7 +20,7 @@ _LONGEST = 10**9
 
 class _Parser(argparse.ArgumentParser):
     def print_help(self, _file: object = None) -> None:
-        say(self.format_help().rstrip())
+        write_line(self.format_help().rstrip())
 
     def error(self, message: str) -> NoReturn:
         raise Misuse(f"{message} (see --help)")

@@ -21,8 +21,8 @@ from types import FrameType
 
 import torch
 
-from chimera_runtime.errors import Misuse
-from chimera_runtime.tools.open.stdio import Unwritable, last_lines, tell
+from chimera_runtime.errors import Misuse, Unwritable
+from chimera_runtime.tools.open.stdio import last_lines, write_error
 
 _PROGRAM = ("schedule.sir", "program.json", "report.json")
 _ABOUT = "about.json"
@@ -36,7 +36,7 @@ _NAMES = {
 }
 
 
-class Bundle:
+class BugReport:
     """The part of this rank in the file.
 
     Raises
@@ -77,7 +77,7 @@ class Bundle:
         try:
             self._add(message)
         except (OSError, zipfile.BadZipFile) as error:
-            tell(f"train.py: rank {self._rank}: --bundle {self._path}: {error}")
+            write_error(f"train.py: rank {self._rank}: --bundle {self._path}: {error}")
 
     def _add(self, message: str) -> None:
         texts = {f"rank_{self._rank}.txt": "\n".join(self._account(message))}

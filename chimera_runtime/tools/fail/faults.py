@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED, PeerLost
 from chimera_runtime.tools.fail.error_file import claim_to_speak, record
 from chimera_runtime.tools.open.parent import has_ended
-from chimera_runtime.tools.open.stdio import last_lines, let_go, tell
+from chimera_runtime.tools.open.stdio import drop_unwritable, last_lines, write_error
 
 _PATIENCE = 5.0
 _GRACE = 10.0
@@ -112,7 +112,7 @@ class Faults:
             self._tell(message)
 
     def _tell(self, message: str) -> None:
-        tell(message if self.hint is None else f"{message}\n{self.hint}")
+        write_error(message if self.hint is None else f"{message}\n{self.hint}")
 
     def lose(self, message: str, peers: Sequence[int] = ()) -> NoReturn:
         """Ends this rank, which could not go on without others, with the message of whoever failed first.
@@ -323,5 +323,5 @@ def _is_alive(process: int) -> bool:
 
 def leave(status: int) -> NoReturn:
     """Ends the process without waiting for messages that will never come."""
-    let_go()
+    drop_unwritable()
     os._exit(status)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def put(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all, also where several machines share the directory."""
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

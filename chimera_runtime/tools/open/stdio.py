@@ -1,7 +1,7 @@
 """Standard output and standard error of a rank, either of which may be closed, full, or without a reader.
 
 A line is one write, its end included, since all ranks write to the same terminal. There a line takes the place of what
-`show` has put on it, by whatever rank.
+`show_line` has put on it, by whatever rank.
 """
 
 import errno
@@ -12,15 +12,13 @@ from collections import deque
 from contextlib import suppress
 from typing import TextIO
 
+from chimera_runtime.errors import Unwritable
+
 _CLEARED = "\r\x1b[K"
 """To the begin of the line, and to its end all gone: ECMA-48, which every terminal of today knows."""
 
 last_lines: deque[str] = deque(maxlen=100)
 """What this rank has said and told, for a bug report."""
-
-
-class Unwritable(Exception):
-    """Something that was asked for cannot be written; the message says what and why."""
 
 
 def open_closed() -> None:
@@ -32,7 +30,7 @@ def open_closed() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     """Writes a line to standard output. A reader who has left has seen enough.
 
     Raises
@@ -44,8 +42,8 @@ def say(text: str) -> None:
     _put(f"{text}\n")
 
 
-def show(text: str) -> None:
-    """Puts a text on the last line of the terminal, as much as fits, in place of the one before; errors as in `say`.
+def show_line(text: str) -> None:
+    """Puts a text on the last line of the terminal, as much as fits, in place of the one before.
 
     It is for what is out of date soon: standard output is a terminal, see `is_terminal`.
     """
@@ -57,7 +55,7 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def tell(text: str) -> None:
+def write_error(text: str) -> None:
     """Writes a line to standard error, if that is possible: an exit status is left in any case."""
     last_lines.append(text)
     with suppress(OSError, ValueError):
@@ -71,9 +69,9 @@ def _put(text: str) -> None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         _write(sys.stdout, text)
     except BrokenPipeError:
-        let_go()
+        drop_unwritable()
     except OSError as error:
-        let_go()
+        drop_unwritable()
         raise Unwritable(f"standard output: {error.strerror}") from error
 
 
@@ -83,7 +81,7 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def let_go() -> None:
+def drop_unwritable() -> None:
     """Drops what cannot be written, so that the interpreter does not fail over it when it ends."""
     for stream in (sys.stdout, sys.stderr):
         try:

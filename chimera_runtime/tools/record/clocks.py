@@ -12,7 +12,7 @@ ROUNDS = 16
 
 
 @dataclass(frozen=True)
-class Offset:
+class ClockOffset:
     """What has to be added to this rank's clock to have that of rank 0, when this rank's clock says ``at``.
 
     The true offset is within ``uncertainty`` of ``offset``; all in nanoseconds.
@@ -23,7 +23,7 @@ class Offset:
     uncertainty: int
 
 
-def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROUNDS) -> Offset:
+def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROUNDS) -> ClockOffset:
     """The offset of another clock, as NTP finds it: by asking for its time, of several rounds in the shortest.
 
     The answer was read at some moment of the round. Its middle is wrong by half of the round at most.
@@ -35,10 +35,10 @@ def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROU
         asked.append((clock() - sent, sent, theirs))
     length, sent, theirs = min(asked)
     middle = sent + length // 2
-    return Offset(middle, theirs - middle, length - length // 2)
+    return ClockOffset(middle, theirs - middle, length - length // 2)
 
 
-def compare(world: World) -> Offset:
+def compare(world: World) -> ClockOffset:
     """The offset to rank 0; every rank calls it, and rank 0 answers them one after the other.
 
     Raises
@@ -52,7 +52,7 @@ def compare(world: World) -> Offset:
             for _ in range(ROUNDS):
                 world.control_group.recv(token, rank, "for a question about the time")
                 world.control_group.send(torch.tensor([time.monotonic_ns()]), rank, "an answer about the time")
-        return Offset(time.monotonic_ns(), 0, 0)
+        return ClockOffset(time.monotonic_ns(), 0, 0)
 
     def ask() -> int:
         world.control_group.send(token, 0, "a question about the time")

@@ -15,7 +15,7 @@ _NANOSECONDS = 10**6
 """Of a millisecond."""
 
 
-class Timing(Protocol):
+class OperationClock(Protocol):
     """Events of a GPU that have a time."""
 
     def mark(self) -> Any:
@@ -29,7 +29,7 @@ class Timing(Protocol):
 
 
 class CudaTiming:
-    """`Timing` by torch.cuda. It has not run on a GPU."""
+    """`OperationClock` by torch.cuda. It has not run on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,7 +45,7 @@ class CudaTiming:
         event.synchronize()
 
     def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """As in `Timing`: a number of 24 bits, so that ``start`` should not lie far back."""
+        """As in `OperationClock`: a number of 24 bits, so that ``start`` should not lie far back."""
         return float(start.elapsed_time(end))
 
 
@@ -73,7 +73,7 @@ class EventClock(HostClock):
 
     most = 2**12
 
-    def __init__(self, timing: Timing, clock: Callable[[], int] = monotonic_ns) -> None:
+    def __init__(self, timing: OperationClock, clock: Callable[[], int] = monotonic_ns) -> None:
         self._timing = timing
         self._lock = threading.Lock()
         self._base = timing.mark()

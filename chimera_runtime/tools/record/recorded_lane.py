@@ -14,7 +14,7 @@ from chimera_runtime.tools.record.recorder import Recorder
 from chimera_runtime.values.tensors import Tensors
 
 
-class RecordedTransfer:
+class TracedTransfer:
     """A message under way; the wait for it is noted."""
 
     __slots__ = ("_recorder", "_tag", "_transfer", "_verb")
@@ -37,29 +37,29 @@ class RecordedTransfer:
         self._recorder.talked(self._verb, self._tag, start)
 
 
-class RecordedPeer:
+class TracedPeer:
     """Another worker; messages to and from it are noted when they are posted."""
 
     def __init__(self, peer: Peer, recorder: Recorder) -> None:
         self._peer = peer
         self._recorder = recorder
 
-    def isend(self, tensors: Tensors, tag: int) -> RecordedTransfer:
+    def isend(self, tensors: Tensors, tag: int) -> TracedTransfer:
         """Posts a message as `Peer.isend` does, and notes how long that took."""
         start = self._recorder.now()
         transfer = self._peer.isend(tensors, tag)
         self._recorder.talked(to.SEND, tag, start)
-        return RecordedTransfer(transfer, self._recorder, to.WAIT_SEND, tag)
+        return TracedTransfer(transfer, self._recorder, to.WAIT_SEND, tag)
 
-    def irecv(self, buffers: Tensors, tag: int) -> RecordedTransfer:
+    def irecv(self, buffers: Tensors, tag: int) -> TracedTransfer:
         """Posts the receipt of a message."""
         start = self._recorder.now()
         transfer = self._peer.irecv(buffers, tag)
         self._recorder.talked(to.RECV, tag, start)
-        return RecordedTransfer(transfer, self._recorder, to.WAIT_RECV, tag)
+        return TracedTransfer(transfer, self._recorder, to.WAIT_RECV, tag)
 
 
-class RecordedWeights:
+class TracedWeights:
     """The weights of a stage or a tie; what is done with them is noted, as about the weight group of that number."""
 
     def __init__(self, weights: Any, recorder: Recorder, streams: bool, group: int) -> None:
@@ -106,7 +106,7 @@ class RecordedWeights:
             self._recorder.spill()
 
 
-class RecordedStage(RecordedWeights):
+class TracedStage(TracedWeights):
     """A stage whose operations are noted with their begin and end."""
 
     def __init__(self, stage: Any, recorder: Recorder, streams: bool) -> None:
@@ -159,15 +159,15 @@ class RecordedStage(RecordedWeights):
         self._recorder.ran(to.WEIGHT_GRADIENT, micros, self._stage.number, start)
 
 
-def recorded(parts: LaneParts, recorder: Recorder, streams: bool) -> LaneParts:
+def traced(parts: LaneParts, recorder: Recorder, streams: bool) -> LaneParts:
     """What a lane is made of, every call timed; ``streams`` if updates overlap."""
     stages, peers, load_input, load_target, ties = parts
     return LaneParts(
-        {number: RecordedStage(stage, recorder, streams) for number, stage in stages.items()},
-        {worker: RecordedPeer(peer, recorder) for worker, peer in peers.items()},
+        {number: TracedStage(stage, recorder, streams) for number, stage in stages.items()},
+        {worker: TracedPeer(peer, recorder) for worker, peer in peers.items()},
         _loading(to.LOAD_INPUT, load_input, recorder),
         _loading(to.LOAD_TARGET, load_target, recorder),
-        {group: RecordedWeights(tie, recorder, streams, recorder.number_of(group)) for group, tie in ties.items()},
+        {group: TracedWeights(tie, recorder, streams, recorder.number_of(group)) for group, tie in ties.items()},
     )
 
 

@@ -20,7 +20,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.weight_groups import Group, group_text
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.open.files import put
+from chimera_runtime.tools.open.files import write_atomically
 from chimera_runtime.tools.record import clocks
 from chimera_runtime.tools.record.event_clock import clock_of
 
@@ -50,7 +50,7 @@ def prepare(world: World, directory: Path, scripts: Path) -> None:
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _empty(directory)
-            put(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
+            write_atomically(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
     except OSError as error:
         raise Misuse(f"--trace {error.filename or directory}: {error.strerror}") from error
     world.control_group.barrier("for the directory of the trace")
@@ -63,7 +63,7 @@ def _empty(directory: Path) -> None:
         raise Misuse(
             f"--trace {directory}: exists and was not written by --trace; choose another directory or remove it"
         )
-    put(directory / MARKER, b"written by train.py --trace\n")
+    write_atomically(directory / MARKER, b"written by train.py --trace\n")
     for pattern in ("rank_*.jsonl", "rank_*.jsonl.part"):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
@@ -152,7 +152,7 @@ class Recorder:
         with suppress(OSError, ValueError):
             self._end(message.split("\n", 1)[0], None)
 
-    def _end(self, message: str | None, offset: clocks.Offset | None) -> None:
+    def _end(self, message: str | None, offset: clocks.ClockOffset | None) -> None:
         if self._over:
             return
         self._over = True

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chimera_runtime.tools.open.stdio import Unwritable
+from chimera_runtime.errors import Unwritable
 
 
 class Log:

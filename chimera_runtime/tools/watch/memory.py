@@ -25,7 +25,7 @@ from chimera_runtime.values.tensors import generators_kept
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """What a rank needs, in bytes.
 
     ``weights`` are all copies, frozen parameters and buffers; ``gradients`` the flat buffers and, once more, those that
@@ -103,9 +103,9 @@ class RankNeed:
         groups = by_group(built, context.ties)
         self._trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in groups.items()}
 
-    def need(self) -> Need:
+    def need(self) -> MemoryNeed:
         """The need, by what it is for."""
-        return Need(
+        return MemoryNeed(
             weights=self._weights(),
             gradients=self._gradients(),
             optimizer=sum(state_bytes(self._optimizer, stepped) for stepped in self._stepped()),
@@ -118,7 +118,7 @@ class RankNeed:
         for group, trained in self._trained.items():
             yield Sharding(self._context.world, group, trained).shards if self._is_sharded else trained
 
-    def words(self, need: Need) -> str:
+    def words(self, need: MemoryNeed) -> str:
         """A need with the figures of the stages behind it."""
         place = self._context.world.place
         parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())

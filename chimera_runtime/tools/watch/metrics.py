@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from chimera_runtime.tools.open.files import put
-from chimera_runtime.tools.open.stdio import Unwritable
+from chimera_runtime.errors import Unwritable
+from chimera_runtime.tools.open.files import write_atomically
 
 _NAMES = (b"loss", b"step_seconds", b"cpu_seconds")
 _PAUSE = 1.0
@@ -84,7 +84,7 @@ class Metrics:
         with self._lock:
             start = time.monotonic()
             lists = [b"".join((b'"', name, b'": [', c, b"]")) for name, c in zip(_NAMES, self._columns, strict=True)]
-            write = self._path.write_bytes if self._once else partial(put, self._path)
+            write = self._path.write_bytes if self._once else partial(write_atomically, self._path)
             write(b"{" + b", ".join(lists) + b"}\n")
             self._saved = self._count
             end = time.monotonic()

@@ -14,20 +14,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.errors import Misuse, NotFinite, PeerLost, Unwritable
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.messages import unrecorded
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.open.stdio import Unwritable, is_terminal, say, show
+from chimera_runtime.tools.open.stdio import is_terminal, show_line, write_line
 from chimera_runtime.tools.watch.log import Log
 from chimera_runtime.tools.watch.metrics import Metrics
-from chimera_runtime.tools.watch.tensorboard import Board
+from chimera_runtime.tools.watch.tensorboard import TensorBoard
 from chimera_runtime.update.outcome import Outcome, Outcomes
 from chimera_runtime.values.losses import Tally
-
-
-class NotFinite(Exception):
-    """The loss of an update is no finite number."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Sinks:
     log: Log | None = None
     items: int = 0
     stop_on_nan: bool = False
-    board: Board | None = None
+    board: TensorBoard | None = None
     peak_seconds: float | None = None
 
 
@@ -164,7 +160,7 @@ class Progress:
             while self._pending:
                 self._read(*self._pending.popleft())
         if self._line is not None:
-            self.say(self._line)
+            self.write_line(self._line)
 
     def evaluated(self, held_out: float) -> None:
         """The updates so far have been judged on held-out items; the time that this took is none of an update's.
@@ -178,7 +174,7 @@ class Progress:
         for sink in (self._sinks.log, self._sinks.board):
             if sink is not None:
                 sink.add({"update": self._count, "held_out": held_out})
-        self.say(f"step {self._number}  held out {held_out:.6f}")
+        self.write_line(f"step {self._number}  held out {held_out:.6f}")
 
     def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
         self._world.control_group.settle(work, "for the losses and times of a step")
@@ -232,14 +228,14 @@ class Progress:
             parts.append(f"{in_hours((self._updates - self._count) * self._duration)} left")
         self._line = "  ".join(parts)
         if not self._terminal:
-            self.say(self._line)
+            self.write_line(self._line)
         elif time.monotonic() - self._shown >= _SHOWN_EVERY:
             self._shown = time.monotonic()
-            self._put(show, self._line)
+            self._put(show_line, self._line)
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """A line that stays, also on a terminal; one that cannot be written is told of by `close`."""
-        self._put(say, line)
+        self._put(write_line, line)
         self._line = None
 
     def _put(self, put: Callable[[str], None], line: str) -> None:

@@ -5,14 +5,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chimera_runtime.errors import Misuse
-from chimera_runtime.tools.open.stdio import Unwritable
+from chimera_runtime.errors import Misuse, Unwritable
 
 _FLUSHED_EVERY = 10
 """Seconds."""
 
 
-class Board:
+class TensorBoard:
     """Adds scalars to a directory by ``torch.utils.tensorboard``, in the background.
 
     Raises

@@ -16,7 +16,7 @@ _EPOCH = -1
 """Of what is drawn for held-out items: none of the training's."""
 
 
-class HeldOut:
+class Validation:
     """Every item counts once, whatever their number; copy c of W has items c, c + W, ..
 
     Parameters

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from chimera_runtime.errors import CheckFailed
 from chimera_runtime.lane import Lane
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.weight_versions import Versions, masters
 from chimera_runtime.tools.check.check import Snapshot, WatchedOptimizer, check, shared
-from chimera_runtime.tools.check.compare import CheckFailed
 from tests.unit.runtime.models import Layer, facts, model, sequential, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 

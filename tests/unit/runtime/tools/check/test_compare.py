@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from chimera_runtime.errors import CheckFailed
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.check.compare import (
     LARGEST_TOLERANCE,
     TOLERANCES,
-    CheckFailed,
     Deviation,
-    Recorded,
+    RankResult,
     Verdict,
     compare,
     tolerance,
@@ -116,7 +116,7 @@ def begin() -> Training:
     return reference(2).begin(2, (((0, 2),), ((0, 2),)))
 
 
-def recorded(**scaled: float) -> Recorded:
+def recorded(**scaled: float) -> RankResult:
     """What a rank computed that holds both stages and did as the reference does, but for the scaled parts."""
     training = begin()
     gradients: dict[Group, list[Any]] = {(0,): [], (1,): []}
@@ -132,7 +132,7 @@ def recorded(**scaled: float) -> Recorded:
         group: [t.clone() * scaled.get("weights", 1.0) for t in history.newest]
         for group, history in zip(training.groups, training.histories, strict=True)
     }
-    return Recorded(gradients, weights, losses)
+    return RankResult(gradients, weights, losses)
 
 
 def test_what_one_process_computes_too_is_off_by_nothing(alone: World) -> None:
@@ -211,7 +211,7 @@ def test_stages_of_other_ranks_are_handed_to_rank_0_with_the_gradients_that_are_
     losses = [Tally(2 * training.losses[-1], 2)]
     training.step(update)
     parts = [
-        Recorded({(s,): [update[s]]}, {(s,): list(training.histories[s].newest)}, losses if s else [Tally()])
+        RankResult({(s,): [update[s]]}, {(s,): list(training.histories[s].newest)}, losses if s else [Tally()])
         for s in range(2)
     ]
     two = alone_job(workers=2, placement=((0, 1),))

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import CheckFailed, Misuse
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.check.check import check
-from chimera_runtime.tools.check.compare import CheckFailed
 from chimera_runtime.tools.check.full_model import compare
 from chimera_runtime.tools.check.reference import Reference
 from tests.unit.runtime.models import CPU, model, setting

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from chimera_runtime.errors import Misuse
-from chimera_runtime.tools.fail.bug_report import Bundle
-from chimera_runtime.tools.open.stdio import Unwritable, say
+from chimera_runtime.errors import Misuse, Unwritable
+from chimera_runtime.tools.fail.bug_report import BugReport
+from chimera_runtime.tools.open.stdio import write_line
 from tests.unit.runtime.thread_ranks import together
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BugReport]:
     directory = tmp_path / "compiled"
     directory.mkdir()
     (directory / "schedule.sir").write_text("a program\n")
@@ -26,9 +26,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundl
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
 
-    def bundle(rank: int = 0, file: str = "bundle.zip") -> Bundle:
+    def bundle(rank: int = 0, file: str = "bundle.zip") -> BugReport:
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        return Bundle(Namespace(bundle=tmp_path / file, backend="gloo", device=None), directory, rank)
+        return BugReport(Namespace(bundle=tmp_path / file, backend="gloo", device=None), directory, rank)
 
     return bundle
 
@@ -40,7 +40,7 @@ def read(path: Path) -> dict[str, str]:
 
 
 def test_every_rank_adds_its_part_and_the_first_the_program_and_the_versions(
-    make: Callable[..., Bundle], tmp_path: Path
+    make: Callable[..., BugReport], tmp_path: Path
 ) -> None:
     """All at the same moment."""
     bundles = [make(rank) for rank in range(4)]
@@ -56,14 +56,14 @@ def test_every_rank_adds_its_part_and_the_first_the_program_and_the_versions(
     assert about["environment"]["NCCL_DEBUG"] == "WARN"
 
 
-def test_no_secret_is_in_it(make: Callable[..., Bundle], tmp_path: Path) -> None:
+def test_no_secret_is_in_it(make: Callable[..., BugReport], tmp_path: Path) -> None:
     make().add("train.py: failed")
     texts = read(tmp_path / "bundle.zip")
     assert json.loads(texts["about.json"])["command"] == ["train.py", "--model", "m.py", "--", "(2 left out)"]
     assert not any("hf_secret" in text or "sesame" in text for text in texts.values())
 
 
-def test_the_last_lines_and_where_every_thread_is_are_in_it(make: Callable[..., Bundle], tmp_path: Path) -> None:
+def test_the_last_lines_and_where_every_thread_is_are_in_it(make: Callable[..., BugReport], tmp_path: Path) -> None:
     bundle, woken = make(), threading.Event()
 
     def waiting_for_a_message() -> None:
@@ -71,7 +71,7 @@ def test_the_last_lines_and_where_every_thread_is_are_in_it(make: Callable[..., 
 
     thread = threading.Thread(target=waiting_for_a_message, name="stuck")
     thread.start()
-    say("step 3/10")
+    write_line("step 3/10")
     bundle.add("train.py: failed")
     woken.set()
     thread.join()
@@ -80,7 +80,9 @@ def test_the_last_lines_and_where_every_thread_is_are_in_it(make: Callable[..., 
     assert "in waiting_for_a_message" in text.partition("thread stuck:")[2]
 
 
-def test_a_bundle_of_an_earlier_run_goes_and_a_file_of_yours_stays(make: Callable[..., Bundle], tmp_path: Path) -> None:
+def test_a_bundle_of_an_earlier_run_goes_and_a_file_of_yours_stays(
+    make: Callable[..., BugReport], tmp_path: Path
+) -> None:
     make(1).add("of the run before")
     make(0).add("of this run")
     assert "rank_1.txt" not in read(tmp_path / "bundle.zip")
@@ -93,7 +95,7 @@ def test_a_bundle_of_an_earlier_run_goes_and_a_file_of_yours_stays(make: Callabl
 
 
 def test_without_a_failure_there_is_no_file_and_one_that_cannot_be_written_stops_nothing(
-    make: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Callable[..., BugReport], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = make()
     assert not (tmp_path / "bundle.zip").exists()

@@ -14,18 +14,19 @@ ROOT = Path(__file__).resolve().parents[5]
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 
 RANK = """
-from chimera_runtime.tools.open.stdio import Unwritable, let_go, say, tell
+from chimera_runtime.errors import Unwritable
+from chimera_runtime.tools.open.stdio import drop_unwritable, write_line, write_error
 import os, sys
 opened = os.open(os.devnull, os.O_RDONLY)
-tell("an error")
+write_error("an error")
 try:
-    say("a line")
+    write_line("a line")
 except Unwritable as error:
-    tell(str(error))
-    let_go()
+    write_error(str(error))
+    drop_unwritable()
     sys.exit(2)
-say("another")
-let_go()
+write_line("another")
+drop_unwritable()
 sys.exit(3 if opened > 2 else 4)
 """
 
@@ -52,14 +53,14 @@ def test_a_rank_keeps_its_status_and_no_file_gets_the_number_of_a_closed_stream(
 
 
 SHOWN = """
-from chimera_runtime.tools.open.stdio import is_terminal, last_lines, say, show, tell
+from chimera_runtime.tools.open.stdio import is_terminal, last_lines, write_line, show_line, write_error
 import sys
 if is_terminal(sys.stdout):
-    show("update 1, which is out of date soon")
-    show("update 2")
-say("a line")
-tell("an error")
-say(str(len(last_lines)))
+    show_line("update 1, which is out of date soon")
+    show_line("update 2")
+write_line("a line")
+write_error("an error")
+write_line(str(len(last_lines)))
 """
 
 CLEARED = "\r\x1b[K"

@@ -13,7 +13,7 @@ from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
 from chimera_runtime.start.lane_parts import LaneParts, lane_of, lane_parts, loads, run_stream
-from chimera_runtime.tools.record.recorded_lane import recorded
+from chimera_runtime.tools.record.recorded_lane import traced
 from chimera_runtime.tools.record.recorder import Recorder, prepare
 from tests.unit.runtime.models import facts, given, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
@@ -102,7 +102,7 @@ def trained(world: World, folder: Path | None, scripts: Path, updates: int = 2) 
     if folder is not None:
         prepare(world, folder, scripts)
         recorder = Recorder(made.world, given(folder))
-        parts = recorded(parts, recorder, streams=False)
+        parts = traced(parts, recorder, streams=False)
     lane = lane_of(made, parts)
     for update in range(updates):
         lane.begin(update)
@@ -164,7 +164,7 @@ def streamed(world: World, folder: Path | None, scripts: Path) -> list[Any]:
     if folder is not None:
         prepare(world, folder, scripts)
         recorder = Recorder(made.world, given(folder))
-        parts = recorded(parts, recorder, streams=True)
+        parts = traced(parts, recorder, streams=True)
     lane = lane_of(made, parts)
     run_stream(made, lane, 3)
     if recorder is not None:
@@ -188,7 +188,7 @@ def test_a_group_is_noted_as_one_over_its_first(alone: World, tmp_path: Path, sc
         prepare(world, tmp_path / "trace", scripts)
         recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, recorded(lane_parts(made, stages), recorder, streams=False))
+        lane = lane_of(made, traced(lane_parts(made, stages), recorder, streams=False))
         lane.begin(3)
         first, last = lane.stage(0), lane.stage(1)
         first.forward((0, 1), lane.input((0, 1)))
@@ -211,7 +211,7 @@ def test_an_operation_that_fails_is_not_recorded_as_over(alone: World, tmp_path:
         prepare(world, tmp_path / "trace", scripts)
         recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, recorded(lane_parts(made, stages), recorder, streams=False))
+        lane = lane_of(made, traced(lane_parts(made, stages), recorder, streams=False))
         lane.stage(0).forward(0, lane.input(0))
         with pytest.raises(KeyError):
             lane.stage(0).backward(1, (torch.ones(1),))

@@ -219,7 +219,7 @@ def test_on_a_gpu_times_are_those_of_its_events(
 ) -> None:
     """Written as nanoseconds of the host's clock, with others in every piece that is written."""
 
-    class Timing:
+    class OperationClock:
         """Each event a millisecond after the one before."""
 
         def __init__(self) -> None:
@@ -236,7 +236,7 @@ def test_on_a_gpu_times_are_those_of_its_events(
             return float(end - start)
 
     monkeypatch.setattr(EventClock, "most", 2)
-    monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(Timing(), lambda: 1000))
+    monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(OperationClock(), lambda: 1000))
     recorder = Recorder(known.world, given(folder))
     for micro in range(3):
         recorder.ran(to.FORWARD, micro, 1, recorder.now())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_runtime.tools.open.stdio import Unwritable
+from chimera_runtime.errors import Unwritable
 from chimera_runtime.tools.watch.log import Log
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.tools.open.files import put
-from chimera_runtime.tools.open.stdio import Unwritable
+from chimera_runtime.errors import Unwritable
+from chimera_runtime.tools.open.files import write_atomically
 from chimera_runtime.tools.watch import metrics as writing
 from chimera_runtime.tools.watch.metrics import Metrics
 
@@ -31,7 +31,7 @@ class Disk:
     def put(self, path: Path, content: bytes) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        put(path, content)
+        write_atomically(path, content)
         took = self._seconds_per_byte * len(content)
         self.now += took
         self.spent += took
@@ -42,7 +42,7 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Disk]:
     def made(**options: Any) -> Disk:
         disk = Disk(**options)
-        monkeypatch.setattr(writing, "put", disk.put)
+        monkeypatch.setattr(writing, "write_atomically", disk.put)
         monkeypatch.setattr(writing.time, "monotonic", lambda: disk.now)
         return disk
 

@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import Misuse, NotFinite, Unwritable
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.open.stdio import Unwritable
 from chimera_runtime.tools.watch import progress as telling
 from chimera_runtime.tools.watch.log import Log
 from chimera_runtime.tools.watch.metrics import Metrics
-from chimera_runtime.tools.watch.progress import NotFinite, PartialOutcomes, Progress, Sinks, UpdateEnds, in_hours
+from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds, in_hours
 from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
@@ -192,7 +191,7 @@ def test_a_line_that_cannot_be_written_is_told_after_training(alone: World, monk
         tried.append(line)
         raise Unwritable("standard output: No space left on device")
 
-    monkeypatch.setattr(telling, "say", say)
+    monkeypatch.setattr(telling, "write_line", say)
     with worlds(alone, alone_job()) as (world,), pytest.raises(Unwritable, match="No space left on device"):
         updates(world, [1.0, 2.0, 3.0])
     assert len(tried) == 1
@@ -259,8 +258,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     put: list[str] = []
     monkeypatch.setattr(telling, "time", Seconds())
     monkeypatch.setattr(telling, "is_terminal", lambda _: True)
-    monkeypatch.setattr(telling, "show", lambda text: put.append(f"~ {text}"))
-    monkeypatch.setattr(telling, "say", put.append)
+    monkeypatch.setattr(telling, "show_line", lambda text: put.append(f"~ {text}"))
+    monkeypatch.setattr(telling, "write_line", put.append)
     return put
 
 
@@ -326,7 +325,7 @@ def test_evaluations_of_overlapping_updates_find_all_of_them_told(
 
 
 def test_a_board_has_the_numbers_of_the_log(alone: World) -> None:
-    class Board:
+    class TensorBoard:
         facts: ClassVar[list[Any]] = []
 
         def add(self, facts: Any) -> None:
@@ -336,8 +335,8 @@ def test_a_board_has_the_numbers_of_the_log(alone: World) -> None:
             self.facts.append("closed")
 
     with worlds(alone, alone_job()) as (world,):
-        updates(world, [1.5], sinks=Sinks(items=6, board=Board(), peak_seconds=0.01))  # type: ignore[arg-type]
-    facts, closed = Board.facts
+        updates(world, [1.5], sinks=Sinks(items=6, board=TensorBoard(), peak_seconds=0.01))  # type: ignore[arg-type]
+    facts, closed = TensorBoard.facts
     assert (facts["update"], facts["loss"], closed) == (1, 1.5, "closed")
     assert facts["share_of_peak"] == pytest.approx(0.01 / facts["seconds"])
 

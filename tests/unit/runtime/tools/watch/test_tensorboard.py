@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.errors import Misuse
-from chimera_runtime.tools.open.stdio import Unwritable
-from chimera_runtime.tools.watch.tensorboard import Board, scalars
+from chimera_runtime.errors import Misuse, Unwritable
+from chimera_runtime.tools.watch.tensorboard import TensorBoard, scalars
 
 UPDATE = {
     "update": 3,
@@ -58,7 +57,7 @@ def test_every_number_of_a_line_is_a_scalar() -> None:
 
 @pytest.mark.usefixtures("_stub")
 def test_a_line_is_added_at_its_update_and_the_end_writes_what_is_left() -> None:
-    board = Board(Path("curves"))
+    board = TensorBoard(Path("curves"))
     board.add({"update": 3, "loss": 1.5})
     board.add({"update": 3, "held_out": 1.25})
     board.close()
@@ -69,8 +68,8 @@ def test_a_line_is_added_at_its_update_and_the_end_writes_what_is_left() -> None
 @pytest.mark.usefixtures("_stub")
 def test_a_directory_that_cannot_be_made_is_refused_and_a_full_disk_is_told_at_the_end() -> None:
     with pytest.raises(Unwritable, match="--tensorboard nowhere: Not a directory"):
-        Board(Path("nowhere"))
-    board = Board(Path("full"))
+        TensorBoard(Path("nowhere"))
+    board = TensorBoard(Path("full"))
     for update in range(5):
         board.add({"update": update, "loss": 1.0})
     board.keep()
@@ -81,14 +80,14 @@ def test_a_directory_that_cannot_be_made_is_refused_and_a_full_disk_is_told_at_t
 def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(Misuse, match=r"--tensorboard needs a package that is not there .*: pip install tensorboard; "):
-        Board(tmp_path)
+        TensorBoard(tmp_path)
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = Board(tmp_path / "curves")
+    board = TensorBoard(tmp_path / "curves")
     board.add(UPDATE)
     board.close()
     events = EventAccumulator(str(tmp_path / "curves")).Reload()

@@ -13,7 +13,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.job import Place
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.watch.validation import HeldOut
+from chimera_runtime.tools.watch.validation import Validation
 from tests.unit.runtime.kept import WIDTH, B, N, loss, mini_batch, pipeline
 from tests.unit.runtime.models import model
 from tests.unit.runtime.thread_ranks import alone_job
@@ -27,9 +27,9 @@ def with_items(validation: Callable[[], Any] | None) -> ModelFile:
     return replace(model(), validation=validation)
 
 
-def held_out(count: int, copy: int = 0, copies: int = 1, every: int | None = 2) -> HeldOut:
+def held_out(count: int, copy: int = 0, copies: int = 1, every: int | None = 2) -> Validation:
     place = Place(copy, 1, copies, "pipeline")
-    return HeldOut(with_items(lambda: items(count)), every, 5, B, alone_job(evaluated=N), place, 0)
+    return Validation(with_items(lambda: items(count)), every, 5, B, alone_job(evaluated=N), place, 0)
 
 
 @pytest.mark.parametrize("count", [1, B, B * N, 5 * B * N + 3])
@@ -67,7 +67,7 @@ def test_a_rank_loads_of_a_whole_round_what_it_is_asked_for() -> None:
             return torch.ones(WIDTH), torch.zeros(WIDTH), {"scale": torch.ones(1)}
 
     files = with_items(Items)
-    of_round = HeldOut(files, 1, 5, B, alone_job(evaluated=N), Place(0, 1, 1, "pipeline"), 0)
+    of_round = Validation(files, 1, 5, B, alone_job(evaluated=N), Place(0, 1, 1, "pipeline"), 0)
     (load,) = of_round._batches()
     inputs, _, keywords = load(1)
     assert loaded == [B, B + 1]
@@ -91,7 +91,7 @@ def test_it_is_time_every_so_many_updates_and_after_the_last() -> None:
 )
 def test_what_is_missing_is_said_before_training(validation: Any, words: str) -> None:
     with pytest.raises(Misuse, match=words):
-        HeldOut(with_items(validation), 1, 5, B, alone_job(), Place(0, 1, 1, "pipeline"), 0)
+        Validation(with_items(validation), 1, 5, B, alone_job(), Place(0, 1, 1, "pipeline"), 0)
 
 
 def test_an_item_that_fails_is_the_model_files(alone: World, one_worker: Path) -> None:
@@ -100,7 +100,7 @@ def test_an_item_that_fails_is_the_model_files(alone: World, one_worker: Path) -
             raise KeyError(item)
 
     pipe = pipeline(one_worker)
-    broken = HeldOut(
+    broken = Validation(
         with_items(lambda: Broken(items(9))), 1, 5, B, alone_job(evaluated=N), Place(0, 1, 1, "pipeline"), 0
     )
     with pytest.raises(ModelError, match=r"item 0 of validation\(\): .*KeyError: 0"):
