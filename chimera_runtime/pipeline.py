@@ -151,21 +151,17 @@ class Pipeline:
         world = self._world = join_group(
             job, group, layout, device, timeout=timeout, communicators=communicators, end=hooks.lost, arguments=same
         )
-        place, facts = world.place, compiled.ranks[world.place.worker]
+        control, place, facts = world.control_group, world.place, compiled.ranks[world.place.worker]
         self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
-        self.copies, self.copy, self.worker, self.first_rank = (
-            place.copies,
-            place.copy,
-            place.worker,
-            world.control_group.members[0],
-        )
+        self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
+        self.first_rank = control.members[0]
         # The model: modules with equal weights on all replicas, and what they do with the example.
         ties_of = tied if callable(tied) else lambda _stages: tied
         model = Model(file_of(build_stage), build_stage, loss, tied=ties_of, name=name)
         self._feed = Feed(job, size, place.copy)
         modules, probed = prepare(world, self._located, model, self._feed, example, seed=seed, measures=hooks.measures)
-        self.remarks = tuple(remarks(world, probed))
+        self.remarks = tuple(remarks(job, world.backend, world.device, probed))
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
         named = Ranges(world.device) if ranges else Unranged()
         context = self._context = RankContext(
@@ -180,7 +176,8 @@ class Pipeline:
         stages = assemble(context, modules, steps, hooks.stage_maker(job), sum_dtype)
         lane = lane_of(context, hooks.lane_parts(lane_parts(context, stages), stages))
         # The updates, their losses, and the facts that are compared over the ranks with these.
-        self._outcomes = hooks.outcomes(world, probed.expected_count is not None, probed.auxiliary)
+        counted = probed.expected_count is not None
+        self._outcomes = hooks.outcomes(control, job, world.read, counted=counted, names=probed.auxiliary)
         self._updates = updates_of(
             context, lane, stages, self._feed, outcomes=self._outcomes, parameters=self._parameters, sum_dtype=sum_dtype
         )
@@ -191,11 +188,13 @@ class Pipeline:
         )
         # Everything between updates: loaders, forwards alone, checkpoints.
         self._loaders = LoaderMaker(
-            world, self._located, self._feed, compiled.ranks, traits=probed.traits, varying=varying, seed=seed
+            control, job, self._located, self._feed, compiled.ranks, traits=probed.traits, varying=varying, seed=seed
         )
         self.needs = frozenset(self._loaders.needed)
         self._inference = Inference(context, stages, size, self._located, self._varying)
-        self._state = State(world, model, context.ties, modules, self._parameters)
+        self._state = State(
+            control, world.store_of_all, job, model, ties=context.ties, modules=modules, parameters=self._parameters
+        )
 
     def step(
         self,
@@ -282,7 +281,7 @@ class Pipeline:
         """
         self._session.require_flush(mistakes.NO_NORM)
         with self._located:
-            norm = total_norm(self._world, gradients_of(self._groups), float(norm_type))
+            norm = total_norm(self._world.control_group, self.job, gradients_of(self._groups), float(norm_type))
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"the norm of order {norm_type:g} of the gradients is {float(norm)}")
         scale_down(self.parameters(), max_norm, norm)
@@ -297,7 +296,7 @@ class Pipeline:
         if scaler.is_enabled():
             scaler.unscale_(optimizer)
             with self._located:
-                agree_on_infinite(self._world, scaler, optimizer)
+                agree_on_infinite(self._world.control_group, self._world.device, scaler, optimizer)
 
     def sharded_optimizer(self, make: Callable[[Named], Any], elementwise: bool = False) -> ShardedOptimizer:
         """An optimizer whose state is sharded over the replicas of each stage: see `ShardedOptimizer`.

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.messages import unrecorded
-from chimera_runtime.ranks.world import World
 
 _FIRST_TAG = 2**30
 """The tag of the first loader's messages; messages of the schedule have smaller tags."""
@@ -36,9 +36,9 @@ class EpochLength:
         The messages of this rank that have not been waited for; they outlive the loader.
     """
 
-    def __init__(self, world: World, readers: frozenset[int], number: int, messages: Messages) -> None:
-        place = world.place
-        self._world = world
+    def __init__(self, control_group: ControlGroup, readers: frozenset[int], number: int, messages: Messages) -> None:
+        place = control_group.place
+        self._control_group = control_group
         self._number = number
         self._sender = min(readers)
         self._receivers = [place.rank_of(place.copy, w) for w in range(place.workers) if w not in readers]
@@ -53,23 +53,23 @@ class EpochLength:
         PeerLost
             If a receiver is far behind and does not catch up in time, or has ended.
         """
-        place = self._world.place
+        place = self._control_group.place
         if place.worker != self._sender:
             return
         for rank in self._receivers:
             message, purpose = torch.tensor([items]), "for a rank to hear the length of a mini-batch"
-            with self._world.control_group.waiting(purpose, [rank]):
+            with self._control_group.waiting(purpose, [rank]):
                 work = unrecorded(
                     dist.isend,
                     message,
-                    self._world.control_group.members[rank],
-                    group=self._world.control_group.group,
+                    self._control_group.members[rank],
+                    group=self._control_group.group,
                     tag=self._tag,
                 )
             self._messages.append((work, message, rank))
             if len(self._messages) > _AHEAD:
                 work, _, rank = self._messages.popleft()
-                self._world.control_group.settle(work, purpose, [rank])
+                self._control_group.settle(work, purpose, [rank])
 
     def receive_items(self) -> int:
         """Receives what the reader of this copy has sent with `send_items`.
@@ -79,17 +79,17 @@ class EpochLength:
         PeerLost
             If the message does not come in time.
         """
-        message, place = torch.zeros(1, dtype=torch.int64), self._world.place
+        message, place = torch.zeros(1, dtype=torch.int64), self._control_group.place
         sender = place.rank_of(place.copy, self._sender)
         purpose = "for the length of a mini-batch"
-        with self._world.control_group.waiting(purpose, [sender]):
+        with self._control_group.waiting(purpose, [sender]):
             work = dist.irecv(
                 message,
-                self._world.control_group.members[sender],
-                group=self._world.control_group.group,
+                self._control_group.members[sender],
+                group=self._control_group.group,
                 tag=self._tag,
             )
-        self._world.control_group.settle(work, purpose, [sender])
+        self._control_group.settle(work, purpose, [sender])
         return int(message)
 
     def share_state(self, state: Any) -> Any:
@@ -100,13 +100,13 @@ class EpochLength:
         PeerLost
             If the state does not come in time.
         """
-        world, place = self._world, self._world.place
+        control, place = self._control_group, self._control_group.place
         key, sender = f"data/{self._number}/{self._shared}", place.rank_of(0, self._sender)
         self._shared += 1
         if place.rank == sender:
-            world.control_group.store.set(key, pickle.dumps(state).hex())
+            control.store.set(key, pickle.dumps(state).hex())
             return state
-        text = world.control_group.wait_for_key(key, sender, "for the state of the dataset").decode()
+        text = control.wait_for_key(key, sender, "for the state of the dataset").decode()
         return pickle.loads(bytes.fromhex(text))
 
     @property

@@ -30,7 +30,7 @@ def added_over_all(control_group: ControlGroup, *numbers: float) -> list[float]:
 
 
 def averaged_in_mesh(
-    control_group: ControlGroup, numbers: Sequence[float], mesh: Any, device: torch.device
+    control_group: ControlGroup, numbers: Sequence[float], mesh: Any, *, device: torch.device
 ) -> list[float]:
     """Returns the means of numbers over the ranks of a mesh, which all call it; errors as in `added_over_all`."""
     means = torch.tensor(numbers, dtype=torch.float64, device=device)

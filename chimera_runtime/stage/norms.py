@@ -8,34 +8,34 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors.stage import norm_is_negative
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.stage.sums import main_gradient
 from chimera_runtime.values.shards import by_layout, local, whole
 
 
-def total_norm(world: World, gradients: Mapping[Group, Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
+def total_norm(
+    control_group: ControlGroup, job: Job, gradients: Mapping[Group, Sequence[torch.Tensor]], norm_type: float
+) -> torch.Tensor:
     """The norm over all weights, a number in float64, the same on every rank. Every rank must call it.
 
     ``gradients`` are the gradients on this rank by weight group. Replicas of a group have equal gradients: the first
     rank that holds the group counts them.
     """
-    counted = [g for group, tensors in gradients.items() if _counts(world, group) for g in tensors]
+    counted = [g for group, tensors in gradients.items() if _counts(control_group.place, job, group) for g in tensors]
     norms = [whole(torch.nn.utils.get_total_norm(tensors, norm_type)) for tensors in by_layout(counted)]
     numbers = torch.tensor([float(norm) for norm in norms], dtype=torch.float64)
     largest, power = math.isinf(norm_type), norm_type or 1.0  # a norm of order 0 is a count, and counts add up
     total = (numbers.amax() if largest and norms else (numbers**power).sum()).reshape(1)
-    with world.control_group.waiting("for the norm of the gradients"):
-        work = dist.all_reduce(
-            total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=world.control_group.group, async_op=True
-        )
-    world.control_group.settle(work, "for the norm of the gradients")
+    kind = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    control_group.reduce(total, "for the norm of the gradients", kind)
     return (total if largest else total ** (1 / power)).reshape(())
 
 
-def _counts(world: World, group: Group) -> bool:
+def _counts(place: Place, job: Job, group: Group) -> bool:
     """Whether this rank is the first of those that hold a weight group."""
-    return world.ranks_of(*group)[0] == world.place.rank
+    return place.ranks_of(job.members(group))[0] == place.rank
 
 
 def gradients_of(parameters: Mapping[Group, Iterable[torch.nn.Parameter]]) -> dict[Group, list[torch.Tensor]]:
@@ -63,17 +63,17 @@ def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: 
         torch._foreach_mul_(parts, share.to(parts[0].device))
 
 
-def agree_on_infinite(world: World, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+def agree_on_infinite(
+    control_group: ControlGroup, device: torch.device, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
+) -> None:
     """Makes all ranks skip the step if any rank has found infinite gradients in ``scaler.unscale_(optimizer)``.
 
     Every rank must call it. A rank without gradients, such as one with a frozen stage, has found none.
     """
     flags: dict[Any, torch.Tensor] = scaler._found_inf_per_device(optimizer)
     if not flags:
-        flags[world.device] = torch.zeros((), device=world.device)
+        flags[device] = torch.zeros((), device=device)
     largest = torch.tensor([max(map(float, flags.values()))], dtype=torch.float64)
-    with world.control_group.waiting("for what any rank has found infinite"):
-        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=world.control_group.group, async_op=True)
-    world.control_group.settle(work, "for what any rank has found infinite")
+    control_group.reduce(largest, "for what any rank has found infinite", dist.ReduceOp.MAX)
     for flag in flags.values():
         flag.fill_(float(largest))

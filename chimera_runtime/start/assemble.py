@@ -11,9 +11,11 @@ from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, declared, unite
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import spread
 from chimera_runtime.program.weight_groups import Group, group_text
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.devices import cuda_queue_warning
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
@@ -48,18 +50,18 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
     return built
 
 
-def remarks(world: World, probed: ProbeResult) -> list[str]:
+def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -> list[str]:
     """Sentences for the user: stages that do not run as the schedule has them, and settings that may hang."""
-    alone = [(s, probed.traits[s].alone) for s in world.job.grouped if s in world.job.recomputing]
-    whole = [(s, probed.traits[s].whole) for s in world.job.split_backward]
+    alone = [(s, probed.traits[s].alone) for s in job.grouped if s in job.recomputing]
+    whole = [(s, probed.traits[s].whole) for s in job.split_backward]
     return [
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
-        *cuda_queue_warning(world.backend, world.device.type),
+        *cuda_queue_warning(backend, device.type),
     ]
 
 
-def agree_on_weights(world: World, built: dict[int, torch.nn.Module]) -> None:
+def agree_on_weights(control_group: ControlGroup, job: Job, built: dict[int, torch.nn.Module]) -> None:
     """Makes sure that the replicas of every stage start with the same weights.
 
     Raises
@@ -67,21 +69,22 @@ def agree_on_weights(world: World, built: dict[int, torch.nn.Module]) -> None:
     Misuse
         On a rank whose weights differ from those of the first rank that holds the stage.
     """
+    place = control_group.place
     for number, module in built.items():
-        first, *_ = world.ranks_of(number)
+        first, *_ = place.ranks_of(job.holders[number])
         mine = digest(map(local, module.parameters()))
-        world.control_group.store.set(f"weights/{number}/{world.place.rank}", mine)
+        control_group.store.set(f"weights/{number}/{place.rank}", mine)
         what = f"for the initial weights of stage {number}"
-        if world.control_group.wait_for_key(f"weights/{number}/{first}", first, what).decode() != mine:
-            raise initial_weights_differ(number, world.place.rank, first)
+        if control_group.wait_for_key(f"weights/{number}/{first}", first, what).decode() != mine:
+            raise initial_weights_differ(number, place.rank, first)
 
 
-def loss_share(world: World, probed: ProbeResult) -> float:
+def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:
     """Weight of one micro-batch's loss in the loss of its update, over all copies: backwards begin with it.
 
     Where ``loss`` returns sums and counts, the gradients are corrected afterwards by the actual count of the update.
     """
-    return 1 / (probed.expected_count or world.job.passes * world.place.copies)
+    return 1 / (probed.expected_count or job.passes * copies)
 
 
 def assemble(
@@ -104,7 +107,7 @@ def assemble(
         The dtype that gradients are added up in; by default their own.
     """
     world, model, probed, job = context.world, context.model, context.probed, context.world.job
-    share = loss_share(world, probed)
+    share = loss_share(job, world.place.copies, probed)
 
     def numbering() -> Numbering:
         return Numbering(context.seed, world.place.copy, job.passes, job.cycle)

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
+
 from chimera_runtime.blame import LaneOperation, ModelError
 from chimera_runtime.data.batches import MicroBatchSource
 from chimera_runtime.lane.lane import Lane, Load
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.nested import to_device
@@ -29,7 +31,7 @@ class LaneParts(NamedTuple):
 def lane_parts(context: RankContext, stages: Mapping[int, Stage]) -> LaneParts:
     """The parts of this rank's lane, each within its ranges."""
     ranges = context.ranges
-    load_input, load_target = loads(context.source, context.world)
+    load_input, load_target = loads(context.source, context.world.job, context.world.device)
     return LaneParts(
         stages={number: ranges.stage(number, stage) for number, stage in stages.items()},
         peers={worker: context.world.peer(worker) for worker in context.facts.peers},
@@ -78,22 +80,25 @@ def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
     driver.drain()
 
 
-def loads(source: MicroBatchSource | None, world: World) -> tuple[Load, Load]:
+def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tuple[Load, Load]:
     """Functions that load inputs and targets onto the device; in a rehearsal, without a source, they return None."""
     if source is None:
         return (lambda _update, _micro: None), (lambda _update, _micro: None)
-    last = world.job.stages - 1
-    return _located("load input", source.input, 0, world), _located("load target", source.target, last, world)
+
+    def located(kind: str, load: Load, stage: int) -> Load:
+        return _located(kind, load, stage, passes=job.passes, device=device)
+
+    return located("load input", source.input, 0), located("load target", source.target, job.stages - 1)
 
 
-def _located(kind: str, load: Load, stage: int, world: World) -> Load:
+def _located(kind: str, load: Load, stage: int, *, passes: int, device: torch.device) -> Load:
     """The loading of micro-batches for a stage, whose errors name it as an operation of the schedule."""
 
     def loaded(update: int, micro: int) -> Any:
         try:
-            return to_device(load(update, micro), world.device)
+            return to_device(load(update, micro), device)
         except ModelError as error:
-            later, number = divmod(micro, world.job.passes)
+            later, number = divmod(micro, passes)
             error.during(LaneOperation(kind, stage, (number,), update + later))
             raise
 

@@ -16,7 +16,7 @@ from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.rank_facts import RankFacts, spread
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.values.boundary import Traits
 
 _INPUT, _TARGET, _KEYWORDS = range(3)
@@ -63,7 +63,8 @@ class LoaderMaker:
 
     def __init__(
         self,
-        world: World,
+        control_group: ControlGroup,
+        job: Job,
         located: Located,
         feed: Feed,
         workers: Iterable[RankFacts],
@@ -72,14 +73,15 @@ class LoaderMaker:
         varying: bool,
         seed: int,
     ) -> None:
-        self._world = world
+        self._control_group = control_group
         self._located = located
         self._names = feed.names
-        self._share = Share(feed.size, world.job.micro_batches, world.place.copies, world.place.copy)
+        place = control_group.place
+        self._share = Share(feed.size, job.micro_batches, place.copies, place.copy)
         self._seed = seed
         self._needed = [
             needed_inputs(
-                world.job,
+                job,
                 facts,
                 takes_keywords=any(traits[stage].keywords for stage in facts.stages),
                 reads_shapes=varying,
@@ -92,7 +94,7 @@ class LoaderMaker:
     @property
     def needed(self) -> Uses:
         """The parts that this rank uses of a mini-batch, by micro-batch."""
-        return self._needed[self._world.place.worker]
+        return self._needed[self._control_group.place.worker]
 
     def make(
         self,
@@ -122,8 +124,8 @@ class LoaderMaker:
             share=self._share,
             uses=self.needed,
             order=ItemOrder(dataset, drawn_by, shuffle, sampler),
-            epoch_length=EpochLength(self._world, readers, self._made, self._messages),
+            epoch_length=EpochLength(self._control_group, readers, self._made, self._messages),
             located=self._located.for_loader(),
-            workers=replace(workers, timeout=self._world.control_group.timeout),
+            workers=replace(workers, timeout=self._control_group.timeout),
             drop_last=drop_last,
         )

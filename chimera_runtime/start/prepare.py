@@ -35,7 +35,7 @@ def prepare(
     feed.put_example(example)
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)
-        agree_on_weights(world, built)
+        agree_on_weights(world.control_group, world.job, built)
         probed = probe_stages(world, model, feed, built, seed=seed, measures=measures)
     feed.names = keyword_names(probed.traits, built)
     return built, probed

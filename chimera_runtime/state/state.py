@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.errors import FAILED, MISUSED
@@ -15,9 +16,10 @@ from chimera_runtime.errors import state as mistakes
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import name_in_model, names_in_model
 from chimera_runtime.model.ties import Tie
+from chimera_runtime.program.job import Job
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.rendezvous import wait_for_key
-from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.replicas import is_due
 from chimera_runtime.values.meta_weights import fill, require_values
 from chimera_runtime.values.shards import local, meshes_of, rest, spread_out, whole
@@ -40,13 +42,18 @@ class State:
 
     def __init__(
         self,
-        world: World,
+        control_group: ControlGroup,
+        store_of_all: Store,
+        job: Job,
         model: Model,
+        *,
         ties: Iterable[Tie],
         modules: Mapping[int, torch.nn.Module],
         parameters: Mapping[str, torch.nn.Parameter],
     ) -> None:
-        self._world = world
+        self._control_group = control_group
+        self._store_of_all = store_of_all
+        self._job = job
         self._model = model
         self._ties = ties
         self.modules = modules
@@ -59,7 +66,15 @@ class State:
         self, modules: Mapping[int, torch.nn.Module], parameters: Mapping[str, torch.nn.Parameter]
     ) -> "State":
         """The state of other modules and parameters by the same names, such as an average of the weights."""
-        return State(self._world, self._model, self._ties, modules, parameters)
+        return State(
+            self._control_group,
+            self._store_of_all,
+            self._job,
+            self._model,
+            ties=self._ties,
+            modules=modules,
+            parameters=parameters,
+        )
 
     # ---- a checkpoint, to which each rank contributes its part
 
@@ -155,7 +170,7 @@ class State:
     @property
     def group(self) -> dist.ProcessGroup:
         """The ranks that have parts of the model."""
-        return self._world.control_group.group
+        return self._control_group.group
 
     @property
     def names(self) -> list[str]:
@@ -181,8 +196,7 @@ class State:
     @property
     def rank(self) -> int:
         """The number of this rank in the default process group."""
-        world = self._world
-        return world.control_group.members[world.place.rank]
+        return self._control_group.members[self._control_group.place.rank]
 
     @property
     def _leader(self) -> int:
@@ -198,11 +212,11 @@ class State:
             return None
         what = f"rank {self.rank}: wait for the ranks of another row of the mesh to export the weights"
         key = f"exported/{self._exports}/{self._leader}"
-        return wait_for_key(self._world.store_of_all, key, self._leader, what, patience).decode() or None
+        return wait_for_key(self._store_of_all, key, self._leader, what, patience).decode() or None
 
     def publish_verdict(self, complaint: str | None) -> None:
         """Publishes for the other rows of the mesh whether the file is written."""
-        self._world.store_of_all.set(f"exported/{self._exports}/{self.rank}", complaint or "")
+        self._store_of_all.set(f"exported/{self._exports}/{self.rank}", complaint or "")
         self._exports += 1
 
     def whole(self) -> dict[str, Any] | None:
@@ -211,9 +225,9 @@ class State:
         Buffers and further entries are those of the first replicas. None on the ranks of a row of a mesh that is not
         the first: they contribute their parts of parameters that are spread over the mesh.
         """
-        world = self._world
+        control = self._control_group
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
-        exchange = ObjectExchange(self.group, "the weights that are exported", world.control_group.timeout)
+        exchange = ObjectExchange(self.group, "the weights that are exported", control.timeout)
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()}
         heard, leads = zip(*exchange.all_gather((described, self._leader == self.rank)), strict=True)
         if not all(leads):
@@ -225,13 +239,13 @@ class State:
             owner = next(rank for rank, known in enumerate(heard) if name in known)
             tensor = whole(mine[name]).detach() if name in mine else None
             what = f"for {name}, which is to be exported"
-            if world.place.rank == owner and owner and tensor is not None:
-                world.control_group.send(tensor, 0, what)
-            elif world.place.rank == 0:
+            if control.place.rank == owner and owner and tensor is not None:
+                control.send(tensor, 0, what)
+            elif control.place.rank == 0:
                 shape, dtype = heard[owner][name]
                 gathered[name] = torch.empty(shape, dtype=dtype)
                 if tensor is None:
-                    world.control_group.recv(gathered[name], owner, what)
+                    control.recv(gathered[name], owner, what)
                 else:
                     gathered[name].copy_(tensor)
         extra = exchange.gather_results(
@@ -334,7 +348,7 @@ class State:
 
     def _replica(self, stage: int) -> int:
         """Number of this rank's replica of a stage, counted by copy and then by worker."""
-        place, workers = self._world.place, self._world.job.members((stage,))
+        place, workers = self._control_group.place, self._job.members((stage,))
         return place.copy * len(workers) + workers.index(place.worker)
 
 

@@ -19,7 +19,8 @@ from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.allocator import keep_memory
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.ranks.readout import Reader
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
 from chimera_runtime.start.lane_parts import LaneParts
@@ -258,10 +259,14 @@ class Run(Hooks):
         options, world, model = self.options, context.world, self.model
         self._context = context
         if options.trace is not None:
-            prepare(world, options.trace, self.compiled.directory)
-        remarks = assemble.remarks(world, context.probed)
+            prepare(world.control_group, options.trace, self.compiled.directory)
+        remarks = assemble.remarks(world.job, world.backend, world.device, context.probed)
         if options.memory_limit is not None:
-            limit = smallest_share(world) if options.memory_limit == "device" else options.memory_limit
+            limit = (
+                smallest_share(world.control_group, world.device)
+                if options.memory_limit == "device"
+                else options.memory_limit
+            )
             remarks.append(refuse_beyond(limit, context, model.steps, modules, options.shard_optimizer))
         if world.place.rank == 0:
             for remark in remarks:
@@ -298,11 +303,13 @@ class Run(Hooks):
         self.faults.at_end.append(self._recorder.abandon)
         return traced(parts, self._recorder, self.compiled.job.period > 0)
 
-    def outcomes(self, world: World, counted: bool, names: Sequence[str]) -> Outcomes:
+    def outcomes(
+        self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]
+    ) -> Outcomes:
         """Where updates overlap there may be one for each micro-batch: the losses are then left to the progress.
 
         But not if the model file is told of each update: it may want to read its loss.
         """
-        if world.job.period and self.model.on_step is None:
-            return PartialOutcomes(world, counted, names)
-        return super().outcomes(world, counted, names)
+        if job.period and self.model.on_step is None:
+            return PartialOutcomes(control_group, job, read, counted=counted, names=names)
+        return super().outcomes(control_group, job, read, counted=counted, names=names)

@@ -1,12 +1,11 @@
 """Accumulation: gradients of several steps become those of one larger mini-batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from chimera_runtime.errors.update import gradient_is_still_there, training_of_parameter_changed
-from chimera_runtime.ranks.gathering import averaged_in_mesh
-from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.sums import main_gradient, set_gradient
 from chimera_runtime.update.outcome import Outcome
 from chimera_runtime.values.shards import local, mesh_of, meshes_of
@@ -23,13 +22,17 @@ class Accumulation:
     ----------
     named
         The parameters, by their names in messages. Those that require no gradient at this time are frozen.
-    counting
-        This rank, if ``loss`` returns counts: for a parameter that is spread over a mesh, the weight of a step is the
-        mean of the counts in that mesh.
+    mean_in_mesh
+        Returns means over the ranks of a mesh, if ``loss`` returns counts: for a parameter that is spread
+        over a mesh, the weight of a step is the mean of the counts there.
     """
 
-    def __init__(self, named: Mapping[str, torch.nn.Parameter], counting: World | None = None) -> None:
-        self._counting = counting
+    def __init__(
+        self,
+        named: Mapping[str, torch.nn.Parameter],
+        mean_in_mesh: Callable[[Sequence[float], Any], list[float]] | None = None,
+    ) -> None:
+        self._mean_in_mesh = mean_in_mesh
         self._named = {name: (parameter, parameter.requires_grad) for name, parameter in named.items()}
         self._parameters = [parameter for parameter, trained in self._named.values() if trained]
         self._earlier_gradients: dict[torch.nn.Parameter, torch.Tensor] = {}
@@ -68,10 +71,9 @@ class Accumulation:
         if self._earlier_steps:
             weights = [step.weight for step in (*self._earlier_steps, outcome)]
             weights_of = dict.fromkeys((None, *meshes_of(self._parameters)), weights)
-            if self._counting is not None:
-                control, device = self._counting.control_group, self._counting.device
+            if self._mean_in_mesh is not None:
                 meshes = [mesh for mesh in weights_of if mesh is not None]
-                weights_of |= {mesh: averaged_in_mesh(control, weights, mesh, device) for mesh in meshes}
+                weights_of |= {mesh: self._mean_in_mesh(weights, mesh) for mesh in meshes}
             for parameter, first in self._first_step.items():
                 if first < len(self._earlier_steps):
                     self._add_earlier(parameter, _share(weights_of[mesh_of(parameter)][first:]))

@@ -6,8 +6,9 @@ import torch
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.program.job import Job
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.monitor import end_process
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.readout import Reader
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.lane_parts import LaneParts
 from chimera_runtime.start.rank_context import RankContext
@@ -47,6 +48,8 @@ class Hooks:
         """The parts of the lane, which a tool may wrap."""
         return parts
 
-    def outcomes(self, world: World, counted: bool, names: Sequence[str]) -> Outcomes:
+    def outcomes(
+        self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]
+    ) -> Outcomes:
         """Sums the losses of updates over the ranks; arguments as of `Outcomes`."""
-        return Outcomes(world, counted, names)
+        return Outcomes(control_group, job, read, counted=counted, names=names)

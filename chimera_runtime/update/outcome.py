@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import PeerLost, RanksDiffer
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import Fact, FactComparison, Facts, Key
-from chimera_runtime.ranks.messages import unrecorded
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.ranks.readout import Reader
 from chimera_runtime.values.losses import Tally
 
 _AT_ONCE = 16
@@ -26,7 +27,7 @@ class Outcome:
 
     update: int
     computed_here: Tally
-    _world: World
+    _control_group: ControlGroup
     _counted: bool
     _names: Sequence[str]
     _numbers: "array[float]"
@@ -67,9 +68,9 @@ class Outcome:
 
     def settle(self) -> None:
         """Waits for the sum, and compares the facts that came with it; errors as in `loss`."""
-        self._world.control_group.check()
+        self._control_group.check()
         if self._work is not None:
-            self._world.control_group.settle(self._work, "for the loss of a step")
+            self._control_group.settle(self._work, "for the loss of a step")
             self._work = None
         if self._compare is not None:
             self._compare(self._numbers[self._losses + 1 :])
@@ -114,16 +115,18 @@ class Outcomes:
         The auxiliary losses of all stages.
     """
 
-    def __init__(self, world: World, counted: bool, names: Sequence[str] = ()) -> None:
-        self.read = world.read
-        self._world = world
+    def __init__(
+        self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str] = ()
+    ) -> None:
+        self.read = read
+        self._control_group = control_group
         self._names = names
         self._counted = counted
         self.asked_to_stop = False
         self.facts_of: Callable[[int], dict[Key, Fact]] = lambda _update: {}
-        self.agreement = FactComparison(world.control_group, world.job)
+        self.agreement = FactComparison(control_group, job)
         self._difference: RanksDiffer | None = None
-        self._at_once = min(world.job.lag + 1, _AT_ONCE)
+        self._at_once = min(job.lag + 1, _AT_ONCE)
         self._under_way: deque[Outcome] = deque()
 
     def require_agreement(self) -> None:
@@ -146,11 +149,7 @@ class Outcomes:
         """Raises RanksDiffer on all ranks if any two have different facts; every rank calls it."""
         numbers = array("d", self.agreement.numbers(facts))
         if numbers:
-            with self._world.control_group.waiting("to compare replicas"):
-                work = unrecorded(
-                    dist.all_reduce, _tensor(numbers), group=self._world.control_group.group, async_op=True
-                )
-            self._world.control_group.settle(work, "to compare replicas")
+            self._control_group.reduce(_tensor(numbers), "to compare replicas")
             self._compare(self.agreement.number(), where, facts, numbers)
 
     def launch(self, update: int, tally: Tally) -> Outcome:
@@ -159,11 +158,12 @@ class Outcomes:
         losses = [*tally.numbers(self._names), float(self.asked_to_stop)]
         numbers = array("d", losses + self.agreement.numbers(facts))
         compare = partial(self._compare, self.agreement.number(), f"update {update + 1}", facts)
-        with self._world.control_group.waiting("for the loss of a step"):
-            work = unrecorded(dist.all_reduce, _tensor(numbers), group=self._world.control_group.group, async_op=True)
+        work = self._control_group.post_reduce(_tensor(numbers), "for the loss of a step")
         while len(self._under_way) >= self._at_once:
             self._under_way.popleft().settle()
-        self._under_way.append(Outcome(update, tally, self._world, self._counted, self._names, numbers, work, compare))
+        self._under_way.append(
+            Outcome(update, tally, self._control_group, self._counted, self._names, numbers, work, compare)
+        )
         return self._under_way[-1]
 
     def _compare(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:

@@ -1,12 +1,14 @@
 """`Updates`: the interface of the updates of a schedule, with a flush or without one."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.lane.lane import Lane
+from chimera_runtime.ranks.gathering import averaged_in_mesh
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.lane_parts import driver_of
 from chimera_runtime.start.rank_context import RankContext
@@ -60,13 +62,14 @@ def updates_of(
     world = context.world
     if world.job.period:
         return StreamedUpdates(world.job, driver_of(context, lane), stages, feed, outcomes)
+    mean_in_mesh = partial(averaged_in_mesh, world.control_group, device=world.device)
     return FlushedUpdates(
         script=context.script.update,
         lane=lane,
         stages=stages,
         feed=feed,
         outcomes=outcomes,
-        accumulation=Accumulation(parameters, world if context.probed.expected_count else None),
+        accumulation=Accumulation(parameters, mean_in_mesh if context.probed.expected_count else None),
         device=world.device,
         sums_wider=sum_dtype is not None,
     )

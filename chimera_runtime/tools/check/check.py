@@ -91,12 +91,13 @@ def check(
         for kept in in_common:
             kept.restore()
         verdict = compare(
-            world,
+            world.control_group,
+            job,
             recorded,
-            context.probed.auxiliary,
-            updates,
-            lambda: reference.begin(period, reads),
-            lambda modules: refuse_undeclared(dict(enumerate(modules)), context.ties, model),
+            names=context.probed.auxiliary,
+            updates=updates,
+            begin=lambda: reference.begin(period, reads),
+            inspect=lambda modules: refuse_undeclared(dict(enumerate(modules)), context.ties, model),
         )
         for kept in in_common:
             kept.restore()

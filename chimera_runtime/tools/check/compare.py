@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, CheckFailed
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group, group_name, group_text
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.tools.check.reference import Gradients, History, Training, differences, size
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.tensors import digest
@@ -137,7 +137,8 @@ def _short(bound: float) -> str:
 
 
 def compare(
-    world: World,
+    control_group: ControlGroup,
+    job: Job,
     recorded: RankResult,
     names: Sequence[str],
     updates: int,
@@ -154,16 +155,14 @@ def compare(
     CheckFailed
         On rank 0, if a stage has made more or fewer steps than there are updates.
     """
-    _publish_digests(world, recorded)
+    _publish_digests(control_group, recorded)
     summed = torch.tensor([tally.numbers(names) for tally in recorded.losses], dtype=torch.float64)
-    world.control_group.settle(
-        dist.all_reduce(summed, group=world.control_group.group, async_op=True), "for the sum of the losses"
-    )
-    if world.place.rank:
-        _hand_over(world, recorded, updates)
+    control_group.reduce(summed, "for the sum of the losses")
+    if control_group.place.rank:
+        _hand_over(control_group, job, recorded, updates)
         return None
-    unequal = list(_unequal(world, updates))
-    training, gradients, weights = _train_beside(world, recorded, updates, begin, inspect)
+    unequal = list(_unequal(control_group, job, updates))
+    training, gradients, weights = _train_beside(control_group, job, recorded, updates, begin, inspect)
     dtype = max(training.dtypes & TOLERANCES.keys(), key=TOLERANCES.__getitem__, default=torch.float64)
     adaptive = any(history.is_adaptive for history in training.histories)
     tallies = [Tally.of(numbers, names) for numbers in summed.tolist()]
@@ -178,7 +177,7 @@ def compare(
         updates=updates,
         dtype=str(dtype).removeprefix("torch."),
         gradients=gradients,
-        gradient_tolerance=tolerance(dtype, world.job.passes * world.place.copies),
+        gradient_tolerance=tolerance(dtype, job.passes * control_group.place.copies),
         weights=weights,
         weight_tolerance=(ADAPTIVE_TOLERANCES if adaptive else TOLERANCES)[dtype],
         losses=losses,
@@ -189,7 +188,8 @@ def compare(
 
 
 def _train_beside(
-    world: World,
+    control_group: ControlGroup,
+    job: Job,
     recorded: RankResult,
     updates: int,
     begin: Callable[[], Training],
@@ -206,14 +206,14 @@ def _train_beside(
         with alone:
             wanted = training.gradients()
         histories = dict(zip(training.groups, training.histories, strict=True))
-        received = [_taken(world, recorded, g, update, history.newest) for g, history in histories.items()]
+        received = [_taken(control_group, job, recorded, g, update, history.newest) for g, history in histories.items()]
         what = f"gradients of update {update + 1}"
         for (group, history), mine, theirs in zip(histories.items(), received, wanted, strict=True):
             gradients += _deviation(history, group, what, differences(mine, theirs), size(theirs))
         with alone:
             training.step(received)
     for group, history in zip(training.groups, training.histories, strict=True):
-        mine = _taken(world, recorded, group, updates, history.newest)
+        mine = _taken(control_group, job, recorded, group, updates, history.newest)
         beyond = differences(mine, history.newest, roundings=updates)
         weights += _deviation(history, group, f"weights after {updates} updates", beyond, history.largest_step)
     return training, gradients, weights
@@ -240,52 +240,58 @@ def _part(recorded: RankResult, group: Group, part: int) -> Gradients:
     return (*recorded.gradients[group], recorded.weights[group])[part]
 
 
-def _taken(world: World, recorded: RankResult, group: Group, part: int, like: Sequence[torch.Tensor]) -> Gradients:
+def _taken(
+    control_group: ControlGroup, job: Job, recorded: RankResult, group: Group, part: int, like: Sequence[torch.Tensor]
+) -> Gradients:
     """A part of what the first rank that holds a weight group recorded, on rank 0."""
-    rank, what = world.ranks_of(*group)[0], f"for what {group_name(group)} has computed"
+    rank, what = control_group.place.ranks_of(job.members(group))[0], f"for what {group_name(group)} has computed"
     if rank == 0:
         return _part(recorded, group, part)
     key = group_text(group)
-    world.control_group.store.set(f"check/turn/{part}/{key}", "1")
-    present = json.loads(world.control_group.wait_for_key(f"check/present/{part}/{key}", rank, what))
+    control_group.store.set(f"check/turn/{part}/{key}", "1")
+    present = json.loads(control_group.wait_for_key(f"check/present/{part}/{key}", rank, what))
     room = [torch.empty_like(t, device="cpu") if there else None for t, there in zip(like, present, strict=True)]
     for tensor in room:
         if tensor is not None:
-            world.control_group.recv(tensor, rank, what)
+            control_group.recv(tensor, rank, what)
     return room
 
 
-def _hand_over(world: World, recorded: RankResult, updates: int) -> None:
+def _hand_over(control_group: ControlGroup, job: Job, recorded: RankResult, updates: int) -> None:
     """The other side of `_taken`, of the weight groups of which this rank is the first."""
-    mine = [g for g in world.job.groups if g in recorded.weights and world.ranks_of(*g)[0] == world.place.rank]
+    mine = [
+        g
+        for g in job.groups
+        if g in recorded.weights and control_group.place.ranks_of(job.members(g))[0] == control_group.place.rank
+    ]
     for part in range(updates + 1):
         for group in mine:
             key = group_text(group)
             # How long the reference takes nobody knows; should rank 0 die meanwhile, torchrun ends this rank.
-            world.control_group.wait_for_key(f"check/turn/{part}/{key}", 0, "for the one-process reference", math.inf)
+            control_group.wait_for_key(f"check/turn/{part}/{key}", 0, "for the one-process reference", math.inf)
             tensors = _part(recorded, group, part)
-            world.control_group.store.set(f"check/present/{part}/{key}", json.dumps([t is not None for t in tensors]))
+            control_group.store.set(f"check/present/{part}/{key}", json.dumps([t is not None for t in tensors]))
             for tensor in tensors:
                 if tensor is not None:
-                    world.control_group.send(tensor, 0, f"for the comparison of {group_name(group)}")
+                    control_group.send(tensor, 0, f"for the comparison of {group_name(group)}")
 
 
-def _publish_digests(world: World, recorded: RankResult) -> None:
+def _publish_digests(control_group: ControlGroup, recorded: RankResult) -> None:
     for group, gradients in recorded.gradients.items():
         bits = digest(tensor for part in (*gradients, recorded.weights[group]) for tensor in part)
-        world.control_group.store.set(
-            f"check/replica/{group_text(group)}/{world.place.rank}", json.dumps([len(gradients), bits])
+        control_group.store.set(
+            f"check/replica/{group_text(group)}/{control_group.place.rank}", json.dumps([len(gradients), bits])
         )
 
 
-def _unequal(world: World, updates: int) -> Iterator[str]:
+def _unequal(control_group: ControlGroup, job: Job, updates: int) -> Iterator[str]:
     """The weight groups whose replicas have not done bitwise the same."""
-    for group in world.job.groups:
+    for group in job.groups:
         name = group_name(group)
         seen: dict[str, list[int]] = {}
-        for rank in world.ranks_of(*group):
+        for rank in control_group.place.ranks_of(job.members(group)):
             key, what = f"check/replica/{group_text(group)}/{rank}", f"for the digest of {name}"
-            steps, bits = json.loads(world.control_group.wait_for_key(key, rank, what))
+            steps, bits = json.loads(control_group.wait_for_key(key, rank, what))
             if steps != updates:
                 raise CheckFailed(
                     f"check: FAILED\n  {name} on rank {rank}: the optimizer has made {steps} "

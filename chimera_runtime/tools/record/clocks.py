@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
 
 ROUNDS = 16
 
@@ -38,7 +38,7 @@ def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROU
     return ClockOffset(middle, theirs - middle, length - length // 2)
 
 
-def compare(world: World) -> ClockOffset:
+def compare(control_group: ControlGroup) -> ClockOffset:
     """The offset to rank 0; every rank calls it, and rank 0 answers them one after the other.
 
     Raises
@@ -47,16 +47,16 @@ def compare(world: World) -> ClockOffset:
         If another rank does not answer within the time-out.
     """
     token = torch.zeros(1, dtype=torch.int64)
-    if world.place.rank == 0:
-        for rank in world.place.ranks[1:]:
+    if control_group.place.rank == 0:
+        for rank in control_group.place.ranks[1:]:
             for _ in range(ROUNDS):
-                world.control_group.recv(token, rank, "for a question about the time")
-                world.control_group.send(torch.tensor([time.monotonic_ns()]), rank, "an answer about the time")
+                control_group.recv(token, rank, "for a question about the time")
+                control_group.send(torch.tensor([time.monotonic_ns()]), rank, "an answer about the time")
         return ClockOffset(time.monotonic_ns(), 0, 0)
 
     def ask() -> int:
-        world.control_group.send(token, 0, "a question about the time")
-        world.control_group.recv(token, 0, "for an answer about the time")
+        control_group.send(token, 0, "a question about the time")
+        control_group.recv(token, 0, "for an answer about the time")
         return int(token.item())
 
     return estimate(ask, time.monotonic_ns)

@@ -19,6 +19,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.weight_groups import Group, group_text
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.open.files import write_atomically
 from chimera_runtime.tools.record import clocks
@@ -39,7 +40,7 @@ _VERBS = (
 _FIELDS = 5
 
 
-def prepare(world: World, directory: Path, scripts: Path) -> None:
+def prepare(control_group: ControlGroup, directory: Path, scripts: Path) -> None:
     """Makes the directory, with nothing in it but the program; every rank calls it.
 
     Raises
@@ -53,7 +54,7 @@ def prepare(world: World, directory: Path, scripts: Path) -> None:
             write_atomically(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
     except OSError as error:
         raise Misuse(f"--trace {error.filename or directory}: {error.strerror}") from error
-    world.control_group.barrier("for the directory of the trace")
+    control_group.barrier("for the directory of the trace")
 
 
 def _empty(directory: Path) -> None:
@@ -89,7 +90,7 @@ class Recorder:
         self.groups = len(self._job.groups)
         self._clock = clock_of(world.device)
         self.now = self._clock.now
-        offset = clocks.compare(self._world)
+        offset = clocks.compare(self._world.control_group)
         try:
             self._file: IO[str] = self._part.open("w", encoding="utf-8")
             self._line(_about(world, options) | {"clock": asdict(offset)})
@@ -141,7 +142,7 @@ class Recorder:
 
     def close(self) -> None:
         """The run has ended well: the file gets its name. Errors as in `spill`."""
-        offset = clocks.compare(self._world)
+        offset = clocks.compare(self._world.control_group)
         try:
             self._end(None, offset)
         except OSError as error:

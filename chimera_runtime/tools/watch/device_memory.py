@@ -6,10 +6,10 @@ import os
 import torch
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.control_group import ControlGroup
 
 
-def smallest_share(world: World) -> int:
+def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
     """The bytes that every rank may have: of GPU memory by ranks on it, the least of all; every rank calls it.
 
     Raises
@@ -19,13 +19,13 @@ def smallest_share(world: World) -> int:
     PeerLost
         If another rank does not answer within the time-out.
     """
-    if world.device.type != "cuda":
+    if device.type != "cuda":
         raise Misuse("--memory-limit device: the ranks are on the CPU; give a size, as in --memory-limit 16GiB")
-    world.control_group.store.set(f"memory/share/{world.place.rank}", json.dumps(share_of(world.device)))
+    control_group.store.set(f"memory/share/{control_group.place.rank}", json.dumps(share_of(device)))
     what = "for the memory of its device"
     return min(
-        int(json.loads(world.control_group.wait_for_key(f"memory/share/{rank}", rank, what)))
-        for rank in world.place.ranks
+        int(json.loads(control_group.wait_for_key(f"memory/share/{rank}", rank, what)))
+        for rank in control_group.place.ranks
     )
 
 

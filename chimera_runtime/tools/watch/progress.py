@@ -318,4 +318,4 @@ class PartialOutcomes(Outcomes):
         """The outcome of an update on this rank; of most nothing is sent."""
         if (update + 1) % _SUMMED == 0:
             return super().launch(update, tally)
-        return PartialOutcome(update, tally, self._world, self._counted, self._names, _UNSUMMED, None)
+        return PartialOutcome(update, tally, self._control_group, self._counted, self._names, _UNSUMMED, None)

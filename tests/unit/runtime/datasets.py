@@ -134,7 +134,7 @@ def loader(
         Share(size, micro_batches, copies, copy),
         dict.fromkeys(range(micro_batches), ALL) if uses is None else uses,
         ItemOrder(dataset, seed, shuffle, sampler),
-        EpochLength(world, readers, 1, deque()),
+        EpochLength(world.control_group, readers, 1, deque()),
         Located(0, 0, str),
         DataWorkers(workers) if isinstance(workers, int) else workers,
         drop_last,

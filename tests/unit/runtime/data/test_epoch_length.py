@@ -27,7 +27,10 @@ def test_the_first_reader_of_each_copy_tells_and_the_others_of_the_copy_hear_in_
 
     with worlds(alone, job(**THREE), copies=2) as ranks:
         told = [Messages() for _ in ranks]
-        made = [EpochLength(world, frozenset({1, 2}), 4, mine) for world, mine in zip(ranks, told, strict=True)]
+        made = [
+            EpochLength(world.control_group, frozenset({1, 2}), 4, mine)
+            for world, mine in zip(ranks, told, strict=True)
+        ]
         heard = together([lambda pair=pair: run(*pair) for pair in zip(made, ranks, strict=True)])  # type: ignore[misc]
         assert heard == [[*range(LONG)], [], [], [*range(1000, 1000 + LONG)], [], []]
         assert [*map(len, told)] == [0, 256, 0] * 2, "the last of which may not have been heard yet"
@@ -36,7 +39,9 @@ def test_the_first_reader_of_each_copy_tells_and_the_others_of_the_copy_hear_in_
 def test_loaders_of_two_numbers_do_not_mix(alone: World) -> None:
     with worlds(alone, job()) as ranks:
         kept = Messages()
-        telling, hearing = ([EpochLength(world, frozenset({0}), number, kept) for number in (1, 2)] for world in ranks)
+        telling, hearing = (
+            [EpochLength(world.control_group, frozenset({0}), number, kept) for number in (1, 2)] for world in ranks
+        )
         for number, epoch_length in enumerate(telling):
             epoch_length.send_items(number)
         del telling, epoch_length
@@ -47,7 +52,7 @@ def test_all_ranks_learn_what_the_reader_of_the_first_copy_has(alone: World) -> 
     with worlds(alone, job(**THREE), copies=2) as ranks:
 
         def run(world: World) -> list[Any]:
-            epoch_length = EpochLength(world, frozenset({1}), 4, Messages())
+            epoch_length = EpochLength(world.control_group, frozenset({1}), 4, Messages())
             return [epoch_length.share_state({"of": world.place.rank, "time": time}) for time in range(2)]
 
         share_state = together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
@@ -59,4 +64,4 @@ def test_a_reader_that_says_nothing_is_named(alone: World) -> None:
         worlds(alone, job(), timeout=0.1) as ranks,
         pytest.raises(PeerLost, match="for the state of the dataset"),
     ):
-        EpochLength(ranks[1], frozenset({0}), 1, Messages()).share_state(None)
+        EpochLength(ranks[1].control_group, frozenset({0}), 1, Messages()).share_state(None)

@@ -30,7 +30,7 @@ def test_every_rank_gets_the_norm_of_one_process(
 
         def norm(world: World) -> float:
             held = {s: g for s, g in of_stages.items() if world.place.worker in world.job.members(s)}
-            return float(total_norm(world, held, order))
+            return float(total_norm(world.control_group, world.job, held, order))
 
         norms = together([partial(norm, world) for world in ranks])
     assert norms == pytest.approx([float(torch.linalg.vector_norm(flat, order))] * len(norms), rel=1e-14)
@@ -41,21 +41,31 @@ def test_what_stages_share_counts_once(alone: World) -> None:
     """Both ranks hold it, each by another end."""
     tie: dict[Group, Tensors] = {(0, 1): (torch.tensor([3.0, 4.0]),)}
     with worlds(alone, job(ties=((0, 1),))) as ranks:
-        norms = together([partial(total_norm, world, tie, 2.0) for world in ranks])
+        norms = together([partial(total_norm, world.control_group, world.job, tie, 2.0) for world in ranks])
     assert [float(norm) for norm in norms] == [5.0, 5.0]
 
 
 def test_a_rank_without_gradients_takes_part(alone: World) -> None:
     with worlds(alone, job()) as ranks:
         held: list[dict[Group, Tensors]] = [{(0,): (torch.tensor([3.0, 4.0]),)}, {(1,): ()}]
-        norms = together([partial(total_norm, world, mine, 2.0) for world, mine in zip(ranks, held, strict=True)])
+        norms = together(
+            [
+                partial(total_norm, world.control_group, world.job, mine, 2.0)
+                for world, mine in zip(ranks, held, strict=True)
+            ]
+        )
     assert [float(norm) for norm in norms] == [5.0, 5.0]
 
 
 def test_nan_on_one_rank_is_known_to_all(alone: World) -> None:
     with worlds(alone, job()) as ranks:
         held: list[dict[Group, Tensors]] = [{(0,): (torch.tensor([float("nan")]),)}, {(1,): (torch.ones(2),)}]
-        norms = together([partial(total_norm, world, mine, 2.0) for world, mine in zip(ranks, held, strict=True)])
+        norms = together(
+            [
+                partial(total_norm, world.control_group, world.job, mine, 2.0)
+                for world, mine in zip(ranks, held, strict=True)
+            ]
+        )
     assert all(norm.isnan() for norm in norms)
 
 
@@ -64,7 +74,12 @@ def test_a_norm_of_any_order_is_that_of_one_process(alone: World, order: float) 
     tensors = [torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([1.0, -2.0, 0.0])]
     with worlds(alone, job()) as ranks:
         held: list[dict[Group, Tensors]] = [{(0,): tuple(tensors[:2])}, {(1,): (tensors[2],)}]
-        norms = together([partial(total_norm, world, mine, order) for world, mine in zip(ranks, held, strict=True)])
+        norms = together(
+            [
+                partial(total_norm, world.control_group, world.job, mine, order)
+                for world, mine in zip(ranks, held, strict=True)
+            ]
+        )
     assert [float(norm) for norm in norms] == pytest.approx([float(torch.nn.utils.get_total_norm(tensors, order))] * 2)
 
 
@@ -80,7 +95,10 @@ def test_all_ranks_skip_a_step_together_also_one_whose_parameters_are_frozen(
         scaler.scale(torch.zeros(()))
         scaler.unscale_(optimizer)
     with worlds(alone, job()) as ranks:
-        together([partial(agree_on_infinite, *each) for each in zip(ranks, scalers, optimizers, strict=True)])
+        controls, devices = [rank.control_group for rank in ranks], [rank.device for rank in ranks]
+        together(
+            [partial(agree_on_infinite, *each) for each in zip(controls, devices, scalers, optimizers, strict=True)]
+        )
     for scaler, optimizer in zip(scalers, optimizers, strict=True):
         scaler.step(optimizer)
         scaler.update()

@@ -54,7 +54,7 @@ def test_replicas_that_start_equal_agree(alone: World) -> None:
         built = [assemble.modules(world, model(Random), 0) for world in ranks]
         together(
             [
-                lambda world=world, modules=modules: assemble.agree_on_weights(world, modules)  # type: ignore[misc]
+                lambda world=world, modules=modules: assemble.agree_on_weights(world.control_group, world.job, modules)  # type: ignore[misc]
                 for world, modules in zip(ranks, built, strict=True)
             ]
         )
@@ -65,9 +65,9 @@ def test_a_replica_that_starts_otherwise_is_named(alone: World) -> None:
         built = [assemble.modules(world, model(Random), 0) for world in ranks]
         with torch.no_grad():
             built[1][1].weight[0, 0].add_(1e-3)
-        assemble.agree_on_weights(ranks[0], built[0])
+        assemble.agree_on_weights(ranks[0].control_group, ranks[0].job, built[0])
         with pytest.raises(Misuse, match="stage 1 starts with other weights on rank 1 than on rank 0: a stage or"):
-            assemble.agree_on_weights(ranks[1], built[1])
+            assemble.agree_on_weights(ranks[1].control_group, ranks[1].job, built[1])
 
 
 # Stages.
@@ -174,6 +174,6 @@ def test_a_stage_that_runs_groups_one_by_one_is_remarked_upon(alone: World) -> N
     ):
         with worlds(alone, of_job) as (world,):
             made, _ = setting(world, of_model=model(Dropping))
-            assert assemble.remarks(world, made.probed) == remarks
+            assert assemble.remarks(world.job, world.backend, world.device, made.probed) == remarks
     with worlds(alone, alone_job(grouped=(0, 1), recomputing=(0, 1))) as (world,):
-        assert assemble.remarks(world, setting(world)[0].probed) == []
+        assert assemble.remarks(world.job, world.backend, world.device, setting(world)[0].probed) == []

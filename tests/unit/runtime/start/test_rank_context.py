@@ -32,7 +32,7 @@ class Peer:
 def test_a_micro_batch_counts_its_share_of_the_mean_over_all_copies(alone: World) -> None:
     with worlds(alone, alone_job(micro_batches=3, parts=2), copies=4) as (world, *_):
         made, _ = setting(world, options="--micro-batch-size 2")
-        assert assemble.loss_share(world, made.probed) == pytest.approx(1 / (3 * 2 * 4))
+        assert assemble.loss_share(world.job, world.place.copies, made.probed) == pytest.approx(1 / (3 * 2 * 4))
 
 
 def test_a_lane_trains_with_the_data_of_its_micro_batches(alone: World) -> None:
@@ -67,7 +67,7 @@ def test_links_receive_into_the_slots_of_their_stage(alone: World) -> None:
         made, built = setting(world, known)
         stages = assemble.assemble(made, built, made.model.steps)
         peer = Peer()
-        parts = LaneParts(stages, {7: peer}, *loads(made.source, world))
+        parts = LaneParts(stages, {7: peer}, *loads(made.source, world.job, world.device))
         lane = lane_of(made, parts)
         lane.incoming(0, 1, worker=7).irecv(4, into=1)
         lane.incoming(2, 1, worker=7).irecv((5, 6), into=0)

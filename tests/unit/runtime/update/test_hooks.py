@@ -21,7 +21,12 @@ def test_plain_hooks_make_plain_stages_and_leave_the_parts_of_a_lane_as_they_are
         assert plain.stage_maker(world.job) is Stage
         parts = lane_parts(made, {})
         assert plain.lane_parts(parts, {}) is parts
-        assert plain.outcomes(world, False, ()).launch(0, Tally(6.0, 4.0)).loss == 1.5
+        assert (
+            plain.outcomes(world.control_group, world.job, world.read, counted=False, names=())
+            .launch(0, Tally(6.0, 4.0))
+            .loss
+            == 1.5
+        )
     assert (plain.measures, plain.loads) == (False, True)
 
 

@@ -13,11 +13,15 @@ from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
 
+def outcomes_of(world: World, counted: bool, names: tuple[str, ...] = ()) -> Outcomes:
+    return Outcomes(world.control_group, world.job, world.read, counted=counted, names=names)
+
+
 def test_the_loss_is_the_mean_over_all_ranks_and_the_same_on_each(alone: World) -> None:
     with worlds(alone, job()) as ranks:
         outcomes = together(
             [
-                partial(Outcomes(world, False).launch, 7, Tally(loss, 2))
+                partial(outcomes_of(world, False).launch, 7, Tally(loss, 2))
                 for world, loss in zip(ranks, (0.0, 10.0), strict=True)
             ]
         )
@@ -30,7 +34,7 @@ def test_it_is_read_long_after_in_any_order(alone: World) -> None:
     with worlds(alone, job()) as ranks:
 
         def updates(world: World) -> list[float]:
-            outcomes = Outcomes(world, False)
+            outcomes = outcomes_of(world, False)
             launched = [outcomes.launch(update, Tally(float(update), 0.5)) for update in range(20)]
             return [outcome.loss for outcome in reversed(launched)]
 
@@ -41,7 +45,7 @@ def test_what_nobody_reads_is_let_go_once_it_is_over(alone: World) -> None:
     with worlds(alone, job()) as ranks:
 
         def updates(world: World) -> int:
-            outcomes = Outcomes(world, False)
+            outcomes = outcomes_of(world, False)
             for update in range(200):
                 outcomes.launch(update, Tally())
                 world.control_group.barrier("for the other one")
@@ -54,7 +58,7 @@ def test_sums_under_way_are_waited_for_at_the_end(alone: World) -> None:
     with worlds(alone, job()) as ranks:
 
         def ended(world: World) -> list[bool]:
-            outcomes = Outcomes(world, False)
+            outcomes = outcomes_of(world, False)
             launched = [outcomes.launch(update, Tally(1.0, 1)) for update in range(3)]
             outcomes.settle()
             return [outcome.is_there for outcome in launched]
@@ -64,7 +68,7 @@ def test_sums_under_way_are_waited_for_at_the_end(alone: World) -> None:
 
 def test_a_rank_that_never_ends_its_step_is_given_up(alone: World) -> None:
     with worlds(alone, job(), timeout=0.05) as (first, _):
-        outcome = Outcomes(first, False).launch(0, Tally(1.0, 1))
+        outcome = outcomes_of(first, False).launch(0, Tally(1.0, 1))
         assert not outcome.is_there
         with pytest.raises(PeerLost, match="for the loss of a step: rank 1: no answer within"):
             _ = outcome.loss
@@ -76,7 +80,10 @@ def test_a_mini_batch_weighs_its_count_and_one_if_the_loss_is_a_mean(
 ) -> None:
     with worlds(alone, job()) as ranks:
         outcomes = together(
-            [partial(Outcomes(world, counted).launch, 0, Tally(6.0, n)) for world, n in zip(ranks, (0, 5), strict=True)]
+            [
+                partial(outcomes_of(world, counted).launch, 0, Tally(6.0, n))
+                for world, n in zip(ranks, (0, 5), strict=True)
+            ]
         )
         assert [outcome.weight for outcome in outcomes] == weights
         assert [outcome.loss for outcome in outcomes] == [12 / 5, 12 / 5]
@@ -84,7 +91,7 @@ def test_a_mini_batch_weighs_its_count_and_one_if_the_loss_is_a_mean(
 
 def test_the_loss_of_nothing_that_counts_is_not_a_number(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
-        assert math.isnan(Outcomes(world, True).launch(0, Tally(0.0, 0.0)).loss)
+        assert math.isnan(outcomes_of(world, True).launch(0, Tally(0.0, 0.0)).loss)
 
 
 def test_auxiliary_losses_are_the_same_on_all_ranks_whoever_has_them(alone: World) -> None:
@@ -92,7 +99,7 @@ def test_auxiliary_losses_are_the_same_on_all_ranks_whoever_has_them(alone: Worl
         tallies = Tally(6.0, 4.0), Tally(auxiliary={"b": 2.0})
         outcomes = together(
             [
-                partial(Outcomes(world, False, ("a", "b")).launch, 0, tally)
+                partial(outcomes_of(world, False, ("a", "b")).launch, 0, tally)
                 for world, tally in zip(ranks, tallies, strict=True)
             ]
         )
@@ -103,7 +110,7 @@ def test_auxiliary_losses_are_the_same_on_all_ranks_whoever_has_them(alone: Worl
 def test_a_rank_that_waits_for_nothing_else_waits_for_the_sums(alone: World) -> None:
     """One that holds no stage launches sums alone: no more than one is under way."""
     with worlds(alone, job(), timeout=0.2) as (first, _):
-        outcomes = Outcomes(first, False)
+        outcomes = outcomes_of(first, False)
         outcomes.launch(0, Tally())
         with pytest.raises(PeerLost, match="for the loss of a step"):
             outcomes.launch(1, Tally())
@@ -114,7 +121,7 @@ def test_all_ranks_hear_with_the_same_update_that_one_has_asked_to_stop(alone: W
     with worlds(alone, job()) as ranks:
 
         def updates(world: World) -> list[tuple[float, bool]]:
-            outcomes = Outcomes(world, False, ("a",))
+            outcomes = outcomes_of(world, False, ("a",))
             launched = []
             for update in range(4):
                 if (world.place.rank, update) == (1, 2):
@@ -130,7 +137,7 @@ def test_all_ranks_see_a_difference_at_the_next_launch_where_nobody_reads_the_lo
     with worlds(alone, job()) as ranks:
 
         def updates(world: World) -> tuple[int, str]:
-            outcomes = Outcomes(world, False)
+            outcomes = outcomes_of(world, False)
             rank = world.place.rank
             outcomes.facts_of = lambda update: {TERMS: (rank if update == 2 else 7, lambda: {"scale": f"{rank}"})}
             for update in range(9):
@@ -155,7 +162,7 @@ def test_who_reads_the_loss_sees_it_at_once_and_again(alone: World) -> None:
     with worlds(alone, job()) as ranks:
 
         def read(world: World) -> None:
-            outcomes = Outcomes(world, False)
+            outcomes = outcomes_of(world, False)
             outcomes.facts_of = lambda _update: {TERMS: (world.place.rank, dict)}
             outcome = outcomes.launch(0, Tally(1.0, 1))
             for _ in range(2):
@@ -171,7 +178,7 @@ def test_facts_that_are_the_same_change_no_loss(alone: World) -> None:
     with worlds(alone, job()) as ranks:
 
         def read(world: World) -> tuple[float, dict[str, float], bool]:
-            outcomes = Outcomes(world, False, ("a",))
+            outcomes = outcomes_of(world, False, ("a",))
             outcomes.facts_of = lambda update: {TERMS: (update, dict)}
             outcome = outcomes.launch(3, Tally(1.0, 0.5, {"a": 3.0}))
             outcomes.compare({TERMS: (5, dict)}, "after update 4")

@@ -137,7 +137,7 @@ def recorded(**scaled: float) -> RankResult:
 
 def test_what_one_process_computes_too_is_off_by_nothing(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
-        verdict = compare(world, recorded(), (), UPDATES, begin)
+        verdict = compare(world.control_group, world.job, recorded(), names=(), updates=UPDATES, begin=begin)
     assert verdict is not None
     assert verdict.passed
     assert verdict.losses == pytest.approx(verdict.reference_losses, rel=1e-15)
@@ -154,7 +154,9 @@ def test_what_one_process_computes_too_is_off_by_nothing(alone: World) -> None:
 )
 def test_gradients_weights_and_losses_that_are_off_fail_by_name(alone: World, part: str, words: str) -> None:
     with worlds(alone, alone_job()) as (world,):
-        verdict = compare(world, recorded(**{part: 1.5}), (), UPDATES, begin)
+        verdict = compare(
+            world.control_group, world.job, recorded(**{part: 1.5}), names=(), updates=UPDATES, begin=begin
+        )
     assert verdict is not None
     assert not verdict.passed
     assert words in str(verdict)
@@ -168,7 +170,7 @@ def test_a_step_too_few_is_told_before_anything_is_compared(alone: World) -> Non
         worlds(alone, alone_job()) as (world,),
         pytest.raises(CheckFailed, match="stage 0 on rank 0: the optimizer has made 1 step in 2 updates"),
     ):
-        compare(world, short, (), UPDATES, begin)
+        compare(world.control_group, world.job, short, names=(), updates=UPDATES, begin=begin)
 
 
 def test_a_replica_that_differs_in_a_bit_is_named_with_those_that_agree(alone: World) -> None:
@@ -180,7 +182,9 @@ def test_a_replica_that_differs_in_a_bit_is_named_with_those_that_agree(alone: W
     with worlds(alone, alone_job(), copies=3) as ranks:
         verdict, *others = together(
             [
-                lambda world=world, result=result: compare(world, result, (), UPDATES, begin)  # type: ignore[misc]
+                lambda world=world, result=result: compare(
+                    world.control_group, world.job, result, names=(), updates=UPDATES, begin=begin
+                )  # type: ignore[misc]
                 for world, result in zip(ranks, results, strict=True)
             ]
         )
@@ -218,7 +222,9 @@ def test_stages_of_other_ranks_are_handed_to_rank_0_with_the_gradients_that_are_
     with worlds(alone, two) as ranks:
         verdict, nothing = together(
             [
-                lambda world=world, part=part: compare(world, part, (), 1, wider)  # type: ignore[misc]
+                lambda world=world, part=part: compare(
+                    world.control_group, world.job, part, names=(), updates=1, begin=wider
+                )  # type: ignore[misc]
                 for world, part in zip(ranks, parts, strict=True)
             ]
         )

@@ -37,7 +37,7 @@ def test_the_round_that_counts_is_the_shortest() -> None:
 def test_rank_0_is_its_own_clock_and_answers_all_others(alone: World) -> None:
     """Threads of one process read one clock: the offset of each is within its uncertainty of 0."""
     with worlds(alone, job(workers=3, stages=3, placement=((0, 1, 2),))) as ranks:
-        first, *others = together([lambda world=world: clocks.compare(world) for world in ranks])  # type: ignore[misc]
+        first, *others = together([lambda world=world: clocks.compare(world.control_group) for world in ranks])  # type: ignore[misc]
     assert (first.offset, first.uncertainty) == (0, 0)
     for offset in others:
         assert abs(offset.offset) <= offset.uncertainty

@@ -97,10 +97,10 @@ def trained(world: World, folder: Path | None, scripts: Path, updates: int = 2) 
     made, built = setting(world, known, update=first_of_two)
     stages = assemble.assemble(made, {0: built[0]}, made.model.steps)
     echo = Echo()
-    parts = LaneParts(stages, {1: echo}, *loads(made.source, made.world))
+    parts = LaneParts(stages, {1: echo}, *loads(made.source, made.world.job, made.world.device))
     recorder = None
     if folder is not None:
-        prepare(world, folder, scripts)
+        prepare(world.control_group, folder, scripts)
         recorder = Recorder(made.world, given(folder))
         parts = traced(parts, recorder, streams=False)
     lane = lane_of(made, parts)
@@ -162,7 +162,7 @@ def streamed(world: World, folder: Path | None, scripts: Path) -> list[Any]:
     parts = lane_parts(made, stages)
     recorder = None
     if folder is not None:
-        prepare(world, folder, scripts)
+        prepare(world.control_group, folder, scripts)
         recorder = Recorder(made.world, given(folder))
         parts = traced(parts, recorder, streams=True)
     lane = lane_of(made, parts)
@@ -185,7 +185,7 @@ def test_in_a_stream_versions_are_named_and_what_is_not_in_the_run_is_not_record
 def test_a_group_is_noted_as_one_over_its_first(alone: World, tmp_path: Path, scripts: Path) -> None:
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
-        prepare(world, tmp_path / "trace", scripts)
+        prepare(world.control_group, tmp_path / "trace", scripts)
         recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
         lane = lane_of(made, traced(lane_parts(made, stages), recorder, streams=False))
@@ -208,7 +208,7 @@ def test_a_group_is_noted_as_one_over_its_first(alone: World, tmp_path: Path, sc
 def test_an_operation_that_fails_is_not_recorded_as_over(alone: World, tmp_path: Path, scripts: Path) -> None:
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
-        prepare(world, tmp_path / "trace", scripts)
+        prepare(world.control_group, tmp_path / "trace", scripts)
         recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
         lane = lane_of(made, traced(lane_parts(made, stages), recorder, streams=False))

@@ -38,7 +38,7 @@ def known(alone: World) -> Iterator[RankContext]:
 
 @pytest.fixture
 def folder(known: RankContext, tmp_path: Path, scripts: Path) -> Path:
-    prepare(known.world, tmp_path / "trace", scripts)
+    prepare(known.world.control_group, tmp_path / "trace", scripts)
     return tmp_path / "trace"
 
 
@@ -57,7 +57,7 @@ def test_a_directory_is_made_with_the_program_in_it(folder: Path) -> None:
 def test_an_older_trace_goes_and_what_else_lies_there_stays(known: RankContext, folder: Path, scripts: Path) -> None:
     for name in ("rank_0.jsonl", "rank_7.jsonl.part", "notes.txt"):
         (folder / name).write_text("old")
-    prepare(known.world, folder, scripts)
+    prepare(known.world.control_group, folder, scripts)
     assert {path.name for path in folder.iterdir()} == {"schedule.sir", ".chimera-trace", "notes.txt"}
 
 
@@ -67,23 +67,23 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "rank_0.jsonl").write_text("precious")
     with pytest.raises(Misuse, match=r"mine: exists and was not written by --trace; choose another directory"):
-        prepare(known.world, tmp_path / "mine", scripts)
+        prepare(known.world.control_group, tmp_path / "mine", scripts)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["rank_0.jsonl"]
     (tmp_path / "empty").mkdir()
-    prepare(known.world, tmp_path / "empty", scripts)
+    prepare(known.world.control_group, tmp_path / "empty", scripts)
 
 
 def test_a_directory_that_cannot_be_made_is_told(known: RankContext, tmp_path: Path, scripts: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Misuse, match=r"--trace .*file.*: (Not a directory|File exists)"):
-        prepare(known.world, tmp_path / "file" / "trace", scripts)
+        prepare(known.world.control_group, tmp_path / "file" / "trace", scripts)
 
 
 def test_one_rank_of_a_machine_makes_it(
     known: RankContext, tmp_path: Path, scripts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "LOCAL_RANK", "1")
-    prepare(known.world, tmp_path / "trace", scripts)
+    prepare(known.world.control_group, tmp_path / "trace", scripts)
     assert not (tmp_path / "trace").exists()
 
 

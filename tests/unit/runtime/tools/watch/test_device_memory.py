@@ -30,9 +30,12 @@ def test_ranks_on_a_gpu_share_it_and_the_smallest_share_is_for_all(
     with worlds(alone, job()) as both:
         on_gpus = [replace(world, device=torch.device("cuda", world.place.rank % gpus)) for world in both]
         assert min(share_of(world.device) for world in on_gpus) == share
-        assert together([lambda world=world: smallest_share(world) for world in on_gpus]) == [share] * 2  # type: ignore[misc]
+        assert (
+            together([lambda world=world: smallest_share(world.control_group, world.device) for world in on_gpus])
+            == [share] * 2
+        )  # type: ignore[misc]
 
 
 def test_on_the_cpu_a_size_is_needed(alone: World) -> None:
     with pytest.raises(Misuse, match="the ranks are on the CPU; give a size, as in --memory-limit 16GiB"):
-        smallest_share(alone)
+        smallest_share(alone.control_group, alone.device)

@@ -362,7 +362,7 @@ def test_a_loss_that_is_no_number_stops_where_that_was_asked_for(
 def test_what_a_rank_computed_of_a_loss_is_not_taken_for_the_loss(alone: World) -> None:
     """No other rank takes part: two would be needed for a sum, which there is of one update in 16."""
     with worlds(alone, job(micro_batches=1, period=1)) as (first, _):
-        outcome = PartialOutcomes(first, counted=False).launch(2, Tally(1.5, 2.0))
+        outcome = PartialOutcomes(first.control_group, first.job, first.read, counted=False).launch(2, Tally(1.5, 2.0))
         assert (outcome.update, outcome.computed_here) == (2, Tally(1.5, 2.0))
         with pytest.raises(Misuse, match=r"gathered on rank 0 by the progress of train\.py.* leave out hooks="):
             _ = outcome.loss
