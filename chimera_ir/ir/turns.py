@@ -124,6 +124,7 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Ins
     for number, instruction in _by_turn(header, turn, updates):
         micros, versions = number * header.period, number * per_turn
         line = _shown(turn, shifted(instruction, micros, versions), number)
+        # The origin of a line of text gets the micro-batch and version that m and v stand for, which messages name.
         of_text = instruction.origin.turn
         yield number, replace(line, origin=line.origin._replace(turn=(micros, versions))) if of_text else line
 
@@ -136,6 +137,7 @@ def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, In
     for number in turns_of(header, turn, updates, initials):
         micros, versions = number * header.period, number * per_turn
         for instruction, first, last, of_updates, least in listed:
+            # In the lane if all that it is about is within the updates, or belongs to the initial weights.
             offset, end = (versions, updates) if of_updates else (micros, micro_batches)
             if (first + offset > 0 or first + offset == least) and last + offset < end:
                 yield number, instruction
@@ -167,10 +169,10 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
     for place, instruction in enumerate(turn.instructions):
         if not isinstance(instruction, Compute) or instruction.version is None:
             continue
-        agos = range(-(-instruction.version // per_turn), min(instruction.micros) // header.period + 1)
+        turns_ago = range(-(-instruction.version // per_turn), min(instruction.micros) // header.period + 1)
         for group in header.groups_with[instruction.stage]:
             step = at(Step, group, 1)
-            for ago in agos:
+            for ago in turns_ago:
                 version = instruction.version - ago * per_turn
                 dropped = at(Drop, group, version)
                 if step is not None and dropped is not None and step < (-ago, place):

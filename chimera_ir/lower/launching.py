@@ -19,7 +19,7 @@ Sum = tuple[WeightGroup, int]
 """A sum: the group whose gradients are summed, and the update, counted from 0."""
 
 Joins = Mapping[int, Sequence[Sum]]
-"""The sums that a lane launches right before the operation at a place."""
+"""The joins of a lane: the sums that it launches right before the operation at a place, with nothing to add."""
 
 
 def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[Sum, int]:

@@ -166,19 +166,19 @@ def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[
 
 def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iterator[_GroupUpdate]:
     """The updates of a lane, group by group; a step that no operation waits for is made at the end of the lane."""
-    # The operations of each group, by number in the lane.
-    places: dict[WeightGroup, list[int]] = defaultdict(list)
+    # The operations that belong to each group, by their numbers in ``numbered``.
+    operations_of: dict[WeightGroup, list[int]] = defaultdict(list)
     numbered = [(place, part) for place, operation in enumerate(lane) for part in operation.parts]
     for number, (_, operation) in enumerate(numbered):
         for group in header.groups_with[operation.stage]:
-            places[group].append(number)
-    for group, group_places in places.items():
+            operations_of[group].append(number)
+    for group, operations in operations_of.items():
         # The last backward of each update, the last reader of each version, and the first operation that needs as many
         # updates to be made: by the version that it reads, or because it adds to the next update.
         backwards: dict[int, int] = {}
         lasts: dict[int, int] = {}
         needs: dict[int, int] = {}
-        for place, operation in map(numbered.__getitem__, group_places):
+        for place, operation in map(numbered.__getitem__, operations):
             update = header.update_of(operation.micros)
             lasts[operation.version or 0] = place
             needs.setdefault(operation.version or 0, place)
@@ -215,6 +215,7 @@ def _agreed(
     schedule: Schedule, duration: Duration, updates: list[list[_GroupUpdate]]
 ) -> dict[tuple[Version, WeightGroup], tuple[int, int, Version]]:
     """The rank of every sum in the order of the launches; of sums with the same time, the later group is first."""
+    # A launch that follows no backward is an event of its own, a join; it is made right behind a step.
     joins: list[dict[int, list[tuple[WeightGroup, int]]]] = [defaultdict(list) for _ in updates]
     for lane_joins, lane in zip(joins, updates, strict=True):
         for group_update in lane:

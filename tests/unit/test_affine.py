@@ -158,7 +158,7 @@ def test_extremes_that_one_can_check_by_eye(formula: str, expected: Law) -> None
         ("m/(1 + m % 2)", "ChangingDivisor"),
         ("m % m", "ChangingDivisor"),
         ("m/j", "BadDivisor"),
-        ("max(m, 4)", "GrowingArgument"),
+        ("max(m, 4)", "GrowingExtreme"),
         ("share(m, 2, 0)", "GrowingArgument"),
         ("abs(m)", "GrowingArgument"),
         ("share(m % 2, 2, m % 3)", "BadShare"),
