@@ -123,7 +123,8 @@ class ControlGroup:
     ) -> dist.Work | None:
         """Posts the sum, or another ``kind`` of reduction, of a tensor over all ranks; `settle` waits for it."""
         with self.waiting(operation):
-            return unrecorded(dist.all_reduce, tensor, kind, group=self.group, async_op=True)  # type: ignore[no-any-return]
+            work: dist.Work | None = unrecorded(dist.all_reduce, tensor, kind, group=self.group, async_op=True)
+            return work
 
     def reduce(self, tensor: torch.Tensor, operation: str, kind: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
         """Replaces a tensor by its sum, or another ``kind`` of it, over all ranks; errors as in `waiting`."""
