@@ -13,6 +13,7 @@ import pytest
 from chimera_ir import cache as kept
 from chimera_ir import library
 from chimera_ir.plural import plural
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "chimera_ir"
@@ -199,7 +200,9 @@ def test_compiling_and_reading_the_options_of_training_import_neither_torch_nor_
         "import chimera_ir.commands.run_command;"
         "sys.exit(', '.join(sorted({'torch', 'numpy', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules))) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

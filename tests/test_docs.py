@@ -18,6 +18,7 @@ from chimera_ir.verify.findings import Rule
 from site_hooks import navigation
 from tests.e2e.ranks import forking_environment
 from tests.pages import PAGES, page_of, page_text
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,7 +30,7 @@ def ended(script: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -121,7 +122,7 @@ def test_the_page_on_formats_quotes_how_its_examples_begin() -> None:
 def test_the_quick_tables_of_the_papers_experiments_are_what_the_planner_says() -> None:
     """docs/experiments.py without --only tells of all, in minutes."""
     command = [sys.executable, "docs/experiments.py", "--only", "selection", "strategies"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

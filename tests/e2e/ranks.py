@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from chimera_ir.commands.compile_command import compile_command
 from tests import forking
 from tests.e2e.bytecode import add_bytecode
+from tests.patience import FACTOR, PATIENCE
 from tests.programs import TORCHRUN
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
-PATIENCE = 400
 OF_COMPILE = (
     "torch._dynamo.backends.common",
     *(f"torch._functorch._aot_autograd.{name}" for name in ("autograd_cache", "graph_compile")),
@@ -104,7 +104,7 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
 
 
 def _common(job: Job) -> list[str]:
-    return [] if job.model is None else ["--model", str(MODELS / job.model), "--timeout", "120"]
+    return [] if job.model is None else ["--model", str(MODELS / job.model), "--timeout", f"{120 * FACTOR:g}"]
 
 
 def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:

@@ -85,7 +85,7 @@ def test_limited_links_are_skipped_with_a_message_where_they_cannot_be_made() ->
         [sys.executable, str(BENCHMARKS / "accuracy.py"), *asked],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
         env=os.environ | {"PATH": ""},
     )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.ranks import forking_environment
 from tests.gpu.commands import ROOT
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.e2e
 
@@ -18,7 +19,7 @@ def test_a_scheme_and_a_killed_rank_pass_and_are_reported(tmp_path: Path) -> Non
     words = ("--pretend", "2", "--backend", "gloo", "--only", sample, "--report", str(report), "--folder", "programs")
     command = (sys.executable, "-m", "tests.gpu", *words[:-1], str(tmp_path / words[-1]))
     done = subprocess.run(
-        command, cwd=ROOT, env=forking_environment(), capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=forking_environment(), capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed, 0 failed, 0 skipped" in done.stdout

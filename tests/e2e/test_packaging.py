@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 import chimera_ir
 from tests.e2e.ranks import compiled
+from tests.patience import PATIENCE
 from tests.programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def call(*command: str | Path, status: int = 0, **variables: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == status, done.stdout + done.stderr

@@ -12,6 +12,7 @@ from chimera_ir.trace.compare import compare
 from chimera_ir.trace.drawing import draw
 from chimera_ir.trace.presentation import page
 from chimera_ir.trace.trace_files import read
+from tests.patience import PATIENCE
 from tests.unit import traced
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -50,7 +51,7 @@ addEventListener("error", (event) => console.log("UNCAUGHT " + event.message));
 def browse(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
 
 
 def console(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_page import BROWSER, browse, console
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ addEventListener("error", (event) => console.log("UNCAUGHT " + event.message));
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

@@ -19,6 +19,7 @@ from chimera_ir.trace.event_format import events
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.trace_files import Trace, read
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
+from tests.patience import PATIENCE
 from tests.programs import free_port
 from tests.unit.trace_events import assert_valid
 
@@ -219,7 +220,7 @@ def test_clocks_of_two_machines_are_brought_together(two_stages: Path, tmp_path:
         )
         for rank, prefix in enumerate(((), apart))
     ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert [rank.wait(timeout=PATIENCE) for rank in ranks] == [0, 0]
     trace = read(tmp_path / "t")
     for each in trace.ranks[1].clock:
         assert abs(each.offset + 5000 * 10**9) <= each.uncertainty

@@ -13,6 +13,7 @@ from chimera_ir import library
 from chimera_ir.commands.common import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.compilation import Level
 from chimera_ir.lower import lower
+from tests.patience import PATIENCE
 from tests.repeatable import also
 from tests.unit.command import TINY, Run, contents, shell
 
@@ -375,5 +376,7 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_as_any_other(entry: st
         "    return original(name, *rest)\n"
         f"builtins.__import__ = interrupted; start.{entry}()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

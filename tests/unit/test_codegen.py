@@ -25,6 +25,7 @@ from chimera_runtime.program.rank_facts import spread
 from chimera_runtime.program.weight_groups import group_text
 from chimera_runtime.ranks.messages import tag_of
 from tests.lowered import evaluated, scripts_of
+from tests.patience import PATIENCE
 from tests.programs import program
 from tests.repeatable import also, part
 from tests.sizes import on_workers
@@ -190,7 +191,7 @@ def test_a_linter_finds_no_undefined_or_unused_name(tmp_path: Path) -> None:
             (tmp_path / f"{named(case).replace(' ', '_')}_{worker}.py").write_text(text)
     options = ("--isolated", "--no-cache", "--select", "F,E7,E9,W,PLE,B")
     command = [program("ruff", "ruff"), "check", *options, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout
 
 

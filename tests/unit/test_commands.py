@@ -15,6 +15,7 @@ from chimera_ir import library
 from chimera_ir.commands.common import INTERRUPTED, WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.commands.group import COMMANDS, NAME
 from chimera_ir.start import INTERRUPTED as INTERRUPTED_AT_THE_START
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -30,7 +31,7 @@ def script(name: str) -> tuple[str, ...]:
 
 def called(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"COLUMNS": "100"} | variables
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
 
 
 # What a command is called.

@@ -21,6 +21,7 @@ from chimera_ir.options import Options
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax import formatter
+from tests.patience import PATIENCE
 from tests.unit.command import TINY, Run, contents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +67,7 @@ def test_a_compilation_cannot_be_changed() -> None:
 def imported(program: str) -> set[str]:
     """The modules that a program imports."""
     command = [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
     return set(done.stdout.split())
 
 

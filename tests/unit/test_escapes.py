@@ -14,6 +14,7 @@ from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.read import read_cluster
 from chimera_ir.profile.write import write_cluster
 from chimera_ir.source import Source
+from tests.patience import PATIENCE
 from tests.unit.command import TINY, Run, contents
 from tests.unit.test_profile_source import CLUSTER, PROFILE
 
@@ -52,7 +53,7 @@ def assert_plain(text: str) -> None:
 def words_of(line: str, *ahead: str) -> list[str]:
     """What bash takes a line apart to, which is the words of a command; those ``ahead`` are its functions."""
     functions = "".join(f'{name}() {{ printf "%s\\0" {name} "$@"; }}; ' for name in ahead)
-    done = subprocess.run(["bash", "-c", functions + line], capture_output=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", functions + line], capture_output=True, timeout=PATIENCE, check=True)
     return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from chimera_ir import output
 from chimera_ir.commands.common import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
+from tests.patience import PATIENCE
 from tests.unit import dying
 from tests.unit.command import TINY, Run, contents, shell
 
@@ -109,7 +110,7 @@ def test_a_write_that_fails_leaves_everything_as_it_was(
 def test_whatever_happens_to_writers_one_program_is_there_with_all_files_of_the_user(how: str, tmp_path: Path) -> None:
     """Deaths, failures, interrupts at every step; launches meanwhile; writers killed at random; several; no rights."""
     command = [sys.executable, "-m", "tests.unit.dying", how, str(tmp_path / "folder")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -9,6 +9,7 @@ import pytest
 from chimera_ir import source, texts
 from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.source import Source
+from tests.patience import PATIENCE
 from tests.programs import COMPILE
 from tests.unit.command import TINY, Run
 
@@ -58,7 +59,7 @@ def test_what_another_command_writes_is_compiled(run: Run, tmp_path: Path, comma
     (tmp_path / "tiny.sir").write_text(program)
     line = f'exec "$@" <({command}) --emit program {option}'
     done = subprocess.run(
-        ["bash", "-c", line, "bash", *COMPILE], capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", line, "bash", *COMPILE], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (program if not option else run("tiny.chim", "--emit", "program", *option.split()).out)

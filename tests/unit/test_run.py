@@ -16,6 +16,7 @@ from chimera_ir.commands import common, group
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.commands.run_command import run_command
 from chimera_runtime.tools.command import options
+from tests.patience import PATIENCE
 from tests.unit.command import Ended, contents
 from tests.unit.conftest import calling
 
@@ -237,7 +238,7 @@ def test_nothing_is_started_where_nothing_can_be_printed(tmp_path: Path) -> None
     for target, status in (("/dev/full", WRONG_COMMAND), (os.devnull, 7)):
         with Path(target).open("w") as output:
             done = subprocess.run(
-                command, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+                command, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False
             )
         assert done.returncode == status
         assert ("standard output: " in done.stderr) == (status == WRONG_COMMAND)

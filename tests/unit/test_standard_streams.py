@@ -9,6 +9,7 @@ import pytest
 
 from chimera_ir.commands import group
 from chimera_ir.commands.common import WRONG_COMMAND
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -27,7 +28,7 @@ UNPRINTED = (">&-", ">/dev/full 2>&1", ">&- 2>&-")
 
 def called(redirected: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = ["bash", "-c", f'"$@" {redirected}', "bash", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=cwd)
 
 
 def script(name: str, *words: str) -> tuple[str, ...]:

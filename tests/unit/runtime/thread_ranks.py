@@ -15,10 +15,11 @@ from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.ranks.world import World
+from tests.patience import FACTOR, PATIENCE
 
 T = TypeVar("T")
 
-LIMIT = timedelta(seconds=20)
+LIMIT = timedelta(seconds=20 * FACTOR)
 
 
 def job(**changed: Any) -> Job:
@@ -95,4 +96,4 @@ def worlds(alone: World, of: Job, copies: int = 1, timeout: float = 20.0) -> Ite
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
     """What calls return that wait for one another, each in a thread; an error of any is raised."""
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(call) for call in calls]]
+        return [future.result(timeout=PATIENCE) for future in [pool.submit(call) for call in calls]]

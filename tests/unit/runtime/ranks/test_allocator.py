@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from chimera_runtime.ranks.allocator import keep_memory
+from tests.patience import PATIENCE
 
 ROUNDS = """
 import ctypes, resource, sys
@@ -51,7 +52,7 @@ def rounds(how: str) -> list[int]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
-        [sys.executable, "-c", ROUNDS, how], env=environ, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", ROUNDS, how], env=environ, capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     return [int(each) for each in done.stdout.split()[3:]]
 

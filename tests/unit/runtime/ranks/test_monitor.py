@@ -16,6 +16,7 @@ from chimera_runtime.ranks.messages import Names, Peer, tag_of
 from chimera_runtime.ranks.monitor import Monitor
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.sums import GradientSum
+from tests.patience import PATIENCE
 from tests.unit.runtime.thread_ranks import groups
 
 TIMEOUT = 0.3
@@ -265,7 +266,9 @@ def test_a_rank_without_tools_ends_with_the_message_and_a_status() -> None:
         "lost = lambda error: Names(0, 0, 2, 0.1).lost('recv m0 s1->s0', [1], error)\n"
         "with Monitor(0.1, grace=0.1).watching(lost): threading.Lock().acquire() and threading.Event().wait(60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == FAILED
     assert done.stderr == (
         "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (timeout); "

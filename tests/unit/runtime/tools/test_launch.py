@@ -15,6 +15,7 @@ from chimera_ir.codegen.view import TrainView
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
 from chimera_runtime.program.compiled_program import INTERFACE
 from tests import forking
+from tests.patience import PATIENCE
 from tests.programs import free_port
 from tests.unit.runtime.models import facts, sequential
 from tests.unit.runtime.thread_ranks import alone_job
@@ -82,7 +83,7 @@ def started(directory: Path, *options: str, **environment: str) -> subprocess.Co
     plain = {name: value for name, value in os.environ.items() if name not in ranks}
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(directory / "elsewhere")]), "OMP_NUM_THREADS": "1"}
     arguments = [str(directory / "compiled"), "--model", str(directory / "model.py"), *options]
-    return forking.python(TRAIN, arguments, plain | paths | (environment or ranks), directory, patience=120)
+    return forking.python(TRAIN, arguments, plain | paths | (environment or ranks), directory, patience=PATIENCE)
 
 
 def test_a_run_is_checked_measured_recorded_and_trained(directory: Path) -> None:

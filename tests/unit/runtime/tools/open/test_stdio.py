@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[5]
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -48,7 +50,7 @@ def test_a_rank_keeps_its_status_and_no_file_gets_the_number_of_a_closed_stream(
     redirected: str, status: int, output: str, errors: str
 ) -> None:
     command = ["bash", "-c", f'"$@" {redirected}', "bash", sys.executable, "-c", RANK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (status, output, errors)
 
 
@@ -81,7 +83,13 @@ def test_on_a_terminal_a_line_takes_the_place_of_what_was_shown(kind: str, writt
     ours, theirs = pty.openpty()
     variables = os.environ | {"TERM": kind, "COLUMNS": "20"}
     subprocess.run(
-        [sys.executable, "-c", SHOWN], stdout=theirs, stderr=theirs, env=variables, timeout=60, check=True, cwd=ROOT
+        [sys.executable, "-c", SHOWN],
+        stdout=theirs,
+        stderr=theirs,
+        env=variables,
+        timeout=PATIENCE,
+        check=True,
+        cwd=ROOT,
     )
     os.close(theirs)
     assert os.read(ours, 10000).decode() == written
@@ -93,6 +101,6 @@ def test_a_line_is_one_write_where_python_is_unbuffered() -> None:
     heard, spoken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with heard, spoken:
         command = [sys.executable, "-u", "-c", RANK]
-        subprocess.run(command, stdout=spoken, stderr=spoken, timeout=60, check=False, cwd=ROOT)
+        subprocess.run(command, stdout=spoken, stderr=spoken, timeout=PATIENCE, check=False, cwd=ROOT)
         heard.setblocking(False)
         assert [heard.recv(100) for _ in range(3)] == [b"an error\n", b"a line\n", b"another\n"]
