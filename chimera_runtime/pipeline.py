@@ -26,7 +26,7 @@ from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.norms import agree_on_infinite, gradients_of, scale_down, total_norm
 from chimera_runtime.start.assemble import assemble, remarks
-from chimera_runtime.start.lane_parts import lane_of, lane_parts
+from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.start.loader_maker import LoaderMaker
 from chimera_runtime.start.prepare import located_at, prepare
 from chimera_runtime.start.rank_context import RankContext
@@ -39,8 +39,8 @@ from chimera_runtime.update.outcome import Outcome
 from chimera_runtime.update.session import Session
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
-from chimera_runtime.update.streaming import step_hooks_of
-from chimera_runtime.update.updates import updates_of
+from chimera_runtime.update.streamed_updates import step_hooks_of
+from chimera_runtime.update.update_interface import updates_of
 from chimera_runtime.values.losses import Loss
 
 _NO_HOOKS = Hooks()
@@ -152,7 +152,7 @@ class Pipeline:
             job, group, layout, device, timeout=timeout, communicators=communicators, end=hooks.lost, arguments=same
         )
         control, place, facts = world.control_group, world.place, compiled.ranks[world.place.worker]
-        self._located = located_at(world, facts, explains=hooks.explains)
+        located = self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
         self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
         self.first_rank = control.members[0]
@@ -160,7 +160,8 @@ class Pipeline:
         ties_of = tied if callable(tied) else lambda _stages: tied
         model = Model(file_of(build_stage), build_stage, loss, tied=ties_of, name=name)
         self._feed = Feed(job, size, place.copy)
-        modules, probed = prepare(world, self._located, model, self._feed, example, seed=seed, measures=hooks.measures)
+        self._feed.put_example(example)
+        modules, probed = prepare(world, located, model, self._feed, seed=seed, measures=hooks.measures)
         self.remarks = tuple(remarks(job, world.backend, world.device, probed))
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
         named = Ranges(world.device) if ranges else Unranged()
@@ -173,25 +174,25 @@ class Pipeline:
         self._groups = by_group(modules, context.ties)
         steps = None if step_hooks is None else StageOptimizers(modules, self._parameters, step_hooks, context.ties)
         self._stage_optimizers = steps
-        stages = assemble(context, modules, steps, hooks.stage_maker(job), sum_dtype)
-        lane = lane_of(context, hooks.lane_parts(lane_parts(context, stages), stages))
+        stages = assemble(context, modules, steps, hooks.stage_maker(job), sum_dtype=sum_dtype)
+        lane = lane_of(context, hooks.wrapped(components_of(context, stages), stages))
         # The updates, their losses, and the facts that are compared over the ranks with these.
         counted = probed.expected_count is not None
         self._outcomes = hooks.outcomes(control, job, world.read, counted=counted, names=probed.auxiliary)
         self._updates = updates_of(
             context, lane, stages, self._feed, outcomes=self._outcomes, parameters=self._parameters, sum_dtype=sum_dtype
         )
-        self._session = Session(world, probed, self._located, self._updates)
-        self._varying = VaryingShapes(world, self._feed, modules, stages, probed) if varying else None
+        self._session = Session(world, probed, located, self._updates)
+        self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
         self._shared_facts = SharedFacts(
             self._feed, self._outcomes, self._updates, groups=self._groups, names=self.names, steps=steps
         )
         # Everything between updates: loaders, forwards alone, checkpoints.
         self._loaders = LoaderMaker(
-            control, job, self._located, self._feed, compiled.ranks, traits=probed.traits, varying=varying, seed=seed
+            control, job, located, self._feed, workers=compiled.ranks, traits=probed.traits, varying=varying, seed=seed
         )
         self.needs = frozenset(self._loaders.needed)
-        self._inference = Inference(context, stages, size, self._located, self._varying)
+        self._inference = Inference(context, stages, size, located, varying=self._varying)
         self._state = State(
             control, world.store_of_all, job, model, ties=context.ties, modules=modules, parameters=self._parameters
         )

@@ -20,7 +20,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start import probe
-from chimera_runtime.start.lane_parts import lane_of, lane_parts
+from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.loop.optimizers import Optimizers
 from chimera_runtime.tools.loop.rehearsal import rehearsed
@@ -66,7 +66,7 @@ class Generated:
         self._world = world
         make_stage = Stage if task.rehearsal is None else rehearsed(task.rehearsal, job)
         self._stages = build.assemble(setting, built, task.model.steps, make_stage)
-        self._lane = lane_of(setting, lane_parts(setting, self._stages))
+        self._lane = lane_of(setting, components_of(setting, self._stages))
         self._update = script.update
         self._number = 0
 

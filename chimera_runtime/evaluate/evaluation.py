@@ -256,8 +256,8 @@ class Evaluation:
             {number: ranges.stage(number, self._stage(number, stage)) for number, stage in stages.items()},
             {route: incoming(*route) for route in facts.incoming},
             {route: outgoing(*route) for route in facts.outgoing},
-            lambda _update, micro: current.load(micro, 0, world.device),
-            lambda _update, micro: current.load(micro, 1, world.device),
+            load_input=lambda _update, micro: current.load(micro, 0, world.device),
+            load_target=lambda _update, micro: current.load(micro, 1, world.device),
         )
 
     def evaluation_batches(self, batch: Any) -> Iterator[EvaluationBatch]:

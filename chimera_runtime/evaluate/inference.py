@@ -100,4 +100,4 @@ class Inference:
             state.restore(before)
 
     def _evaluation(self, output: LossTotal | OutputStore) -> Evaluation:
-        return Evaluation(self._context, self._stages, self._size, output, self._varying)
+        return Evaluation(self._context, self._stages, self._size, output, varying=self._varying)

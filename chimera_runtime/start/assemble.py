@@ -44,8 +44,8 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
     has_others = len(world.control_group.members) < dist.get_world_size()
     members = world.control_group.members if has_others and not world.job.period else None
-    built = {s: model.stage(s, world.job.stages, seed, world.device, members) for s in held}
-    unite(world.control_group, world.job, built, ties, model)
+    built = {s: model.stage(s, world.job.stages, seed, world.device, members=members) for s in held}
+    unite(world.control_group, world.job, built, ties, model=model)
     label(parameters_by_name(model, built, ties))
     return built
 

@@ -5,8 +5,7 @@ from functools import partial
 import torch
 
 from chimera_runtime.blame import Located
-from chimera_runtime.data.batches import Batches
-from chimera_runtime.data.feed import Feed, Pair
+from chimera_runtime.data.feed import Feed
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.rank_facts import RankFacts
 from chimera_runtime.ranks.rendezvous import failures_shared
@@ -25,14 +24,13 @@ def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
 
 
 def prepare(
-    world: World, located: Located, model: Model, feed: Feed, example: Pair | Batches, *, seed: int, measures: bool
+    world: World, located: Located, model: Model, feed: Feed, *, seed: int, measures: bool
 ) -> tuple[dict[int, torch.nn.Module], ProbeResult]:
     """The modules of this rank's stages, and the result of their probe; every rank calls it.
 
-    An error on one rank reaches the others while they wait for it. The feed knows the names of keyword arguments
-    afterwards, and its update 0 begins with the example.
+    The feed has the example; afterwards it has the names of keyword arguments, too. An error on one rank reaches the
+    others while they wait for it.
     """
-    feed.put_example(example)
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)
         agree_on_weights(world.control_group, world.job, built)

@@ -85,7 +85,7 @@ def probe_stages(
     Misuse
         If a stage returns something that cannot be handed on, or no stage takes one of the keyword arguments.
     """
-    probe = _Probe(world, model, batches, built, seed, measures)
+    probe = _Probe(world, model, batches, built, seed=seed, measures=measures)
     # Down: shapes and traits. A tensor that requires a gradient may still get none back.
     boundaries, traits = probe.forward()
     expected = expected_count(probe.count(), world.job.passes * world.place.copies)
@@ -95,7 +95,7 @@ def probe_stages(
         boundaries = [replace(boundary, counted=True) for boundary in boundaries]
         expected = largest_of_rows(world.control_group, built.values(), expected, world.device)
     names = sorted({name for of_stage in traits for name in of_stage.auxiliary})
-    return ProbeResult(boundaries, with_shared(traits), probe.footprints, expected, tuple(names))
+    return ProbeResult(boundaries, with_shared(traits), probe.footprints, expected, auxiliary=tuple(names))
 
 
 class _Probe:
@@ -110,6 +110,7 @@ class _Probe:
         model: Model,
         batches: MicroBatchSource,
         built: dict[int, torch.nn.Module],
+        *,
         seed: int,
         measures: bool,
     ) -> None:
@@ -200,8 +201,9 @@ class _Probe:
         target = _copied(self._batches.target(0, 0), world.device) if is_last else None
         accepted_names = accepted(module, names)
         loaded = _copied(self._batches.keywords(0, 0), world.device) if accepted_names else {}
-        call = StageCall(before, inputs, target, is_last, {name: loaded[name] for name in accepted_names})
-        trace = trace_forward(self._model, stage, module, call, self._measures)
+        keywords = {name: loaded[name] for name in accepted_names}
+        call = StageCall(before, inputs, target, is_last, keywords=keywords)
+        trace = trace_forward(self._model, stage, module, call, measures=self._measures)
         if stage in world.job.split_backward:
             trace = with_obstacle(trace)
         self._calls[stage], self._traces[stage] = call, trace

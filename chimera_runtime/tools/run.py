@@ -23,7 +23,7 @@ from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.readout import Reader
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_parts import LaneParts
+from chimera_runtime.start.lane_components import LaneComponents
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.check.check import check, checked_updates
 from chimera_runtime.tools.fail.faults import Faults
@@ -294,14 +294,14 @@ class Run(Hooks):
         rehearse = self.options.rehearse
         return Stage if rehearse is None else rehearsed(rehearse, job)
 
-    def lane_parts(self, parts: LaneParts, stages: dict[int, Stage]) -> LaneParts:
-        """Parts that record each call, with ``--trace``; a record is kept however the run ends."""
+    def wrapped(self, components: LaneComponents, stages: dict[int, Stage]) -> LaneComponents:
+        """Components that record each call, with ``--trace``; the record is kept however the run ends."""
         self._stages = stages
         if self.options.trace is None:
-            return parts
+            return components
         self._recorder = Recorder(self._context.world, self.options)
         self.faults.at_end.append(self._recorder.abandon)
-        return traced(parts, self._recorder, self.compiled.job.period > 0)
+        return traced(components, self._recorder, self.compiled.job.period > 0)
 
     def outcomes(
         self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]

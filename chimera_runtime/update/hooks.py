@@ -10,7 +10,7 @@ from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.ranks.readout import Reader
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.lane_parts import LaneParts
+from chimera_runtime.start.lane_components import LaneComponents
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.update.outcome import Outcomes
 
@@ -44,9 +44,9 @@ class Hooks:
         """A function that makes stages, with the arguments of `Stage`."""
         return Stage
 
-    def lane_parts(self, parts: LaneParts, stages: dict[int, Stage]) -> LaneParts:
-        """The parts of the lane, which a tool may wrap."""
-        return parts
+    def wrapped(self, components: LaneComponents, stages: dict[int, Stage]) -> LaneComponents:
+        """The components of the lane; a tool may wrap each, to see its calls."""
+        return components
 
     def outcomes(
         self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]

@@ -162,7 +162,16 @@ class Outcomes:
         while len(self._under_way) >= self._at_once:
             self._under_way.popleft().settle()
         self._under_way.append(
-            Outcome(update, tally, self._control_group, self._counted, self._names, numbers, work, compare)
+            Outcome(
+                update,
+                tally,
+                self._control_group,
+                self._counted,
+                _names=self._names,
+                _numbers=numbers,
+                _work=work,
+                _compare=compare,
+            )
         )
         return self._under_way[-1]
 

@@ -8,7 +8,7 @@ from chimera_runtime.errors.pipeline import pipeline_is_closed, schedule_has_no_
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start.probe import ProbeResult
-from chimera_runtime.update.updates import Updates
+from chimera_runtime.update.update_interface import Updates
 
 T = TypeVar("T")
 

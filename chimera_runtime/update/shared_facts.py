@@ -14,7 +14,7 @@ from chimera_runtime.ranks.readout import Numbers
 from chimera_runtime.stage.replicas import Replicas, digest, is_due
 from chimera_runtime.update.outcome import Outcomes
 from chimera_runtime.update.stage_optimizer import StageOptimizers
-from chimera_runtime.update.updates import Updates
+from chimera_runtime.update.update_interface import Updates
 
 
 class SharedFacts:

@@ -67,7 +67,7 @@ class StageOptimizer:
         self._before = UserCode(f"before_step of {group_name(group)}", FAILED)
         self._after = UserCode(f"after_step of {group_name(group)}", FAILED)
         optimizer = _made(hooks, named) if named else None
-        self._next = StageStep(group_key(group), 0, module, optimizer, named)
+        self._next = StageStep(group_key(group), 0, module, optimizer=optimizer, named_parameters=named)
 
     @property
     def names(self) -> dict[torch.Tensor, str]:

@@ -24,7 +24,7 @@ from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.lane_parts import lane_of, lane_parts, run_stream
+from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.nested import joined
 from chimera_runtime.values.tensors import digest
@@ -231,7 +231,7 @@ def streamed(directory: Path) -> dict[str, Any]:
     )
     stages = assemble.assemble(setting, built, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     found = {"before": beside(setting, stages)}
-    run_stream(setting, lane_of(setting, lane_parts(setting, stages)), 3)
+    run_stream(setting, lane_of(setting, components_of(setting, stages)), 3)
     found["after"] = beside(setting, stages)
     world.control_group.barrier("for everybody to finish")
     world.close()

@@ -19,7 +19,7 @@ from chimera_runtime.stage.rerun_comparison import in_all
 from chimera_runtime.stage.saved_tensors import memory_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
-from chimera_runtime.start.lane_parts import lane_of, lane_parts, run_stream
+from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.traces import state_of
 from chimera_runtime.tools.check import full_model
@@ -165,7 +165,7 @@ def _run(
         return watched[-1]
 
     stages = build.assemble(context, built, watch, partial(Stage, is_compared=in_all))
-    lane = lane_of(context, lane_parts(context, stages))
+    lane = lane_of(context, components_of(context, stages))
     if context.world.job.period:
         run_stream(context, lane, updates)
     else:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.messages import MessageTransfer, Peer
-from chimera_runtime.start.lane_parts import LaneParts
+from chimera_runtime.start.lane_components import LaneComponents
 from chimera_runtime.tools.record import recorder as to
 from chimera_runtime.tools.record.recorder import Recorder
 from chimera_runtime.values.tensors import Tensors
@@ -159,10 +159,10 @@ class TracedStage(TracedWeights):
         self._recorder.ran(to.WEIGHT_GRADIENT, micros, self._stage.number, start)
 
 
-def traced(parts: LaneParts, recorder: Recorder, streams: bool) -> LaneParts:
+def traced(parts: LaneComponents, recorder: Recorder, streams: bool) -> LaneComponents:
     """What a lane is made of, every call timed; ``streams`` if updates overlap."""
     stages, peers, load_input, load_target, ties = parts
-    return LaneParts(
+    return LaneComponents(
         {number: TracedStage(stage, recorder, streams) for number, stage in stages.items()},
         {worker: TracedPeer(peer, recorder) for worker, peer in peers.items()},
         _loading(to.LOAD_INPUT, load_input, recorder),

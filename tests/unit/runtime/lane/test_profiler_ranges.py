@@ -14,7 +14,7 @@ from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_parts import lane_of, lane_parts, run_stream
+from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
 from tests.unit.runtime.models import facts, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
@@ -41,7 +41,7 @@ def test_every_call_of_a_lane_is_a_range_of_its_line_and_trains_as_without(alone
             made, built = setting(world)
             made = replace(made, ranges=naming)
             stages = assemble.assemble(made, built, made.model.steps)
-            lane = lane_of(made, lane_parts(made, stages))
+            lane = lane_of(made, components_of(made, stages))
             lane.begin(0)
             names = named(lambda made=made, lane=lane: made.script.update(lane))  # type: ignore[misc]
             trained.append((weights(stages), names))
@@ -124,7 +124,7 @@ def test_operations_of_a_stream_name_their_version_and_what_is_not_in_the_run_ha
     def streamed(made: RankContext, built: Any) -> list[str]:
         made = replace(made, ranges=Ranges(CPU))
         made.script.turn = turn  # type: ignore[method-assign,assignment]
-        lane = lane_of(made, lane_parts(made, assemble.assemble(made, built, made.model.steps)))
+        lane = lane_of(made, components_of(made, assemble.assemble(made, built, made.model.steps)))
         return named(lambda: run_stream(made, lane, 2))
 
     with worlds(alone, alone_job(micro_batches=1, period=1, reads=(((0, 1),), ((0, 1),)))) as (world,):

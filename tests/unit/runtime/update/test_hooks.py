@@ -5,7 +5,7 @@ import pytest
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.lane_parts import lane_parts
+from chimera_runtime.start.lane_components import components_of
 from chimera_runtime.update import hooks
 from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.values.losses import Tally
@@ -13,14 +13,14 @@ from tests.unit.runtime.models import setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 
 
-def test_plain_hooks_make_plain_stages_and_leave_the_parts_of_a_lane_as_they_are(alone: World) -> None:
+def test_plain_hooks_make_plain_stages_and_leave_the_components_of_a_lane_as_they_are(alone: World) -> None:
     plain = Hooks()
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
         plain.ready(made, built)
         assert plain.stage_maker(world.job) is Stage
-        parts = lane_parts(made, {})
-        assert plain.lane_parts(parts, {}) is parts
+        components = components_of(made, {})
+        assert plain.wrapped(components, {}) is components
         assert (
             plain.outcomes(world.control_group, world.job, world.read, counted=False, names=())
             .launch(0, Tally(6.0, 4.0))

@@ -10,7 +10,7 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_parts import lane_of, lane_parts
+from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.tools.loop import rehearsal
 from chimera_runtime.tools.loop.rehearsal import RehearsedStage, overshoot, rehearsed
 from tests.unit.runtime.models import facts, sequential, setting
@@ -125,7 +125,7 @@ def test_an_update_changes_no_weight_and_counts(alone: World, clock: Clock) -> N
             stage.on_step = lambda stage: stepped.append(stage.number)
         others = [torch.ones(2 + 1, dtype=torch.float64), torch.ones(4 + 1, dtype=torch.float64)]
         works = [torch.distributed.all_reduce(other, group=members[1], async_op=True) for other in others]
-        sequential(lane_of(made, lane_parts(made, slept)))
+        sequential(lane_of(made, components_of(made, slept)))
         for work in works:
             assert work is not None
             work.wait()

@@ -12,7 +12,7 @@ from chimera_runtime.lane import Lane
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_parts import LaneParts, lane_of, lane_parts, loads, run_stream
+from chimera_runtime.start.lane_components import LaneComponents, components_of, lane_of, loads, run_stream
 from chimera_runtime.tools.record.recorded_lane import traced
 from chimera_runtime.tools.record.recorder import Recorder, prepare
 from tests.unit.runtime.models import facts, given, setting
@@ -97,7 +97,7 @@ def trained(world: World, folder: Path | None, scripts: Path, updates: int = 2) 
     made, built = setting(world, known, update=first_of_two)
     stages = assemble.assemble(made, {0: built[0]}, made.model.steps)
     echo = Echo()
-    parts = LaneParts(stages, {1: echo}, *loads(made.source, made.world.job, made.world.device))
+    parts = LaneComponents(stages, {1: echo}, *loads(made.source, made.world.job, made.world.device))
     recorder = None
     if folder is not None:
         prepare(world.control_group, folder, scripts)
@@ -159,7 +159,7 @@ def streamed(world: World, folder: Path | None, scripts: Path) -> list[Any]:
     made, built = setting(world, facts(0, 1, turns=Turns(-1, 2, 1, 0), initial=(0, 0)))
     made.script.turn = turn  # type: ignore[method-assign,assignment]
     stages = assemble.assemble(made, built, made.model.steps)
-    parts = lane_parts(made, stages)
+    parts = components_of(made, stages)
     recorder = None
     if folder is not None:
         prepare(world.control_group, folder, scripts)
@@ -188,7 +188,7 @@ def test_a_group_is_noted_as_one_over_its_first(alone: World, tmp_path: Path, sc
         prepare(world.control_group, tmp_path / "trace", scripts)
         recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, traced(lane_parts(made, stages), recorder, streams=False))
+        lane = lane_of(made, traced(components_of(made, stages), recorder, streams=False))
         lane.begin(3)
         first, last = lane.stage(0), lane.stage(1)
         first.forward((0, 1), lane.input((0, 1)))
@@ -211,7 +211,7 @@ def test_an_operation_that_fails_is_not_recorded_as_over(alone: World, tmp_path:
         prepare(world.control_group, tmp_path / "trace", scripts)
         recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, traced(lane_parts(made, stages), recorder, streams=False))
+        lane = lane_of(made, traced(components_of(made, stages), recorder, streams=False))
         lane.stage(0).forward(0, lane.input(0))
         with pytest.raises(KeyError):
             lane.stage(0).backward(1, (torch.ones(1),))

@@ -18,8 +18,8 @@ from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.nested import to_device
 
 
-class LaneParts(NamedTuple):
-    """Parts that a lane is made of; a tool may wrap them before the lane is made."""
+class LaneComponents(NamedTuple):
+    """Objects that a lane calls, before its links are made; a tool may wrap each of them."""
 
     stages: Mapping[int, Any]
     peers: Mapping[int, Any]  # by worker
@@ -28,11 +28,11 @@ class LaneParts(NamedTuple):
     ties: Mapping[Group, Any] = MappingProxyType({})
 
 
-def lane_parts(context: RankContext, stages: Mapping[int, Stage]) -> LaneParts:
-    """The parts of this rank's lane, each within its ranges."""
+def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComponents:
+    """The components of this rank's lane; stages and ties name their calls in a profile, if the user asks for that."""
     ranges = context.ranges
     load_input, load_target = loads(context.source, context.world.job, context.world.device)
-    return LaneParts(
+    return LaneComponents(
         stages={number: ranges.stage(number, stage) for number, stage in stages.items()},
         peers={worker: context.world.peer(worker) for worker in context.facts.peers},
         load_input=load_input,
@@ -41,28 +41,29 @@ def lane_parts(context: RankContext, stages: Mapping[int, Stage]) -> LaneParts:
     )
 
 
-def lane_of(context: RankContext, parts: LaneParts) -> Lane:
+def lane_of(context: RankContext, components: LaneComponents) -> Lane:
     """The lane that the functions of a rank's script are called with."""
     job, facts, ranges = context.world.job, context.facts, context.ranges
 
     def incoming(source: int, target: int, worker: int) -> Any:
-        stage = parts.stages[target]
+        stage = components.stages[target]
         slots = stage.inputs if source < target else stage.gradients
-        link = Incoming(parts.peers[worker], source, target, job.stages, slots)
+        link = Incoming(components.peers[worker], source, target, job.stages, slots=slots)
         return ranges.incoming(link, source, target, worker)
 
     def outgoing(source: int, target: int, worker: int) -> Any:
-        link = Outgoing(parts.peers[worker], source, target, job.stages)
+        link = Outgoing(components.peers[worker], source, target, job.stages)
         return ranges.outgoing(link, source, target, worker)
 
-    links = (
-        {route: incoming(*route) for route in facts.incoming},
-        {route: outgoing(*route) for route in facts.outgoing},
-    )
-    loads = parts.load_input, parts.load_target
+    receiving = {route: incoming(*route) for route in facts.incoming}
+    sending = {route: outgoing(*route) for route in facts.outgoing}
+    stages, _, load_input, load_target, ties = components
     if not job.period:
-        return Lane(parts.stages, *links, *loads, parts.ties)
-    return StreamLane(parts.stages, *links, *loads, UpdateRange(job.passes), facts.initial, parts.ties)
+        return Lane(stages, receiving, sending, load_input, load_target=load_target, ties=ties)
+    run = UpdateRange(job.passes)
+    return StreamLane(
+        stages, receiving, sending, load_input, load_target=load_target, run=run, initial=facts.initial, ties=ties
+    )
 
 
 def driver_of(context: RankContext, lane: Lane) -> Driver:

@@ -10,12 +10,12 @@ from chimera_runtime.data.feed import Feed
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.ranks.gathering import averaged_in_mesh
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.lane_parts import driver_of
+from chimera_runtime.start.lane_components import driver_of
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.update.accumulation import Accumulation
-from chimera_runtime.update.flushing import FlushedUpdates
+from chimera_runtime.update.flushed_updates import FlushedUpdates
 from chimera_runtime.update.outcome import Outcome, Outcomes
-from chimera_runtime.update.streaming import StreamedUpdates
+from chimera_runtime.update.streamed_updates import StreamedUpdates
 
 
 class Updates(Protocol):
@@ -61,7 +61,7 @@ def updates_of(
     """The updates of a rank's stages in its lane; ``sum_dtype`` is as in `Pipeline`."""
     world = context.world
     if world.job.period:
-        return StreamedUpdates(world.job, driver_of(context, lane), stages, feed, outcomes)
+        return StreamedUpdates(world.job, driver_of(context, lane), stages, feed, outcomes=outcomes)
     mean_in_mesh = partial(averaged_in_mesh, world.control_group, device=world.device)
     return FlushedUpdates(
         script=context.script.update,

@@ -11,7 +11,7 @@ from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_parts import LaneParts, lane_of, lane_parts, loads, run_stream
+from chimera_runtime.start.lane_components import LaneComponents, components_of, lane_of, loads, run_stream
 from tests.unit.runtime.models import facts, item, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 
@@ -39,7 +39,7 @@ def test_a_lane_trains_with_the_data_of_its_micro_batches(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, lane_parts(made, stages))
+        lane = lane_of(made, components_of(made, stages))
         assert type(lane) is Lane
         assert lane.stage(1) is stages[1]
         rows = {tuple(item(i)[0].tolist()): item(i)[1].tolist() for i in range(24)}
@@ -53,7 +53,7 @@ def test_a_lane_trains_with_the_data_of_its_micro_batches(alone: World) -> None:
 def test_a_rehearsal_loads_nothing(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
         made, _ = setting(world, options="--rehearse F=1,B=2")
-        lane = lane_of(made, lane_parts(made, {}))
+        lane = lane_of(made, components_of(made, {}))
         assert lane.input(0) is None
         assert lane.target((0, 1)) == (None, None)
 
@@ -67,7 +67,7 @@ def test_links_receive_into_the_slots_of_their_stage(alone: World) -> None:
         made, built = setting(world, known)
         stages = assemble.assemble(made, built, made.model.steps)
         peer = Peer()
-        parts = LaneParts(stages, {7: peer}, *loads(made.source, world.job, world.device))
+        parts = LaneComponents(stages, {7: peer}, *loads(made.source, world.job, world.device))
         lane = lane_of(made, parts)
         lane.incoming(0, 1, worker=7).irecv(4, into=1)
         lane.incoming(2, 1, worker=7).irecv((5, 6), into=0)
@@ -94,7 +94,7 @@ def test_a_stream_runs_every_turn_of_its_script_as_soon_as_it_can_end(alone: Wor
     with worlds(alone, alone_job(period=2, reads=(((0, 2),),) * 2)) as (world,):
         made, built = setting(world, known)
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, lane_parts(made, stages))
+        lane = lane_of(made, components_of(made, stages))
         assert isinstance(lane, StreamLane)
         turns: list[tuple[int, int]] = []
         made.script.turn = lambda of, number: turns.append((of.run.updates, number))  # type: ignore[method-assign,attr-defined,assignment]

@@ -10,7 +10,7 @@ from torch import nn
 import chimera_ir
 from chimera_runtime import Misuse, Pipeline
 from chimera_runtime.ranks.world import World
-from tests.unit.runtime.update.test_streaming import SCHEME, STAGES, B, adam, batch, layer, loss
+from tests.unit.runtime.update.test_streamed_updates import SCHEME, STAGES, B, adam, batch, layer, loss
 
 
 def test_what_stages_share_is_one_parameter_with_an_optimizer_and_hooks_of_its_own(
