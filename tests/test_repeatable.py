@@ -52,7 +52,7 @@ def modules(tree: ast.Module) -> set[str]:
 SEEDED_BY_THE_RUNTIME = {
     *(
         "unit/runtime/datasets.py",
-        "unit/runtime/data/test_loading.py",
+        "unit/runtime/data/test_mini_batch.py",
         "unit/runtime/tools/check/test_reference_data.py",
     ),
     *("unit/runtime/evaluate/test_inference.py", "unit/runtime/start/test_probe_traces.py"),

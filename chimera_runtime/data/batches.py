@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
-from chimera_runtime.data.loading import ALL, Loading, MiniBatch, Triple, require_cut
-from chimera_runtime.data.reading import IterableReader, ReadBatch, ReadPosition
+from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
+from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch, Triple, require_cut
 from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.nested import rows
@@ -98,7 +98,7 @@ class Batches:
         return triple
 
     def _loaded(self, update: int, micro: int) -> Triple:
-        loading, share = Loading(self.dataset, self.seed, self.collate), self._share
+        loading, share = ItemLoading(self.dataset, self.seed, self.collate), self._share
         if is_stream(self.dataset):
             return self._mini_batch(loading, update)(micro)
         order, count = self._order, self._order.count(0)
@@ -107,7 +107,7 @@ class Batches:
         keys = order.keys(epoch, start, start + share.micro_batch_size)
         return loading.collated(loading.items(epoch, keys), epoch, start, keys)
 
-    def _mini_batch(self, loading: Loading, update: int) -> MiniBatch:
+    def _mini_batch(self, loading: ItemLoading, update: int) -> MiniBatch:
         """The mini-batch of an update of an iterable dataset; all that was read is kept, as only a few are used."""
         if not self._stream:
             uses = dict.fromkeys(range(self.micro_batches), ALL)

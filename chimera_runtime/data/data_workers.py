@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share
-from chimera_runtime.data.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
-from chimera_runtime.data.reading import EpochEnd, IterableReader
+from chimera_runtime.data.iterable_reader import EpochEnd, IterableReader
+from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.ranks.parent_death import signal_when_parent_ends
@@ -78,7 +78,7 @@ class LoadingTask:
 class MapReader(Dataset[Any]):
     """The mini-batches of a map-style dataset, by task; a rank or a data worker reads it."""
 
-    def __init__(self, loading: Loading, share: Share, uses: Uses) -> None:
+    def __init__(self, loading: ItemLoading, share: Share, uses: Uses) -> None:
         self._loading = loading
         self._share = share
         self._uses = uses

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
+from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job

@@ -8,7 +8,7 @@ import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.batches import Batches
-from chimera_runtime.data.loading import MiniBatch, Triple, as_triple, require_cut
+from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.data.mini_batch_facts import digests, position, sample
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes

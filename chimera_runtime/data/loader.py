@@ -7,8 +7,8 @@ from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers, LoadingTask, MapReader, elements
 from chimera_runtime.data.epoch_length import EpochLength
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
-from chimera_runtime.data.loading import Loading, MiniBatch, Uses
-from chimera_runtime.data.reading import IterableReader, ReadBatch, ReadPosition
+from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
+from chimera_runtime.data.mini_batch import ItemLoading, MiniBatch, Uses
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.ranks.agreement import digest_of
 
@@ -48,7 +48,7 @@ class Loader:
 
     def __init__(
         self,
-        loading: Loading,
+        loading: ItemLoading,
         share: Share,
         uses: Uses,
         order: ItemOrder,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from chimera_runtime.data.loading import POSITION_NAMES, MiniBatch, Triple, as_triple
+from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
 from chimera_runtime.values.byte_samples import sampled
 

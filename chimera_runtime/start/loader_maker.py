@@ -11,7 +11,7 @@ from chimera_runtime.data.epoch_length import EpochLength, Messages
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
 from chimera_runtime.data.loader import Loader
-from chimera_runtime.data.loading import Loading, Uses
+from chimera_runtime.data.mini_batch import ItemLoading, Uses
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.program.job import Job
@@ -120,7 +120,7 @@ class LoaderMaker:
         self._made += 1
         readers = frozenset(worker for worker, parts in enumerate(self._needed) if parts)
         return Loader(
-            loading=Loading(dataset, drawn_by, collate_fn, names=self._names),
+            loading=ItemLoading(dataset, drawn_by, collate_fn, names=self._names),
             share=self._share,
             uses=self.needed,
             order=ItemOrder(dataset, drawn_by, shuffle, sampler),

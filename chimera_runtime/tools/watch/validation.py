@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.loading import Loading, Triple
+from chimera_runtime.data.mini_batch import ItemLoading, Triple
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
@@ -56,7 +56,7 @@ class Validation:
         if not length:
             raise Misuse("validation() must return a map-style dataset, one with __len__ and __getitem__, with an item")
         self._items = range(place.copy, length, place.copies)
-        self._loading = Loading(dataset, seed, model.collate, "validation()")
+        self._loading = ItemLoading(dataset, seed, model.collate, "validation()")
 
     def is_due(self, updates: int) -> bool:
         """Whether it is time to evaluate, after so many updates: the same on every rank."""

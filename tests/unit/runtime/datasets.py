@@ -14,7 +14,7 @@ from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.epoch_length import EpochLength
 from chimera_runtime.data.item_order import ItemOrder, Share
 from chimera_runtime.data.loader import Loader
-from chimera_runtime.data.loading import ALL, Loading, MiniBatch
+from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch
 
 ITEMS = 26
 
@@ -130,7 +130,7 @@ def loader(
 ) -> Loader:
     """What `Pipeline.loader` makes; by default all is used."""
     return Loader(
-        Loading(dataset, seed, collate),
+        ItemLoading(dataset, seed, collate),
         Share(size, micro_batches, copies, copy),
         dict.fromkeys(range(micro_batches), ALL) if uses is None else uses,
         ItemOrder(dataset, seed, shuffle, sampler),

@@ -171,7 +171,7 @@ def _fail(_number: int) -> None:
 RANK = """
 import multiprocessing, os, signal, sys, threading, time
 from chimera_runtime.data.data_workers import MapReader, LoadingTask, DataWorkers, elements
-from chimera_runtime.data.loading import ALL, Loading
+from chimera_runtime.data.mini_batch import ALL, ItemLoading
 from chimera_runtime.data.item_order import Share
 class Items(list):
     def __getitem__(self, number):
@@ -179,7 +179,7 @@ class Items(list):
         return super().__getitem__(number)
 def loaded(start, workers):
     tasks = (LoadingTask(0, 1, {0: (n, [n])}) for n in range(1000))
-    reader = MapReader(Loading(Items([(1, 2)] * 1000), 0), Share(1, 1, 1, 0), {0: ALL})
+    reader = MapReader(ItemLoading(Items([(1, 2)] * 1000), 0), Share(1, 1, 1, 0), {0: ALL})
     return elements(reader, tasks, DataWorkers(workers, start=start))
 """
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.data.item_order import Share
-from chimera_runtime.data.loading import MiniBatch
+from chimera_runtime.data.mini_batch import MiniBatch
 from chimera_runtime.data.mini_batch_facts import EvaluationDataFacts, digests
 from chimera_runtime.ranks.agreement import POSITION
 

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share, length_of_stream
-from chimera_runtime.data.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
+from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.values.tensors import draw_seed, seed_all
@@ -70,7 +70,7 @@ class IterableReader(IterableDataset[Any]):
     An error ends it. In a data worker the error is the last element, as a `Failure`.
     """
 
-    def __init__(self, loading: Loading, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> None:
+    def __init__(self, loading: ItemLoading, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> None:
         self._loading = loading
         self._share = share
         self._uses = uses
@@ -137,7 +137,7 @@ class IterableReader(IterableDataset[Any]):
 class _Items:
     """The items of an epoch, one after the other, from a position on."""
 
-    def __init__(self, loading: Loading, position: ReadPosition) -> None:
+    def __init__(self, loading: ItemLoading, position: ReadPosition) -> None:
         self._loading = loading
         self._epoch = position.epoch
         self._dataset = dataset = loading.dataset

@@ -8,7 +8,7 @@ import torch
 
 from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share
-from chimera_runtime.data.loading import Failure, Loading, MiniBatch, as_triple, failure, sendable
+from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, as_triple, failure, sendable
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.values.keywords import KeywordNames
 from tests.unit.runtime.datasets import Drawing
@@ -17,10 +17,10 @@ SHARE = Share(2, 3, 1, 0)
 
 
 def test_what_an_item_draws_follows_from_seed_epoch_and_item() -> None:
-    loading = Loading(Drawing(), 3)
+    loading = ItemLoading(Drawing(), 3)
     (first, second), (again,) = loading.items(1, [4, 5]), loading.items(1, [5])
     assert torch.equal(second[1], again[1])
-    others = [first, loading.items(2, [5])[0], Loading(Drawing(), 4).items(1, [5])[0]]
+    others = [first, loading.items(2, [5])[0], ItemLoading(Drawing(), 4).items(1, [5])[0]]
     assert not any(torch.equal(other[1], again[1]) for other in others)
 
 
@@ -29,7 +29,7 @@ def test_a_collate_gets_the_items_as_they_are_and_draws_by_the_place_of_the_firs
         assert items == ["a", "b"]
         return torch.rand(2), torch.ones(2), {"mask": torch.zeros(2)}
 
-    loading = Loading(None, 3, collate)
+    loading = ItemLoading(None, 3, collate)
     triples = [loading.collated(["a", "b"], 0, place, [0, 1]) for place in (4, 4, 6)]
     assert torch.equal(triples[0][0], triples[1][0])
     assert not torch.equal(triples[0][0], triples[2][0])
@@ -46,7 +46,7 @@ def test_a_collate_gets_the_items_as_they_are_and_draws_by_the_place_of_the_firs
 )
 def test_a_collate_that_returns_something_else_is_refused(returned: Any, words: str) -> None:
     with pytest.raises(Misuse, match=words):
-        Loading(None, 0, lambda _items: returned).collated([1, 2], 0, 0, [0, 1])
+        ItemLoading(None, 0, lambda _items: returned).collated([1, 2], 0, 0, [0, 1])
 
 
 def test_items_have_the_keyword_arguments_of_the_example_whatever_a_rank_uses() -> None:
@@ -54,10 +54,10 @@ def test_items_have_the_keyword_arguments_of_the_example_whatever_a_rank_uses() 
     one, other = (1, 2), (1, 2, {"mask": 3})
     for collate in (None, lambda _items: (torch.ones(2), torch.ones(2), {"mask": torch.ones(2)})):
         with pytest.raises(Misuse, match="has the keyword argument mask and the example of the pipeline has none"):
-            Loading(None, 0, collate, names=names).collated([one, other], 0, 0, [0, 1], frozenset({0}))
+            ItemLoading(None, 0, collate, names=names).collated([one, other], 0, 0, [0, 1], frozenset({0}))
     needed = KeywordNames(frozenset({"mask"}), frozenset({"mask"}))
     with pytest.raises(Misuse, match="item 0 of the dataset has no keyword argument mask"):
-        Loading(None, 0, names=needed).collated([one, other], 0, 0, [0, 1])
+        ItemLoading(None, 0, names=needed).collated([one, other], 0, 0, [0, 1])
 
 
 def test_items_of_one_micro_batch_have_the_same_names() -> None:
@@ -65,18 +65,18 @@ def test_items_of_one_micro_batch_have_the_same_names() -> None:
     items = [(1, 2), (1, 2, {"mask": 3})]
     for mixed in (items, items[::-1]):
         with pytest.raises(Misuse, match="of items 0 and 1 of the dataset only one has the keyword argument mask"):
-            Loading(None, 0).collated(mixed, 0, 0, [0, 1])
+            ItemLoading(None, 0).collated(mixed, 0, 0, [0, 1])
 
 
 def test_an_item_that_fails_is_named() -> None:
     with pytest.raises(ModelError, match=r"item 31 of the dataset: .*IndexError"):
-        Loading([(1, 2)], 0).items(0, [0, 31])
+        ItemLoading([(1, 2)], 0).items(0, [0, 31])
     with pytest.raises(
         ModelError, match=r"default_collate of a micro-batch: .*stack expects each tensor to be equal size"
     ):
-        Loading(None, 0).collated([(torch.ones(1), 1), (torch.ones(2), 1)], 0, 0, [0, 1])
+        ItemLoading(None, 0).collated([(torch.ones(1), 1), (torch.ones(2), 1)], 0, 0, [0, 1])
     with pytest.raises(ModelError, match=r"collate of a micro-batch: .*ZeroDivisionError"):
-        Loading(None, 0, lambda _items: 1 / 0).collated([1], 0, 0, [0])
+        ItemLoading(None, 0, lambda _items: 1 / 0).collated([1], 0, 0, [0])
 
 
 # What travels.

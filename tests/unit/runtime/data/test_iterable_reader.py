@@ -10,8 +10,8 @@ from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.data.item_order import Share
-from chimera_runtime.data.loading import Loading
-from chimera_runtime.data.reading import EpochEnd, IterableReader, ReadBatch, ReadPosition
+from chimera_runtime.data.iterable_reader import EpochEnd, IterableReader, ReadBatch, ReadPosition
+from chimera_runtime.data.mini_batch import ItemLoading
 from chimera_runtime.errors import Misuse
 from tests.unit.runtime.datasets import Flowing, Sized, Stateful, numbers
 
@@ -20,7 +20,7 @@ SHARE = Share(2, 2, 2, 1)
 
 def stream(dataset: Any, begin: ReadPosition | None = None, **changed: Any) -> Iterator[Any]:
     given = {"uses": {1: frozenset({0})}, "drop_last": True, "collate": None} | changed
-    loading = Loading(dataset, 0, given["collate"])
+    loading = ItemLoading(dataset, 0, given["collate"])
     return iter(IterableReader(loading, SHARE, given["uses"], given["drop_last"], begin or ReadPosition()))
 
 

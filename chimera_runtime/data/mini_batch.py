@@ -1,4 +1,4 @@
-"""Loading of items and their collation to micro-batches, in a rank or in its data workers.
+"""Mini-batches: loading of items and their collation to micro-batches, in a rank or in its data workers.
 
 Random numbers depend on the item alone, not on the process.
 """
@@ -35,7 +35,7 @@ _COLLATING_OWN = UserCode("collate of a micro-batch", MISUSED)
 
 
 @dataclass(frozen=True)
-class Loading:
+class ItemLoading:
     """Loads items and collates them, with ``collate``, or with torch's default_collate if that is None.
 
     ``collate`` gets the items of a micro-batch in a list, and returns a pair or a triple. ``name`` is the dataset in
