@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -32,12 +33,16 @@ def update_goldens(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-goldens"))
 
 
+TESTS = Path(__file__).resolve().parent
+
 LONGEST = (
-    *("test_examples.py", "test_training.py", "test_benchmarks.py", "test_transformers.py", "test_strict.py"),
-    *("test_failures.py", "test_docs.py", "test_checkpoints.py", "test_gpu.py", "test_nodes.py", "test_adoption.py"),
-    *("test_foretold.py", "test_run.py", "test_split_backwards.py", "test_streams.py", "test_memory.py"),
-    *("test_trace.py", "test_packaging.py", "test_caching.py", "test_cli.py", "test_stream_mutations.py"),
-    *("test_replay.py", "test_communicators.py", "test_plan.py", "test_codegen.py", "test_tables.py"),
+    *("e2e/test_examples", "e2e/test_training", "e2e/test_benchmarks", "e2e/test_strict", "e2e/test_failures"),
+    *("e2e/test_adoption", "test_docs", "e2e/test_checkpoints", "e2e/test_gpu", "e2e/test_transformers"),
+    *("e2e/test_nodes", "e2e/test_run", "e2e/test_ends", "e2e/test_streams", "e2e/test_meshes", "e2e/test_memory"),
+    *("e2e/test_split_backwards", "e2e/test_ties", "e2e/test_trace", "e2e/test_packaging", "e2e/test_old_bugs"),
+    *("e2e/test_site", "e2e/test_pipeline_streams", "e2e/test_evaluation", "e2e/test_profiling", "unit/test_caching"),
+    *("property/test_stream_mutations", "unit/test_plan", "unit/test_cli", "literature/test_tables"),
+    *("unit/test_codegen", "unit/test_profile_source", "unit/test_communicators", "unit/test_limits"),
 )
 """Files in which a worker is longest, the longest first. A worker has a file to itself: one that began such a file last
 would work on while the others have nothing to do."""
@@ -52,8 +57,8 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts the tests by their files: `LONGEST`, then the others as they are."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    places = {TESTS / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish() -> None:

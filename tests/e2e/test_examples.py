@@ -15,7 +15,7 @@ from tests.sizes import on_workers, with_a_flush
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 SAMPLE = (*("chimera", "chimera_halving", "dapple", "interleaved", "pipedream", "zb_h1", "zb_v"),)
 NETWORKS = {
-    "bert48": ("dapple", "chimera", "pipedream_2bw", "zb_h1"),
+    "bert48": ("dapple", "pipedream_2bw", "zb_h1"),
     "gpt2": tuple(library.names()) if searching() else SAMPLE,
 }
 """With the schemes that each is trained under."""
