@@ -1,8 +1,13 @@
-"""Process groups: the communicators that all ranks of the default process group make together."""
+"""Process groups: the communicators that all ranks of the default process group make together, and their end."""
 
+import atexit
 import json
+import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
@@ -13,6 +18,10 @@ from chimera_runtime.ranks.rendezvous import exchange
 
 Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
 """Communicator, None for a single rank, and ranks of each weight group."""
+
+_GLOO_THREAD = "pt_gloo_runloop"
+_EXIT_LIMIT = 5.0
+"""Seconds. A thread that waits for a dead rank may wait longer; it does not need the interpreter."""
 
 A_DAY = timedelta(days=1)
 """Time-out of a communicator, which counts from the launch of an operation. Each wait has its own, shorter one."""
@@ -76,3 +85,40 @@ def sums_of(job: Job, place: Place, backend: str, groups: ProcessGroups) -> Sums
         if place.rank in ranks:
             sums[stages] = group, tuple(ranks)
     return sums
+
+
+@cache
+def wait_for_gloo_at_exit() -> None:
+    """Makes the end of this process wait until the threads of gloo sleep.
+
+    A thread of gloo releases the tensors of a sum after it has woken those that wait for the sum. For that it needs
+    the interpreter. If the interpreter begins to end at that moment, CPython before 3.14 ends the thread, and C++
+    answers with SIGABRT: a job that is over ends as one that has failed. This happens on a machine that is busy
+    enough to keep the thread from running, or to a sum that nobody has waited for.
+    """
+    atexit.register(wait_for_gloo)
+
+
+def wait_for_gloo() -> None:
+    """Returns when no thread of gloo has run since a moment at which it could have taken the interpreter."""
+    deadline, before = time.monotonic() + _EXIT_LIMIT, None
+    while time.monotonic() < deadline:
+        now = _switches()
+        if now == before and all(is_asleep for is_asleep, _ in now.values()):
+            return
+        before = now
+        # A thread that waits for the interpreter asks for it once in each switch interval.
+        time.sleep(max(0.01, 2 * min(sys.getswitchinterval(), 0.1)))
+
+
+def _switches() -> dict[str, tuple[bool, str]]:
+    """State of each thread of gloo: whether it sleeps, and how often it has gone to sleep. Empty without /proc."""
+    switches = {}
+    for file in Path("/proc/self/task").glob("*/status"):
+        try:
+            facts = dict(line.split(":", 1) for line in file.read_text().splitlines())
+        except OSError:
+            continue  # the thread has ended
+        if facts["Name"].strip() == _GLOO_THREAD:
+            switches[file.parent.name] = facts["State"].strip()[0] == "S", facts["voluntary_ctxt_switches"].strip()
+    return switches
