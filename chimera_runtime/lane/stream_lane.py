@@ -227,7 +227,7 @@ class Driver:
     def add_update(self) -> None:
         """Adds an update to the run, and runs all turns that can end before another rank gets a later update."""
         self._lane.run.updates += 1
-        self._run(self._turns.given(self.updates))
+        self._run(self._turns.safe(self.updates))
 
     def drain(self) -> None:
         """Ends the run: runs the turns that are left."""

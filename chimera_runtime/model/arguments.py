@@ -71,7 +71,7 @@ def with_names(optimizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Turns an ``optimizer(named_parameters)`` into a function of parameters that carry their names."""
 
     @wraps(optimizer)
-    def made(parameters: Sequence[torch.nn.Parameter]) -> Any:
+    def of_parameters(parameters: Sequence[torch.nn.Parameter]) -> Any:
         return optimizer([(getattr(parameter, _NAME), parameter) for parameter in parameters])
 
-    return made
+    return of_parameters

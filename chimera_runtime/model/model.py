@@ -90,9 +90,9 @@ class Model:
         build: Any = self.build_stage
         if isinstance(build, Layers):
             held = build.ranges(stages)[stage]
-            module: torch.nn.Module = Stack({str(i): self._made(f"layer {i}", build.layers[i], seed, i) for i in held})
+            module: torch.nn.Module = Stack({str(i): self._build(f"layer {i}", build.layers[i], seed, i) for i in held})
         else:
-            module = self._made(f"build_stage({stage}, {stages})", partial(build, stage, stages), seed, stage)
+            module = self._build(f"build_stage({stage}, {stages})", partial(build, stage, stages), seed, stage)
         if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             raise mistakes.parameters_are_lazy(self.file, stage)
         if wrapper := misplaced(module, members):
@@ -100,7 +100,7 @@ class Model:
         give_memory(module, device, f"{self.file}: stage {stage}")
         return _on_device(module, device, stage, self.file).train()
 
-    def _made(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
+    def _build(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
         """Builds a stage or a layer with the seed of its number."""
         torch.manual_seed(draw_seed("weights", seed, number))
         with UserCode(what, MISUSED):
@@ -124,9 +124,9 @@ class Model:
     def outputs(self, stage: int, returned: Any) -> tuple[Form, tuple[torch.Tensor, ...]]:
         """Splits the returned value of a stage into its structure and its tensors."""
         tensors, form = taken_apart(returned)
-        wrong = [entry for entry in form.entries if entry is not ... and not isinstance(entry, Constant)]
-        if wrong or not tensors:
-            inside = _kind(wrong[0]) if wrong and wrong[0] is not returned else None
+        others = [entry for entry in form.entries if entry is not ... and not isinstance(entry, Constant)]
+        if others or not tensors:
+            inside = _kind(others[0]) if others and others[0] is not returned else None
             raise mistakes.output_has_no_form(self.file, stage, _kind(returned), inside)
         if any(map(is_spread, tensors)):
             raise mistakes.output_is_spread(self.file, stage)
@@ -317,8 +317,8 @@ def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int]
     if not callable(module.layers):
         raise mistakes.layers_is_not_a_function(file, _kind(module.layers))
     with UserCode("layers()", MISUSED):
-        listed = bound(module.layers, _STAGES["layers"], offered, file)()
-    if not isinstance(listed, Sequence):
+        makers = bound(module.layers, _STAGES["layers"], offered, file)()
+    if not isinstance(makers, Sequence):
         wanted = "a list of functions, each of which makes a layer"
-        raise mistakes.result_is_wrong(file, "layers()", _kind(listed), wanted)
-    return Layers(listed, split)
+        raise mistakes.result_is_wrong(file, "layers()", _kind(makers), wanted)
+    return Layers(makers, split)

@@ -61,23 +61,23 @@ def declared(model: Model, job: Job) -> tuple[Tie, ...]:
 
 def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]:
     """Checks and yields the ends of each parameter; with layers, by their stages."""
-    layers, seen = model.layers, set[End]()
+    layers, ends_before = model.layers, set[End]()
     kind, count = ("stage", stages) if layers is None else ("layer", len(layers.layers))
     try:
-        listed = [[(int(number), str(name)) for number, name in ends] for ends in returned]
+        ends_of = [[(int(number), str(name)) for number, name in ends] for ends in returned]
     except (TypeError, ValueError):
         last = "num_stages - 1" if layers is None else count - 1
         raise mistakes.ties_have_no_form(model.file, stages, returned, last) from None
-    for ends in listed:
+    for ends in ends_of:
         outside = next((number for number, _ in ends if not 0 <= number < count), None)
         if outside is not None:
             raise mistakes.tied_number_does_not_exist(model.file, stages, kind, outside, count)
         if len({number for number, _ in ends}) < 2 and count > 1:
             raise mistakes.tie_is_inside_one(model.file, stages, kind, ends)
-        twice = next((end for number, end in enumerate(ends) if end in seen or end in ends[:number]), None)
+        twice = next((end for number, end in enumerate(ends) if end in ends_before or end in ends[:number]), None)
         if twice is not None:
             raise mistakes.end_is_listed_twice(model.file, stages, twice)
-        seen.update(ends)
+        ends_before.update(ends)
         if layers is None:
             yield tuple(ends)
         else:

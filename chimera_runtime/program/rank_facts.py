@@ -61,7 +61,7 @@ class Turns:
         """Returns the turns of a run of ``updates`` updates."""
         return range(self.first, updates + self.behind, self.step)
 
-    def given(self, updates: int) -> range:
+    def safe(self, updates: int) -> range:
         """Returns the turns that are safe to run after ``updates`` updates if more may follow."""
         return range(self.first, updates - self.ahead, self.step)
 

@@ -52,12 +52,12 @@ def channels(
     if backend == "gloo":
         return {}
     both = communicators == PAIR
-    mine: dict[tuple[int, int], dist.ProcessGroup] = {}
+    by_link: dict[tuple[int, int], dist.ProcessGroup] = {}
     for copy in range(place.copies):
         for source, target in sorted({(min(link), max(link)) if both else link for link in job.links}):
             group = make([place.rank_of(copy, source), place.rank_of(copy, target)], backend)
             if copy == place.copy and group is not None:
-                mine[source, target] = group
+                by_link[source, target] = group
                 if both:
-                    mine[target, source] = group
-    return mine
+                    by_link[target, source] = group
+    return by_link

@@ -55,19 +55,19 @@ class ProcessGroups:
         size = dist.get_world_size()
         if len(members) < size:
             what = f"rank {dist.get_rank()}: wait for all ranks of the default process group to make a pipeline"
-            listed = exchange(
+            texts = exchange(
                 store, "members", dist.get_rank(), size, value=json.dumps(members), what=what, seconds=timeout
             )
-            self._all = sorted({tuple(json.loads(text)) for text in listed})
+            self._all = sorted({tuple(json.loads(text)) for text in texts})
 
     def make(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup | None:
         """Makes a communicator over some ranks of the pipelines; None on a rank that is not among them."""
-        made: dist.ProcessGroup | None = None
+        group_of_rank: dist.ProcessGroup | None = None
         for members in self._all:
             group = dist.new_group([members[rank] for rank in ranks], timeout=A_DAY, backend=backend)
             if members == self.members and self._rank in ranks:
-                made = group
-        return made
+                group_of_rank = group
+        return group_of_rank
 
     def everyone(self) -> dist.ProcessGroup:
         """Makes a communicator of gloo over all ranks of the pipelines."""

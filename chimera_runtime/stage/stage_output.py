@@ -74,8 +74,8 @@ class SendOutput:
         if difference:
             raise mistakes.output_differs(self._number, micros[0], difference)
         roots = tuple([_root(t) for t in compress(tensors, self._boundary.differentiable)])
-        if any(self._boundary.kept):
-            pairs = zip(tensors, self._boundary.kept, strict=True)
+        if any(self._boundary.owned_by_stage):
+            pairs = zip(tensors, self._boundary.owned_by_stage, strict=True)
             tensors = tuple([t.detach().clone() if is_kept else t for t, is_kept in pairs])
         return tensors, roots
 

@@ -190,7 +190,9 @@ class _Probe:
             state.restore(contents)
             rest(self._built[stage])
         self._states.clear()
-        return [replace(b, kept=tuple(self._read(f"kept/{stage}", stage))) for stage, b in enumerate(boundaries)]
+        return [
+            replace(b, owned_by_stage=tuple(self._read(f"kept/{stage}", stage))) for stage, b in enumerate(boundaries)
+        ]
 
     # ---- one stage
 

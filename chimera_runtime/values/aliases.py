@@ -46,7 +46,7 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], given: Callable[[], Any]) -> None:
+def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inputs_of: Callable[[], Any]) -> None:
     """Notes the memory that a stage hands on for a micro-batch.
 
     The allocator does not reuse memory that anything holds. So a forward that hands on the same memory as an earlier
@@ -57,7 +57,7 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], give
     ----------
     waiting
         The micro-batches of the stage that wait for their backward.
-    given
+    inputs_of
         Returns the inputs of the stage, which may be the same memory for several micro-batches.
 
     Raises
@@ -71,12 +71,12 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], give
         earlier = getattr(storage, _NOTE, note)
         setattr(storage, _NOTE, note)
         if earlier != note and earlier == (stage, earlier[1], note[2]) and earlier[1] in waiting:
-            _require_given(stage, earlier[1], micro, storage, given())
+            _require_input(stage, earlier[1], micro, storage, inputs_of())
 
 
-def _require_given(stage: int, earlier: int, micro: int, storage: Any, given: Any) -> None:
+def _require_input(stage: int, earlier: int, micro: int, storage: Any, inputs: Any) -> None:
     """Passes if memory that was handed on twice is part of the stage's inputs, or empty."""
-    if storage.nbytes() and all(tensor.untyped_storage()._cdata != storage._cdata for tensor in taken_apart(given)[0]):
+    if storage.nbytes() and all(tensor.untyped_storage()._cdata != storage._cdata for tensor in taken_apart(inputs)[0]):
         raise mistakes.memory_was_returned_twice(stage, earlier, micro)
 
 
@@ -90,10 +90,10 @@ class ReleasedTensors:
         """Whether something still holds the memory of each tensor; it may be called once."""
         if not all(map(_STORAGE._expired, self._memory)):
             gc.collect()
-        kept = [not _STORAGE._expired(memory) for memory in self._memory]
+        are_held = [not _STORAGE._expired(memory) for memory in self._memory]
         for memory in self._memory:
             _STORAGE._free_weak_ref(memory)
-        return kept
+        return are_held
 
 
 class Slots:

@@ -29,7 +29,7 @@ class Boundary:
         Marks those among them whose gradients come back, because later stages use them.
     counted
         Whether the gradients come with the count of their micro-batch in the loss, a number in float64.
-    kept
+    owned_by_stage
         Marks the tensors whose memory the stage keeps, such as a buffer: they are copied, as a later forward may write
         that memory.
     """
@@ -40,7 +40,7 @@ class Boundary:
     recorded: tuple[bool, ...]
     differentiable: tuple[bool, ...]
     counted: bool = False
-    kept: tuple[bool, ...] = ()
+    owned_by_stage: tuple[bool, ...] = ()
 
     @classmethod
     def of(cls, form: Form, tensors: Tensors) -> "Boundary":

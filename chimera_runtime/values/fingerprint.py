@@ -58,11 +58,11 @@ def _parts(value: Any, within: tuple[int, ...]) -> Iterator[str]:
     if isinstance(value, type | Callable) and hasattr(value, "__qualname__"):
         yield f"{value.__module__}.{value.__qualname__}"
         return
-    made = value.__reduce_ex__(4)
-    if isinstance(made, str):
-        yield f"{type(value).__module__}.{made}"
+    reduced = value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        yield f"{type(value).__module__}.{reduced}"
         return
-    for part in made:
+    for part in reduced:
         yield _hash(list(part) if isinstance(part, Iterator) else part, within)
 
 

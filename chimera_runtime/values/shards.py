@@ -44,10 +44,10 @@ def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
     if not is_spread(tensor):
         return part
     mesh, placements = tensor.device_mesh, tensor.placements
-    made: torch.Tensor = type(tensor).from_local(
+    spread: torch.Tensor = type(tensor).from_local(
         part, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
-    return made
+    return spread
 
 
 def spread_out(tensor: torch.Tensor, like: Any) -> torch.Tensor:

@@ -113,7 +113,7 @@ def test_turns_grow_with_the_updates() -> None:
 def test_the_turns_that_can_be_run_begin_like_those_of_every_longer_run() -> None:
     """A turn with ``ahead`` 1 is about updates up to the next one, which has to be there."""
     turns = Turns(-2, 3, 2, 1)
-    assert [[*turns.given(updates)] for updates in range(5)] == [[-2], [-2], [-2, 0], [-2, 0], [-2, 0, 2]]
+    assert [[*turns.safe(updates)] for updates in range(5)] == [[-2], [-2], [-2, 0], [-2, 0], [-2, 0, 2]]
 
 
 def test_runs_are_half_open() -> None:

@@ -132,7 +132,7 @@ def test_the_micro_batch_at_start_shows_what_memory_a_stage_keeps(alone: World) 
     used = model(lambda number, _stages: (Kept, Next)[number]().double())
     with worlds(alone, alone_job()) as (world,):
         findings = setting(world, of_model=used)[0].probed
-    assert findings.boundaries[0].kept == (False, True, True, True, False, False)
+    assert findings.boundaries[0].owned_by_stage == (False, True, True, True, False, False)
 
 
 def test_memory_that_nothing_holds_any_more_is_not_kept() -> None:
@@ -181,7 +181,7 @@ class Counting(nn.Module):
 
 
 def counting(kept: bool) -> Stage:
-    plain = Boundary(ONE_TENSOR, ONE.shapes, ONE.dtypes, (False,), (False,), kept=(kept,))
+    plain = Boundary(ONE_TENSOR, ONE.shapes, ONE.dtypes, (False,), (False,), owned_by_stage=(kept,))
     return stage(Counting(), ending=SendOutput(1, plain))
 
 
