@@ -18,8 +18,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes 
 os.environ["CHIMERA_CACHE"] = ""
 """Nothing that a test compiles comes from the user's cache, or goes there; processes inherit that."""
 
-gc.disable()  # until all tests are collected: what pytest makes of them is kept
-
 for variable in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
     os.environ.pop(variable, None)
 
@@ -61,12 +59,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
-def pytest_collection_finish() -> None:
-    """Lets collections of garbage pass over everything there is so far, and come less often than Python's do.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects tests, not garbage; garbage is looked for in what comes later, and less often than Python does.
 
     A pass of the compiler makes many small objects and no cycles; torch and ten thousand tests would be searched anew
     each time.
     """
+    gc.disable()
+    result = yield
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
     gc.enable()
+    return result
