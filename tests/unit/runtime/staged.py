@@ -41,7 +41,7 @@ def stage(
     module: nn.Module,
     number: int = 1,
     before: Boundary | None = ONE,
-    ending: StageOutput | None = None,
+    output: StageOutput | None = None,
     traits: Traits = CAN,
     recomputed: set[int] | None = None,
     steps: Any = None,
@@ -53,7 +53,7 @@ def stage(
         module,
         Weights(Steps(parameters) if steps is None else steps),
         before,
-        SendOutput(number, ONE) if ending is None else ending,
+        SendOutput(number, ONE) if output is None else output,
         GradientSum(f"s{number}", parameters, None, (0,), names, lambda work: work.wait()),
         traits,
         Numbering(SEED, 0, MICROS, MICROS),
@@ -61,7 +61,7 @@ def stage(
     )
 
 
-def judging() -> LossOutput:
+def loss_output() -> LossOutput:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).square().mean()
 

@@ -14,7 +14,7 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.paired_operations import Backward
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.values.boundary import Traits
-from tests.unit.runtime.staged import WIDTH, assert_close, by_hand, data, judging, linear, rows, stage
+from tests.unit.runtime.staged import WIDTH, assert_close, by_hand, data, linear, loss_output, rows, stage
 
 
 class JointRun(nn.Module):
@@ -99,7 +99,7 @@ def test_a_group_and_a_forward_that_keeps_its_input_alone_run_before_the_backwar
 
 def test_the_last_stage_has_a_loss_with_the_method_too() -> None:
     torch.manual_seed(0)
-    one, other = stage(JointRun(), ending=judging()), stage(linear(), ending=judging())
+    one, other = stage(JointRun(), output=loss_output()), stage(linear(), output=loss_output())
     for of in (one, other):
         of.forward(0, rows(data(1), 0), data(3)[0])
         of.pair((1, rows(data(1), 1), data(3)[1]), of, (0,))

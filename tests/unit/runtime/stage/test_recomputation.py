@@ -250,8 +250,8 @@ def test_each_run_gets_containers_of_its_own() -> None:
     x, more, target = data(1)[0], data(2)[0], data(3)[0]
     results = []
     for again in (set[int](), ALL):
-        judging = LossOutput(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))
-        one = stage(Greedy(), 0, None, judging, Traits((), "", ("extra",)), again)
+        loss_output = LossOutput(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))
+        one = stage(Greedy(), 0, None, loss_output, Traits((), "", ("extra",)), again)
         given: Any = {"x": x}, {"extra": {"more": [more]}}, [target]
         one.load_keywords = lambda *_, given=given: given[1]  # type: ignore[misc]
         one.forward(0, given[0], given[2])
@@ -290,8 +290,8 @@ def test_items_that_influence_each_other_are_found_where_several_micro_batches_a
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).square().mean()
 
-    ending = {"ending": LossOutput(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))} if last else {}
-    one = stage(kind(), recomputed=ALL, **ending)  # type: ignore[arg-type]
+    output = {"output": LossOutput(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))} if last else {}
+    one = stage(kind(), recomputed=ALL, **output)  # type: ignore[arg-type]
     one.forward((0, 1), rows(data(1), (0, 1)), data(3)[:2])
     words = "stage 1 gives something else for micro-batch 0 of update 1 alone than together with 1 other"
     with pytest.raises(BadModel, match=words):

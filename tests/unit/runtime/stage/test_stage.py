@@ -24,8 +24,8 @@ from tests.unit.runtime.staged import (
     by_hand,
     data,
     groups,
-    judging,
     linear,
+    loss_output,
     rows,
     run,
     stage,
@@ -245,7 +245,7 @@ def test_receive_buffers_have_the_room_that_the_program_says() -> None:
     one.reserve([1, 2], [3], CPU)
     assert [[tuple(t.shape) for t in slot] for slot in one.inputs] == [[(ROWS, WIDTH)], [(2 * ROWS, WIDTH)]]
     assert [[tuple(t.shape) for t in slot] for slot in one.gradients] == [[(3 * ROWS, WIDTH)]]
-    first = stage(linear(), 0, None, judging())
+    first = stage(linear(), 0, None, loss_output())
     first.reserve([], [], CPU)
     assert [*first.inputs] == [*first.gradients] == []
 

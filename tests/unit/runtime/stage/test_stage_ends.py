@@ -23,8 +23,8 @@ from tests.unit.runtime.staged import (
     assert_close,
     data,
     groups,
-    judging,
     linear,
+    loss_output,
     rows,
     run,
     stage,
@@ -43,7 +43,7 @@ def test_the_first_stage_takes_batches_and_the_last_gives_losses(traits: Traits,
 
     torch.manual_seed(0)
     module = Reading(WIDTH, WIDTH)
-    one = stage(module, 0, None, judging(), traits, recomputed)
+    one = stage(module, 0, None, loss_output(), traits, recomputed)
     batches, targets = [{"x": x} for x in data(1)], data(3)
     one.forward(0, batches[0], targets[0])
     one.forward((1, 2, 3), tuple(batches[1:]), tuple(targets[1:]))
@@ -170,7 +170,7 @@ def test_auxiliary_losses_count_once_and_flow_back_with_the_share_of_the_loss(
     torch.manual_seed(0)
     module = Balanced()
     traits = Traits((), "has auxiliary losses", (), ("balance", "spare"))
-    one = stage(module, ending=SendOutput(1, ONE, 0.25), traits=traits, recomputed=recomputed)
+    one = stage(module, output=SendOutput(1, ONE, 0.25), traits=traits, recomputed=recomputed)
     one.scale_loss(8.0)
     _, back = run(one, groups(*sizes), groups(1, 1, 1, 1))
     made = [p.grad.clone() for p in module.parameters() if p.grad is not None]
@@ -200,7 +200,7 @@ def test_auxiliary_losses_flow_back_where_nothing_else_does() -> None:
     """No later stage uses what the stage hands on."""
     flat = Boundary(ONE_TENSOR, ((ROWS, WIDTH),), (torch.float32,), (True,), (False,))
     module = Balanced()
-    one = stage(module, ending=SendOutput(1, flat, 0.25), traits=Traits((), "", (), ("balance", "spare")))
+    one = stage(module, output=SendOutput(1, flat, 0.25), traits=Traits((), "", (), ("balance", "spare")))
     one.forward(0, rows(data(1), 0))
     one.backward(0)
     assert one.input_gradients(0)[0].abs().sum() > 0

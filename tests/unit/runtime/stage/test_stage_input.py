@@ -12,7 +12,7 @@ FLOATS, WHOLE = torch.float32, torch.int64
 TWO = Boundary(tuple_of(3), ((2,), (2,), (2,)), (FLOATS, FLOATS, WHOLE), (True, True, False), (True, False, False))
 
 
-def given() -> tuple[torch.Tensor, ...]:
+def received_tensors() -> tuple[torch.Tensor, ...]:
     return torch.ones(2), torch.ones(2), torch.ones(2, dtype=WHOLE)
 
 
@@ -24,7 +24,7 @@ def test_the_first_stage_is_called_on_what_was_loaded_and_hands_nothing_back() -
 
 
 def test_leaves_are_the_tensors_received_and_require_gradients_where_the_stage_before_recorded_them() -> None:
-    received = given()
+    received = received_tensors()
     leaves, argument = StageInput(1, TWO).argument(received)
     assert argument == leaves
     assert [leaf.requires_grad for leaf in leaves] == [True, True, False]
@@ -32,52 +32,52 @@ def test_leaves_are_the_tensors_received_and_require_gradients_where_the_stage_b
 
 
 def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where_there_are_none() -> None:
-    beginning = StageInput(1, TWO)
-    leaves, _ = beginning.argument(given())
+    stage_input = StageInput(1, TWO)
+    leaves, _ = stage_input.argument(received_tensors())
     count = torch.ones(1)
-    zeros, counted = beginning.take_gradients(leaves, (count,))
+    zeros, counted = stage_input.take_gradients(leaves, (count,))
     assert zeros.tolist() == [0, 0]
     assert counted is not count
     assert counted.item() == 1
     (leaves[0] * 3).sum().backward()
-    assert beginning.take_gradients(leaves, ())[0].tolist() == [3, 3]
+    assert stage_input.take_gradients(leaves, ())[0].tolist() == [3, 3]
     leaves[1].sum().backward()
     with pytest.raises(BadModel, match="uses a tensor of stage 0 that it did not use for the first micro-batch"):
-        beginning.take_gradients(leaves, ())
+        stage_input.take_gradients(leaves, ())
 
 
 def test_a_gradient_that_was_handed_back_is_kept_by_nothing_else() -> None:
-    beginning = StageInput(1, TWO)
-    leaves, _ = beginning.argument(given())
+    stage_input = StageInput(1, TWO)
+    leaves, _ = stage_input.argument(received_tensors())
     (leaves[0] * 3).sum().backward()
-    beginning.take_gradients(leaves, ())
+    stage_input.take_gradients(leaves, ())
     assert leaves[0].grad is None
 
 
 def test_a_gradient_for_what_the_stage_before_recorded_no_graph_for_is_for_nobody() -> None:
     """A stage may call requires_grad_() on what it gets, as it may in one process."""
     frozen = Boundary(tuple_of(1), ((2,),), (FLOATS,), (False,), (False,))
-    beginning = StageInput(1, frozen)
-    leaves, _ = beginning.argument((torch.ones(2),))
+    stage_input = StageInput(1, frozen)
+    leaves, _ = stage_input.argument((torch.ones(2),))
     (leaves[0].requires_grad_() * 3).sum().backward()
-    assert beginning.take_gradients(leaves, ()) == ()
+    assert stage_input.take_gradients(leaves, ()) == ()
     assert leaves[0].grad is None
 
 
 def test_a_gradient_in_memory_that_anything_else_holds_is_copied() -> None:
     """A receive buffer, or what a function of the model's own writes again in its next backward."""
-    beginning, memory = StageInput(1, TWO), torch.full((4,), 7.0)
-    leaves, _ = beginning.argument(given())
+    stage_input, memory = StageInput(1, TWO), torch.full((4,), 7.0)
+    leaves, _ = stage_input.argument(received_tensors())
     leaves[0].grad = memory[:2]
-    (take_gradients,) = beginning.take_gradients(leaves, ())
+    (gradient,) = stage_input.take_gradients(leaves, ())
     memory.zero_()
-    assert take_gradients.tolist() == [7, 7]
+    assert gradient.tolist() == [7, 7]
 
 
 def test_a_gradient_in_memory_of_its_own_is_handed_back_as_it_is() -> None:
-    beginning = StageInput(1, TWO)
-    leaves, _ = beginning.argument(given())
+    stage_input = StageInput(1, TWO)
+    leaves, _ = stage_input.argument(received_tensors())
     (leaves[0] * 3).sum().backward()
     assert leaves[0].grad is not None
     place = leaves[0].grad.data_ptr()
-    assert beginning.take_gradients(leaves, ())[0].data_ptr() == place
+    assert stage_input.take_gradients(leaves, ())[0].data_ptr() == place

@@ -24,17 +24,17 @@ def squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-def judging(loss: Callable[[Any, Any], Any] = squares, counted: bool = False) -> LossOutput:
+def loss_output(loss: Callable[[Any, Any], Any] = squares, counted: bool = False) -> LossOutput:
     return LossOutput(loss, 0.25, Numbering(0, 0, passes=2, cycle=2), counted)
 
 
 def test_a_result_is_handed_on_and_its_backward_begins_at_a_root_of_its_shape() -> None:
     x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    ending = SendOutput(0, PAIR)
-    results, (root,) = ending.finish((0,), (x * x, x + 1), ())
+    stage_output = SendOutput(0, PAIR)
+    results, (root,) = stage_output.finish((0,), (x * x, x + 1), ())
     assert [r.tolist() for r in results] == [[1, 4], [2, 3]]
     received = (torch.tensor([10.0, 100.0], dtype=torch.float64),)
-    (gradient,) = ending.gradients((root,), received)
+    (gradient,) = stage_output.gradients((root,), received)
     assert gradient is not received[0]
     assert gradient.data_ptr() == received[0].data_ptr()
     torch.autograd.backward((root,), received)
@@ -71,45 +71,45 @@ def test_an_output_unlike_the_first_is_told_with_stage_and_micro_batch(returned:
 def test_a_stage_that_hands_on_has_no_loss() -> None:
     assert SendOutput(0, PAIR).take_loss(0) == Tally()
     assert SendOutput(0, PAIR).after is PAIR
-    assert judging().after is None
+    assert loss_output().after is None
 
 
 def test_losses_are_the_roots_and_their_gradient_is_the_share_of_a_micro_batch() -> None:
     x = torch.tensor([3.0], requires_grad=True)
-    ending = judging()
-    results, roots = ending.finish((0,), x, (torch.tensor([1.0]),))
+    stage_output = loss_output()
+    results, roots = stage_output.finish((0,), x, (torch.tensor([1.0]),))
     assert results == ()
-    torch.autograd.backward(roots, ending.gradients(roots, ()))
+    torch.autograd.backward(roots, stage_output.gradients(roots, ()))
     assert x.grad is not None
     assert x.grad.item() == 0.25 * 2 * (3 - 1)
 
 
 def test_several_micro_batches_are_judged_one_by_one() -> None:
     """Each with its own target: the loss may be no mean over rows."""
-    ending = judging(lambda output, target: (output.max() - target) ** 2)
-    _, roots = ending.finish((0, 1), torch.tensor([1.0, 5.0, 2.0, 3.0], requires_grad=True), (0.0, 1.0))
+    stage_output = loss_output(lambda output, target: (output.max() - target) ** 2)
+    _, roots = stage_output.finish((0, 1), torch.tensor([1.0, 5.0, 2.0, 3.0], requires_grad=True), (0.0, 1.0))
     assert [root.item() for root in roots] == [25.0, 4.0]
-    assert ending.take_loss(0) == Tally(29.0, 2)
+    assert stage_output.take_loss(0) == Tally(29.0, 2)
 
 
 @pytest.mark.parametrize("returned", [torch.ones(3), torch.ones(()), (torch.ones(2), 5), {"a": torch.ones(5)}])
 def test_an_output_that_cannot_be_taken_apart_is_an_error_of_the_model(returned: Any) -> None:
     with pytest.raises(BadModel, match="the last stage returned for micro-batches 4, 5 together something that does"):
-        judging().finish((4, 5), returned, (None, None))
+        loss_output().finish((4, 5), returned, (None, None))
 
 
 def test_losses_are_summed_by_update_and_forgotten_when_they_are_taken() -> None:
     """A micro-batch that is judged again, because its forward runs again, counts once."""
-    ending = judging()
+    stage_output = loss_output()
     for micro, output in [(0, 1.0), (3, 7.0), (1, 2.0), (2, 0.0), (0, 1.0)]:
-        ending.finish((micro,), torch.tensor([output]), (torch.tensor([0.0]),))
-    assert [ending.take_loss(update) for update in (0, 1, 0)] == [Tally(5.0, 2), Tally(49.0, 2), Tally()]
+        stage_output.finish((micro,), torch.tensor([output]), (torch.tensor([0.0]),))
+    assert [stage_output.take_loss(update) for update in (0, 1, 0)] == [Tally(5.0, 2), Tally(49.0, 2), Tally()]
 
 
 def test_a_loss_without_gradient_has_no_root() -> None:
-    ending = judging()
-    assert ending.finish((0,), torch.tensor([2.0]), (torch.tensor([0.0]),)) == ((), ())
-    assert ending.take_loss(0) == Tally(4.0, 1)
+    stage_output = loss_output()
+    assert stage_output.finish((0,), torch.tensor([2.0]), (torch.tensor([0.0]),)) == ((), ())
+    assert stage_output.take_loss(0) == Tally(4.0, 1)
 
 
 # A sum and a count.
@@ -123,30 +123,30 @@ def summed(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, to
 
 def test_a_count_is_known_at_the_backward_of_its_micro_batch_once() -> None:
     """Also where the forward runs again."""
-    ending = judging(summed, counted=True)
+    stage_output = loss_output(summed, counted=True)
     for micro, target in ((0, [1.0, -1.0]), (1, [-1.0, -1.0]), (0, [1.0, -1.0])):
-        ending.finish((micro,), torch.tensor([3.0, 5.0]), (torch.tensor(target),))
-    assert [[count.tolist() for count in ending.counts(micro, ())] for micro in (0, 1)] == [[[1.0]], [[0.0]]]
+        stage_output.finish((micro,), torch.tensor([3.0, 5.0]), (torch.tensor(target),))
+    assert [[count.tolist() for count in stage_output.counts(micro, ())] for micro in (0, 1)] == [[[1.0]], [[0.0]]]
     with pytest.raises(KeyError):
-        ending.counts(0, ())
-    assert ending.take_loss(0) == Tally(4.0, 1.0)
-    assert judging().counts(0, ()) == ()
+        stage_output.counts(0, ())
+    assert stage_output.take_loss(0) == Tally(4.0, 1.0)
+    assert loss_output().counts(0, ()) == ()
 
 
 def test_counts_come_back_with_the_gradients() -> None:
-    ending = SendOutput(0, replace(PAIR, counted=True))
+    stage_output = SendOutput(0, replace(PAIR, counted=True))
     gradient, count = torch.ones(2), torch.tensor([3.0])
-    (received,) = ending.gradients((), (gradient, count))
+    (received,) = stage_output.gradients((), (gradient, count))
     assert received.data_ptr() == gradient.data_ptr()
-    assert ending.counts(0, (gradient, count)) == (count,)
+    assert stage_output.counts(0, (gradient, count)) == (count,)
     assert SendOutput(0, PAIR).counts(0, (gradient,)) == ()
 
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_loss_that_is_a_mean_for_some_micro_batches_only_is_an_error_of_the_model(counted: bool) -> None:
-    ending = judging(squares if counted else summed, counted)
+    stage_output = loss_output(squares if counted else summed, counted)
     with pytest.raises(BadModel, match=r"loss returns \(sum, count\) for one micro-batch and a mean for another"):
-        ending.finish((0,), torch.tensor([2.0]), (torch.tensor([0.0]),))
+        stage_output.finish((0,), torch.tensor([2.0]), (torch.tensor([0.0]),))
 
 
 def test_an_update_whose_losses_have_no_graph_trains_nothing_and_is_refused() -> None:
@@ -156,10 +156,10 @@ def test_an_update_whose_losses_have_no_graph_trains_nothing_and_is_refused() ->
     target = torch.zeros(2)
 
     def tally(trains: bool, *losses: Any, counted: bool = False) -> Tally:
-        ending = LossOutput(lambda loss, _target: loss, 0.25, numbering, counted, trains=trains)
+        stage_output = LossOutput(lambda loss, _target: loss, 0.25, numbering, counted, trains=trains)
         for micro, loss in enumerate(losses):
-            ending.finish((micro,), loss, (target,))
-        return ending.take_loss(0)
+            stage_output.finish((micro,), loss, (target,))
+        return stage_output.take_loss(0)
 
     value = squares(output, target)
     assert tally(True, value, value.detach()).total == 2.0
@@ -174,9 +174,9 @@ def test_an_update_whose_losses_have_no_graph_trains_nothing_and_is_refused() ->
 
 
 def test_a_loss_that_is_run_again_for_its_backward_has_a_graph_then() -> None:
-    ending = LossOutput(squares, 0.25, Numbering(0, 0, passes=1, cycle=1), trains=True)
+    stage_output = LossOutput(squares, 0.25, Numbering(0, 0, passes=1, cycle=1), trains=True)
     output = torch.ones(2, requires_grad=True)
     with torch.no_grad():
-        ending.finish((0,), output * 2, (torch.zeros(2),))
-    ending.finish((0,), output * 2, (torch.zeros(2),))
-    assert ending.take_loss(0).total == 4.0
+        stage_output.finish((0,), output * 2, (torch.zeros(2),))
+    stage_output.finish((0,), output * 2, (torch.zeros(2),))
+    assert stage_output.take_loss(0).total == 4.0

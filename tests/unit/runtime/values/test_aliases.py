@@ -182,7 +182,7 @@ class Counting(nn.Module):
 
 def counting(kept: bool) -> Stage:
     plain = Boundary(ONE_TENSOR, ONE.shapes, ONE.dtypes, (False,), (False,), owned_by_stage=(kept,))
-    return stage(Counting(), ending=SendOutput(1, plain))
+    return stage(Counting(), output=SendOutput(1, plain))
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 2), (3, 1)])
