@@ -1,4 +1,4 @@
-"""What surrounds the lanes: start-up, data, progress, the check, and the one message when something fails.
+"""Tools around the training loop of train.py: options, messages about failures, records, progress and the check.
 
 Importing it opens standard streams that are closed, and notes which process started this one: before torch opens
 anything, and takes seconds to be imported. Until a rank listens to signals (`Faults.watch_signals`), Ctrl-C ends it

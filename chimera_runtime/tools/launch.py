@@ -1,4 +1,4 @@
-"""From the command line to trained weights: what surrounds the training loop of train.py on every rank."""
+"""Entry point of train.py: parses options, joins the ranks, runs the training loop, and ends with one message."""
 
 import argparse
 import os
@@ -23,6 +23,7 @@ from chimera_runtime.errors import (
     PeerLost,
     Unwritable,
 )
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.model.model import load as load_model
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.compiled_program import load as load_program
@@ -44,13 +45,15 @@ _EXPECTED = "CHIMERA_PROGRAM"
 
 
 def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
-    """Runs this rank to its end; every failure of any rank is one message and a non-zero status.
+    """Runs this rank to its end; any failure of any rank becomes one message and a non-zero status.
 
-    ``program`` is the digest of the program that train.py is a part of. From here on the names of what lies in the
-    directory are free for the user's modules.
+    ``program`` is the digest of the program that train.py is a part of.
     """
     end_with_parent()
+    # Modules of the user may have the names of files in the output directory.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != directory]
+
+    # A mistake in the options is reported once the store is there, which decides on the rank that reports it.
     options, misuse = _options()
     try:
         store, rank, size = find_store(options.timeout)
@@ -61,15 +64,17 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
     if misuse is not None:
         faults.end(f"train.py: {misuse}", MISUSED)
     faults.watch_signals(size)
+
+    # Everything else runs below `faults`, with a status for each kind of failure.
     try:
         if options.bundle is not None:
             faults.at_end.append(BugReport(options, directory, rank).add)
             faults.hint = f"train.py: for a bug report there is {options.bundle}"
         compiled = load_program(directory)
         if compiled.job.program != program:
-            raise Misuse(f"{directory / 'train.py'} is of another program than what lies beside it: compile again")
+            raise mistakes.program_is_another(directory / "train.py")
         if program != os.environ.get(_EXPECTED, program):
-            raise Misuse(f"another program has come into {directory} since this run compiled: give each run its --out")
+            raise mistakes.program_was_replaced(directory)
         _run(train, compiled, store, rank, size, options, faults)
     except (Misuse, BadModel, Unwritable, BadCheckpoint) as error:
         faults.end(f"train.py: {error}", MISUSED)
@@ -106,7 +111,7 @@ def _run(
     options: argparse.Namespace,
     faults: Faults,
 ) -> None:
-    """Joins the ranks, runs ``train`` and parts from them: together, or one would close what another reads from."""
+    """Joins the ranks, runs ``train``, and leaves; all leave together, as one may still read from another."""
     job = compiled.job
     require_fitting(options, job)  # before ranks find_store
     if options.backend_module is not None:

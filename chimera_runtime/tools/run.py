@@ -1,4 +1,4 @@
-"""A run of train.py on this rank: what the command line asks for around the training loop."""
+"""Run of train.py on this rank: everything around the training loop that the options ask for."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,8 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.item_order import is_stream
 from chimera_runtime.data.loader import Loader
-from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors.tools import rehearsal_is_for_cpus
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
@@ -51,21 +52,21 @@ from chimera_runtime.update.stage_optimizer import Named, StageStep
 _DTYPES = {"bf16": torch.bfloat16}
 
 _TERMINATED = "terminated"
-"""In the store, once a signal has come to a rank that saves before it ends: the signal's name."""
+"""Key in the store: name of the signal that has come to a rank which saves before it ends."""
 
 
 @dataclass
 class Run(Hooks):
-    """The model file, the data and the options; as the hooks of a `Pipeline` it does what these ask for at start.
+    """Model file, data and options of a run; as the hooks of a `Pipeline` it does what options ask for at start.
 
     Attributes
     ----------
     device
-        Where this rank's stages are.
+        Device of this rank's stages.
     model
-        The functions of the model file.
+        Functions of the model file.
     held_out
-        The items of its ``validation``, with ``--eval-every``.
+        Evaluation of the items of its ``validation``, with ``--eval-every``.
     """
 
     options: argparse.Namespace
@@ -90,7 +91,7 @@ class Run(Hooks):
     def __post_init__(self) -> None:
         options = self.options
         if options.rehearse and self.device.type != "cpu":
-            raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo")
+            raise rehearsal_is_for_cpus()
         self.measures = options.memory_limit is not None or options.peak_memory
         self.loads = options.rehearse is None
         if options.autocast is not None:
@@ -104,7 +105,7 @@ class Run(Hooks):
         self._before = resident()
 
     def _open(self) -> Sinks:
-        """The files of rank 0."""
+        """Opens the files that rank 0 writes."""
         options, job = self.options, self.compiled.job
         items = options.micro_batch_size * job.micro_batches * self.place.copies
         if self.place.rank:
@@ -115,7 +116,7 @@ class Run(Hooks):
         return Sinks(metrics, log, items, options.stop_on_nan, board)
 
     def _keep(self, _message: str) -> None:
-        """On rank 0, when the run ends early: what is known of the updates goes where it was to go."""
+        """Writes the facts of all updates so far to the files, on rank 0, if the run ends early."""
         if self._progress is not None:
             self._progress.keep()
         for sink in (self.sinks.metrics, self.sinks.board):
@@ -126,7 +127,7 @@ class Run(Hooks):
 
     @cached_property
     def batches(self) -> Batches:
-        """The micro-batches that a pipeline and a check begin with: what a rank does not need it does not load."""
+        """Micro-batches for the start of the pipeline and for the check; a rank loads only those that it needs."""
         job, place, size = self.compiled.job, self.place, self.options.micro_batch_size
         dataset, model = self.model.items(), self.model
         sizes = size, job.micro_batches, job.parts, place.copies, place.copy
@@ -135,11 +136,11 @@ class Run(Hooks):
         return batches
 
     def loader(self, pipe: Pipeline) -> Loader:
-        """The dataset as mini-batches, loaded by ``--data-workers`` while the ranks compute."""
+        """Returns the dataset as mini-batches, loaded by ``--data-workers`` processes while the ranks compute."""
         dataset, options = self.batches.dataset, self.options
         streams, sampler = is_stream(dataset), self.batches.sampler
         loader = pipe.loader(
-            self.model.items() if streams else dataset,  # of the other stream the first items have been read
+            self.model.items() if streams else dataset,  # the first items of the other stream have been read
             shuffle=not streams and sampler is None,
             sampler=sampler,
             collate_fn=self.model.collate,
@@ -150,7 +151,7 @@ class Run(Hooks):
         return loader
 
     def mini_batches(self, loader: Loader) -> Iterator[Any]:
-        """Those of all epochs, one after the other; in a rehearsal nothing is loaded."""
+        """Yields the mini-batches of all epochs, one after the other; a rehearsal loads none."""
         while self.loads:
             yield from loader
         while True:
@@ -158,11 +159,11 @@ class Run(Hooks):
 
     @property
     def updates(self) -> int:
-        """How many updates there are to be: none after ``--check-only``."""
+        """Number of updates that the run should reach: 0 with ``--check-only``."""
         return 0 if self.options.check_only else int(self.options.steps)
 
     def optimizers(self, pipe: Pipeline) -> Optimizers:
-        """Those of the model file. A trace has their steps where the schedule does, so they are made there then."""
+        """Makes the model file's optimizers; with ``--trace`` they step at the places that the schedule has for it."""
         options, idle, context = self.options, self.options.rehearse is not None, self._context
         sharded_over = context.world if options.shard_optimizer else None
         optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, context.ties, options.steps, sharded_over)
@@ -172,19 +173,19 @@ class Run(Hooks):
         return optimizers
 
     def stage_optimizer(self, named: Named) -> Any:
-        """The model file's optimizer for a stage that steps inside the schedule, with its scheduler."""
+        """Makes the model file's optimizer and scheduler for a stage that steps inside the schedule."""
         optimizer = self.model.steps([parameter for _, parameter in named])
         if (scheduler := self.model.schedule(optimizer, self.options.steps)) is not None:
             self._schedulers[optimizer] = scheduler
         return optimizer
 
     def stage_stepped(self, step: StageStep) -> None:
-        """A stage has stepped inside the schedule: its scheduler steps as well."""
+        """Steps the scheduler of a stage that has stepped inside the schedule."""
         if step.optimizer in self._schedulers:
             self._schedulers[step.optimizer].step()
 
     def saving(self, pipe: Pipeline, loader: Loader, optimizers: Optimizers | None = None) -> Saving:
-        """What the options say of checkpoints; a SIGTERM or Ctrl-C asks for one, where they are saved."""
+        """Loads and resumes as the options ask; with ``--save`` a SIGTERM or Ctrl-C then asks for a checkpoint."""
         made = list(pipe.optimizers.values()) if optimizers is None else list(optimizers)
         schedulers = list(self._schedulers.values()) if optimizers is None else optimizers.schedulers
         write: Callable[[str], None] = (lambda _text: None) if self.place.rank else write_line
@@ -208,7 +209,7 @@ class Run(Hooks):
         return saving
 
     def on_step(self, pipe: Pipeline, outcome: Outcome) -> None:
-        """An update is over, which the model file may want to know; every rank calls it. A rehearsal has none."""
+        """Calls the model file's ``on_step`` after an update, on every rank; not in a rehearsal."""
         if self._torch_profile is not None:
             self._torch_profile.updated()
         if self.loads:
@@ -216,7 +217,7 @@ class Run(Hooks):
 
     @contextmanager
     def progress(self, before: int) -> Iterator[Progress]:
-        """Tells of updates, of which some were before: to be entered within the pipeline, left after the last one."""
+        """Reports updates while the loop runs, ``before`` of which were made by an earlier run."""
         world, rehearsal = self._context.world, self.options.rehearse is not None
         progress = self._progress = Progress(world, self.options.steps, rehearsal, self.sinks, before)
         if world.job.period:
@@ -234,7 +235,7 @@ class Run(Hooks):
 
     @contextmanager
     def _profiled(self, before: int) -> Iterator[None]:
-        """The updates of the run within torch's profiler, if that was asked for."""
+        """Runs the updates inside torch's profiler, with ``--torch-profile``."""
         if self.options.torch_profile is None:
             yield
             return
@@ -242,7 +243,7 @@ class Run(Hooks):
             yield
 
     def close(self) -> None:
-        """The training is over, on all ranks."""
+        """Closes files and data workers after the training, when all ranks have ended it."""
         for loader in self._loaders:
             loader.close()
         if self._progress is not None:
@@ -251,11 +252,11 @@ class Run(Hooks):
     # ---- the hooks
 
     def lost(self, error: PeerLost) -> None:
-        """Ends this rank with the message of the one that failed first."""
+        """Ends this rank with the message of the rank that failed first."""
         self.faults.lost(error)
 
     def ready(self, context: RankContext, modules: dict[int, torch.nn.Module]) -> None:
-        """Says what is remarkable, refuses what needs too much memory, and checks, as far as that was asked for."""
+        """Prints remarks, limits memory, checks and measures, as far as options ask for it, before the first update."""
         options, world, model = self.options, context.world, self.model
         self._context = context
         if options.trace is not None:
@@ -290,7 +291,7 @@ class Run(Hooks):
             self._peak_memory = PeakMemory(context, model.steps, modules, self._before, options.shard_optimizer)
 
     def stage_maker(self, job: Job) -> Callable[..., Stage]:
-        """Stages that compute or, in a rehearsal, sleep."""
+        """Returns a maker of stages that compute, or that sleep in a rehearsal."""
         rehearse = self.options.rehearse
         return Stage if rehearse is None else rehearsed(rehearse, job)
 
@@ -306,9 +307,9 @@ class Run(Hooks):
     def outcomes(
         self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]
     ) -> Outcomes:
-        """Where updates overlap there may be one for each micro-batch: the losses are then left to the progress.
+        """Returns outcomes; if updates overlap they have no loss, which the progress gathers at less cost.
 
-        But not if the model file is told of each update: it may want to read its loss.
+        With an ``on_step`` in the model file they have, as it may read the loss.
         """
         if job.period and self.model.on_step is None:
             return PartialOutcomes(control_group, job, read, counted=counted, names=names)

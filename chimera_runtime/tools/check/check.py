@@ -1,4 +1,4 @@
-"""``--check``: runs the generated loops and compares them with the reference, update by update and stage by stage."""
+"""``--check``: runs the generated scripts and compares them with one process, update by update, stage by stage."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import CheckFailed
+from chimera_runtime.errors.tools_check import ranks_differ_from_one_process
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import parameters_by_name
@@ -32,7 +32,7 @@ from chimera_runtime.values.tensors import all_generators_kept
 
 
 class WatchedOptimizer:
-    """An optimizer, and the gradients that each of its steps was given; those are kept in the host's memory."""
+    """Optimizer that copies the gradients of each of its steps to the host's memory."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Any) -> None:
         self.parameters = parameters
@@ -40,12 +40,12 @@ class WatchedOptimizer:
         self._optimizer = optimizer
 
     def step(self) -> None:
-        """Keeps a copy of every gradient, and steps."""
+        """Copies every gradient, and steps."""
         self.gradients.append([None if p.grad is None else _copy(p.grad) for p in self.parameters])
         self._optimizer.step()
 
     def gather(self) -> None:
-        """The shards of other replicas, where the state is sharded."""
+        """Gathers the shards of other replicas, if the state is sharded."""
         if isinstance(self._optimizer, ShardedOptimizer):
             self._optimizer.gather()
 
@@ -61,7 +61,7 @@ def check(
     built: dict[int, torch.nn.Module],
     is_sharded: bool = False,
 ) -> str | None:
-    """What rank 0 has to say: how close the loops come to one process. ``built`` are left as they are.
+    """Returns on rank 0 how close the ranks come to one process, in words. The stages in ``built`` do not change.
 
     ``is_sharded`` says that the replicas of a stage share the optimizer's state.
 
@@ -83,33 +83,35 @@ def check(
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
     updates = checked_updates(job)
     with all_generators_kept():
-        beside = _beside_own_model(context, model, reference)
+        own_model = _compare_own_model(context, model, reference)
+
+        # The check trains stages that it builds itself; memory that they share with the training's is put back.
         states = [state_of(module) for module in built.values()]
         rebuilt = build.modules(world, model, context.seed)
         in_common = [Snapshot(tensor) for tensor in shared(built, rebuilt)]
-        recorded = _run(context, model, rebuilt, updates, is_sharded)
-        for kept in in_common:
-            kept.restore()
+        result = _run(context, model, rebuilt, updates, is_sharded)
+        for snapshot in in_common:
+            snapshot.restore()
         verdict = compare(
             world.control_group,
             job,
-            recorded,
+            result,
             names=context.probed.auxiliary,
             updates=updates,
             begin=lambda: reference.begin(period, reads),
             inspect=lambda modules: refuse_undeclared(dict(enumerate(modules)), context.ties, model),
         )
-        for kept in in_common:
-            kept.restore()
+        for snapshot in in_common:
+            snapshot.restore()
         for state, contents in states:
             state.restore(contents)
     if verdict is not None and not verdict.passed:
-        raise CheckFailed(str(verdict))
-    return None if verdict is None else "\n  ".join([str(verdict), *beside])
+        raise ranks_differ_from_one_process(f"{verdict}")
+    return None if verdict is None else "\n  ".join([str(verdict), *own_model])
 
 
-def _beside_own_model(context: RankContext, model: ModelFile, reference: Reference) -> list[str]:
-    """What rank 0 says of the model file's ``reference()``, if it has one; the others wait as long as that takes."""
+def _compare_own_model(context: RankContext, model: ModelFile, reference: Reference) -> list[str]:
+    """Compares the stages with the model file's ``reference()``, if it has one, on rank 0; the others wait."""
     world = context.world
     if model.reference is None:
         return []
@@ -122,7 +124,7 @@ def _beside_own_model(context: RankContext, model: ModelFile, reference: Referen
 
 
 def shared(built: dict[int, torch.nn.Module], rebuilt: dict[int, torch.nn.Module]) -> list[torch.Tensor]:
-    """The weights and buffers that lie in the same memory, because build_stage does not make new ones every time."""
+    """Returns weights and buffers in memory that both have: a build_stage may return the same tensors every time."""
     memory = memory_of([*_tensors(rebuilt)]).keys()
     return [tensor for tensor in _tensors(built) if memory_of(tensor).keys() & memory]
 
@@ -133,7 +135,7 @@ def _tensors(modules: dict[int, torch.nn.Module]) -> Iterator[torch.Tensor]:
 
 
 class Snapshot:
-    """A tensor with what it holds now, and where."""
+    """Copy of a tensor's values, and of the place of its memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -141,7 +143,7 @@ class Snapshot:
         self._values = tensor.detach().clone()
 
     def restore(self) -> None:
-        """Makes it what it was."""
+        """Gives the tensor its memory and values again, without a gradient."""
         self._tensor.data = self._place
         self._tensor.data.copy_(self._values)
         self._tensor.grad = None
@@ -155,7 +157,7 @@ def checked_updates(job: Job) -> int:
 def _run(
     context: RankContext, model: ModelFile, built: dict[int, torch.nn.Module], updates: int, is_sharded: bool
 ) -> RankResult:
-    """Some updates by the rank's script, with the model's optimizers."""
+    """Runs some updates by the rank's script, with the model's optimizers."""
     watched: list[WatchedOptimizer] = []
     groups = iter(by_group(built, context.ties))
 

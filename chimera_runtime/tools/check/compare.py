@@ -1,4 +1,4 @@
-"""What the ranks computed against what one process computes, stage by stage."""
+"""Comparison of the results of the ranks with those of one process, stage by stage."""
 
 import json
 import math
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED, CheckFailed
+from chimera_runtime.errors import FAILED
+from chimera_runtime.errors.tools_check import steps_are_not_updates
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group, group_name, group_text
 from chimera_runtime.ranks.control_group import ControlGroup
@@ -24,8 +25,8 @@ TOLERANCES = {
     torch.float16: 2e-2,
     torch.bfloat16: 5e-2,
 }
-"""How far gradients may be off, relative to the largest of their stage: kernels round differently for several
-micro-batches at once. The same holds for weights after `torch.optim.SGD`, relative to the largest step of the stage."""
+"""Largest error of gradients, relative to the largest gradient of their stage: kernels round differently for several
+micro-batches at once. Also of weights after `torch.optim.SGD`, relative to the largest step of the stage."""
 
 ADAPTIVE_TOLERANCES = {
     torch.float64: 1e-9,
@@ -35,14 +36,14 @@ ADAPTIVE_TOLERANCES = {
     torch.float16: 1e-1,
     torch.bfloat16: 1e-1,
 }
-"""The same for weights after other optimizers, which may divide by what is as small as a rounding error."""
+"""Largest error of weights after other optimizers, which may divide by numbers as small as a rounding error."""
 
 LARGEST_TOLERANCE = 0.5
-"""More would let a gradient pass that lacks half of its summands."""
+"""Upper bound of all tolerances; with a larger one a gradient without half of its summands would pass."""
 
 
 def tolerance(dtype: torch.dtype, summands: int) -> float:
-    """How far a sum of the gradients of so many micro-batches may be off, relative to the largest gradient.
+    """Largest error of a sum of the gradients of ``summands`` micro-batches, relative to the largest gradient.
 
     Rounding errors of both signs add up like a random walk, over the sums of the ranks and that of one process; the
     largest of many such sums is off by a few times as much (Higham and Mary, "A New Approach to Probabilistic Rounding
@@ -53,9 +54,9 @@ def tolerance(dtype: torch.dtype, summands: int) -> float:
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank computed: by weight group, the gradients of each of its steps and its weights after the last one.
+    """Results of a rank: for each weight group the gradients of its steps, and its weights after the last one.
 
-    ``losses`` are its parts of the losses of the updates.
+    ``losses`` are the rank's parts of the losses of the updates.
     """
 
     gradients: Mapping[Group, Sequence[Gradients]]
@@ -65,9 +66,9 @@ class RankResult:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far ``what`` of a weight group is off, relative to the largest gradient or step of the group.
+    """Error of the gradients or weights of a weight group, relative to the largest gradient or step of the group.
 
-    ``parameter`` is the one that is off most.
+    ``what`` names them, ``parameter`` the parameter with the largest error.
     """
 
     group: Group
@@ -81,7 +82,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far the loops are from one process, and what that may be; ``unequal`` says which replicas differ."""
+    """Errors of the ranks compared with one process, and their tolerances; ``unequal`` names replicas that differ."""
 
     updates: int
     dtype: str
@@ -96,12 +97,12 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether gradients, weights, losses and replicas are as they must be."""
+        """Whether all errors are within the tolerances, and all replicas equal."""
         return not self.wrong and not self.unequal and self.loss_error <= self.gradient_tolerance
 
     @property
     def wrong(self) -> list[Deviation]:
-        """What is off by too much: of each weight group the first."""
+        """The first error of each weight group that is beyond its tolerance."""
         beyond = [gradient for gradient in self.gradients if gradient.error > self.gradient_tolerance]
         beyond += [weight for weight in self.weights if weight.error > self.weight_tolerance]
         firsts: dict[Group, Deviation] = {}
@@ -139,30 +140,30 @@ def _short(bound: float) -> str:
 def compare(
     control_group: ControlGroup,
     job: Job,
-    recorded: RankResult,
+    result: RankResult,
     names: Sequence[str],
     updates: int,
     begin: Callable[[], Training],
     inspect: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None,
 ) -> Verdict | None:
-    """The verdict, on rank 0; nothing elsewhere. Every rank calls it after what was recorded.
+    """Compares the results of all ranks with one process, which runs on rank 0; returns None on the other ranks.
 
-    ``names`` are the auxiliary losses. The reference runs on rank 0 alone; ``inspect`` is called with its stages
-    before, and may refuse them.
+    ``names`` are the auxiliary losses. ``inspect`` is called with the stages of the reference first, and may raise an
+    error. Every rank calls this.
 
     Raises
     ------
     CheckFailed
         On rank 0, if a stage has made more or fewer steps than there are updates.
     """
-    _publish_digests(control_group, recorded)
-    summed = torch.tensor([tally.numbers(names) for tally in recorded.losses], dtype=torch.float64)
+    _publish_digests(control_group, result)
+    summed = torch.tensor([tally.numbers(names) for tally in result.losses], dtype=torch.float64)
     control_group.reduce(summed, "for the sum of the losses")
     if control_group.place.rank:
-        _hand_over(control_group, job, recorded, updates)
+        _send_parts(control_group, job, result, updates)
         return None
     unequal = list(_unequal(control_group, job, updates))
-    training, gradients, weights = _train_beside(control_group, job, recorded, updates, begin, inspect)
+    training, gradients, weights = _train_in_one_process(control_group, job, result, updates, begin, inspect)
     dtype = max(training.dtypes & TOLERANCES.keys(), key=TOLERANCES.__getitem__, default=torch.float64)
     adaptive = any(history.is_adaptive for history in training.histories)
     tallies = [Tally.of(numbers, names) for numbers in summed.tolist()]
@@ -187,15 +188,15 @@ def compare(
     )
 
 
-def _train_beside(
+def _train_in_one_process(
     control_group: ControlGroup,
     job: Job,
-    recorded: RankResult,
+    result: RankResult,
     updates: int,
     begin: Callable[[], Training],
     inspect: Callable[[Sequence[torch.nn.Module]], None],
 ) -> tuple[Training, list[Deviation], list[Deviation]]:
-    """The training in one process, which steps as the ranks did, and how far their gradients and weights are off."""
+    """Trains in one process with the gradients of the ranks; returns the training and the errors of the ranks."""
     gradients: list[Deviation] = []
     weights: list[Deviation] = []
     alone = UserCode("training in one process, to compare with", FAILED)
@@ -206,21 +207,21 @@ def _train_beside(
         with alone:
             wanted = training.gradients()
         histories = dict(zip(training.groups, training.histories, strict=True))
-        received = [_taken(control_group, job, recorded, g, update, history.newest) for g, history in histories.items()]
+        received = [_received(control_group, job, result, g, update, h.newest) for g, h in histories.items()]
         what = f"gradients of update {update + 1}"
         for (group, history), mine, theirs in zip(histories.items(), received, wanted, strict=True):
             gradients += _deviation(history, group, what, differences(mine, theirs), size(theirs))
         with alone:
             training.step(received)
     for group, history in zip(training.groups, training.histories, strict=True):
-        mine = _taken(control_group, job, recorded, group, updates, history.newest)
+        mine = _received(control_group, job, result, group, updates, history.newest)
         beyond = differences(mine, history.newest, roundings=updates)
         weights += _deviation(history, group, f"weights after {updates} updates", beyond, history.largest_step)
     return training, gradients, weights
 
 
 def share_of(error: float, scale: float) -> float:
-    """An error relative to what it is an error of; infinite if it is no number."""
+    """Error relative to a size; infinite if it is not a number."""
     if error == 0:
         return 0.0
     relative = error / scale if scale else math.inf
@@ -228,25 +229,25 @@ def share_of(error: float, scale: float) -> float:
 
 
 def _deviation(history: History, group: Group, what: str, errors: Iterable[float], scale: float) -> Iterator[Deviation]:
-    """Of a weight group with parameters: the parameter that is off most."""
+    """Yields the largest error of a weight group, if it has parameters."""
     shares = [share_of(error, scale) for error in errors]
     if shares:
         worst = max(range(len(shares)), key=shares.__getitem__)
         yield Deviation(group, what, shares[worst], history.names[worst])
 
 
-def _part(recorded: RankResult, group: Group, part: int) -> Gradients:
-    """The gradients of an update, or behind those of the last one the weights."""
-    return (*recorded.gradients[group], recorded.weights[group])[part]
+def _part(result: RankResult, group: Group, part: int) -> Gradients:
+    """Gradients of update ``part``, or the weights if it is the number after the last update."""
+    return (*result.gradients[group], result.weights[group])[part]
 
 
-def _taken(
-    control_group: ControlGroup, job: Job, recorded: RankResult, group: Group, part: int, like: Sequence[torch.Tensor]
+def _received(
+    control_group: ControlGroup, job: Job, result: RankResult, group: Group, part: int, like: Sequence[torch.Tensor]
 ) -> Gradients:
-    """A part of what the first rank that holds a weight group recorded, on rank 0."""
+    """Receives, on rank 0, a part of the results of the first rank that holds a weight group."""
     rank, what = control_group.place.ranks_of(job.members(group))[0], f"for what {group_name(group)} has computed"
     if rank == 0:
-        return _part(recorded, group, part)
+        return _part(result, group, part)
     key = group_text(group)
     control_group.store.set(f"check/turn/{part}/{key}", "1")
     present = json.loads(control_group.wait_for_key(f"check/present/{part}/{key}", rank, what))
@@ -257,47 +258,44 @@ def _taken(
     return room
 
 
-def _hand_over(control_group: ControlGroup, job: Job, recorded: RankResult, updates: int) -> None:
-    """The other side of `_taken`, of the weight groups of which this rank is the first."""
+def _send_parts(control_group: ControlGroup, job: Job, result: RankResult, updates: int) -> None:
+    """Sends the parts of the weight groups of which this rank is the first, when `_received` asks for them."""
     mine = [
         g
         for g in job.groups
-        if g in recorded.weights and control_group.place.ranks_of(job.members(g))[0] == control_group.place.rank
+        if g in result.weights and control_group.place.ranks_of(job.members(g))[0] == control_group.place.rank
     ]
     for part in range(updates + 1):
         for group in mine:
             key = group_text(group)
-            # How long the reference takes nobody knows; should rank 0 die meanwhile, torchrun ends this rank.
+            # The reference may take any time. If rank 0 dies meanwhile, torchrun ends this rank.
             control_group.wait_for_key(f"check/turn/{part}/{key}", 0, "for the one-process reference", math.inf)
-            tensors = _part(recorded, group, part)
+            tensors = _part(result, group, part)
             control_group.store.set(f"check/present/{part}/{key}", json.dumps([t is not None for t in tensors]))
             for tensor in tensors:
                 if tensor is not None:
                     control_group.send(tensor, 0, f"for the comparison of {group_name(group)}")
 
 
-def _publish_digests(control_group: ControlGroup, recorded: RankResult) -> None:
-    for group, gradients in recorded.gradients.items():
-        bits = digest(tensor for part in (*gradients, recorded.weights[group]) for tensor in part)
+def _publish_digests(control_group: ControlGroup, result: RankResult) -> None:
+    for group, gradients in result.gradients.items():
+        bits = digest(tensor for part in (*gradients, result.weights[group]) for tensor in part)
         control_group.store.set(
             f"check/replica/{group_text(group)}/{control_group.place.rank}", json.dumps([len(gradients), bits])
         )
 
 
 def _unequal(control_group: ControlGroup, job: Job, updates: int) -> Iterator[str]:
-    """The weight groups whose replicas have not done bitwise the same."""
+    """Yields the weight groups whose replicas are not bitwise equal, with the ranks that agree."""
     for group in job.groups:
         name = group_name(group)
-        seen: dict[str, list[int]] = {}
+        ranks_by_digest: dict[str, list[int]] = {}
         for rank in control_group.place.ranks_of(job.members(group)):
             key, what = f"check/replica/{group_text(group)}/{rank}", f"for the digest of {name}"
             steps, bits = json.loads(control_group.wait_for_key(key, rank, what))
             if steps != updates:
-                raise CheckFailed(
-                    f"check: FAILED\n  {name} on rank {rank}: the optimizer has made {steps} "
-                    f"step{'' if steps == 1 else 's'} in {updates} updates"
-                )
-            seen.setdefault(bits, []).append(rank)
-        if len(seen) > 1:
-            groups = " | ".join(", ".join(map(str, ranks)) for ranks in seen.values())
+                raise steps_are_not_updates(name, rank, steps, updates)
+            ranks_by_digest.setdefault(bits, []).append(rank)
+        if len(ranks_by_digest) > 1:
+            groups = " | ".join(", ".join(map(str, ranks)) for ranks in ranks_by_digest.values())
             yield f"replicas of {name}: NOT bitwise equal; ranks that agree: {groups}"

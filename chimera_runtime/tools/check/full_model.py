@@ -1,7 +1,7 @@
-"""``--check`` beside the user's own model: are the stages, one after the other, what ``reference()`` returns?
+"""``--check`` of the stages: compares them, one after the other, with the model that ``reference()`` returns.
 
-Everything is in one process. The check of the loops compares them with the same stages, so a stage that lacks a layer
-is right there and is found here.
+Everything runs in one process. The check of the ranks compares them with the same stages, so it cannot find a stage
+that lacks a layer; this one does.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED, MISUSED, CheckFailed, Misuse
+from chimera_runtime.errors import FAILED, MISUSED
+from chimera_runtime.errors import tools_check as mistakes
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import names_in_model
 from chimera_runtime.model.ties import End
@@ -22,7 +23,7 @@ from chimera_runtime.tools.check.reference import Reference, differences, size
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the stages are from the user's model, relative to the loss and to the largest gradient of a stage."""
+    """Errors of the stages compared with the user's model, relative to the loss and to a stage's largest gradient."""
 
     parameters: int
     loss: float
@@ -44,14 +45,14 @@ def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[End]
     Parameters
     ----------
     tied
-        Parameters of stages that are declared to be one.
+        Groups of parameters that are declared to be one.
 
     Raises
     ------
     CheckFailed
         If they differ, or a parameter has no partner.
     Misuse
-        If ``reference`` or ``name`` return what they must not.
+        If ``reference`` or ``name`` return something that they must not.
     """
     stages = [reference.build(stage).eval() for stage in range(reference.stages)]
     whole = _built(reference, model)
@@ -59,7 +60,7 @@ def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[End]
         stages, whole, [names_in_model(model, stage, module) for stage, module in enumerate(stages)], tied
     )
     if partners.wrong:
-        raise CheckFailed("\n  ".join(["check: FAILED", *(f"reference(): {line}" for line in partners.wrong)]))
+        raise mistakes.parameters_do_not_match(partners.wrong)
     partners.copy()
     return _agreement(reference, model, stages, whole, partners)
 
@@ -70,21 +71,21 @@ def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
     with UserCode("reference()", MISUSED):
         whole = model.reference()
     if not isinstance(whole, torch.nn.Module):
-        raise Misuse(f"{model.file}: reference returned a {type(whole).__name__}, not a torch.nn.Module")
+        raise mistakes.reference_is_not_a_module(f"{model.file}", type(whole).__name__)
     return whole.to(reference.device).eval()
 
 
 class Partners:
-    """Which parameter of the user's model belongs to which of the stages.
+    """Pairs of parameters, one of a stage and one of the user's model.
 
-    ``wrong`` says what does not fit, one message for each cause.
+    ``wrong`` has the complaints about parameters that do not fit.
 
     Parameters
     ----------
     names
-        By stage, the name in the user's model of each parameter and buffer.
+        For each stage, the name in the user's model of each parameter and buffer.
     tied
-        Parameters of stages that are declared to be one.
+        Groups of parameters that are declared to be one.
     """
 
     def __init__(
@@ -110,11 +111,11 @@ class Partners:
         ]
 
     def mine(self, place: End) -> torch.nn.Parameter:
-        """A parameter of a stage."""
+        """Returns a parameter of a stage."""
         return self._stages[place[0]].get_parameter(place[1])
 
     def _without_partner(self) -> Iterator[str]:
-        """Finds the partners; of each stage what has none."""
+        """Finds the pairs, and complains about each stage with parameters that have no partner."""
         for stage, module in enumerate(self._stages):
             absent = []
             for inside, _ in module.named_parameters():
@@ -125,11 +126,10 @@ class Partners:
                     absent.append(name)
             if absent:
                 nearest = get_close_matches(absent[0], self._theirs, 1, 0.0)
-                said = f"; the nearest to the first is {nearest[0]}" if nearest else ""
-                yield f"it has no {', '.join(absent)} of stage {stage}{said}. name(stage, parameter) returns its names"
+                yield mistakes.parameters_are_missing(absent, stage, nearest[0] if nearest else None)
 
     def _left_out(self) -> Iterator[str]:
-        """Modules of the user's model of which no stage holds a parameter, the outermost of each; else parameters."""
+        """Complains about modules of the user's model, or parameters, of which no stage has any."""
         held = {id(parameter) for parameter in self.pairs.values()}
         if not held:
             return
@@ -139,52 +139,43 @@ class Partners:
             absent = {n: p for n, p in parameters.items() if id(p) not in held | named_before}
             if absent and (module is None or len(absent) == len(parameters)):
                 named_before |= {id(parameter) for parameter in absent.values()}
-                what = f"its {name} ({', '.join(absent)})" if module is not None else f"its {', '.join(absent)}"
-                yield f"no stage holds {what}: a layer that was left out, or another name in name(stage, parameter)"
+                yield mistakes.parameters_are_on_no_stage(None if module is None else name, [*absent])
 
     def _in_two_places(self) -> Iterator[str]:
-        """Parameters of the user's model that several stages hold without having said so."""
+        """Complains about parameters of the user's model that several stages hold without a declared tie."""
         places: dict[int, list[End]] = {}
         for place, theirs in self.pairs.items():
             places.setdefault(id(theirs), []).append(place)
         for several in places.values():
             if len(several) > 1 and not any({*several} <= {*group} for group in self._tied):
-                held = " and ".join(f"{inside} of stage {stage}" for stage, inside in several)
-                yield (
-                    f"{held} are one parameter, {self._name(several[0])}, and train as so many: declare "
-                    f"tied(num_stages) -> [{several}], or give each a parameter of its own"
-                )
+                yield mistakes.tie_is_not_declared(several, self._name(several[0]))
 
     def _apart(self) -> Iterator[str]:
-        """Ties of which the user's model has the ends as several parameters."""
+        """Complains about declared ties whose ends are different parameters in the user's model."""
         for group in self._tied:
             first_of: dict[int, End] = {}
             for place in group:
                 if place in self.pairs:
                     first_of.setdefault(id(self.pairs[place]), place)
             if len(first_of) > 1:
-                held = " and ".join(f"{inside} of stage {stage}" for stage, inside in first_of.values())
-                names = " and ".join(map(self._name, first_of.values()))
-                yield (
-                    f"{held} are tied, and are different parameters in it, {names}: let it share one, or take them out "
-                    "of tied(num_stages) and compile without --tied for them"
-                )
+                ends = [*first_of.values()]
+                yield mistakes.tie_is_not_in_the_model(ends, map(self._name, ends))
 
     def _unlike(self) -> Iterator[str]:
         for place, theirs in self.pairs.items():
             mine = self.mine(place)
             here, there = (f"{tuple(p.shape)} {p.dtype}, trained: {p.requires_grad}" for p in (mine, theirs))
             if here != there:
-                yield f"its {self._name(place)} is {there}; {place[1]} of stage {place[0]} is {here}"
+                yield mistakes.parameters_are_unlike(self._name(place), there, here, place[1], place[0])
 
     def _name(self, place: End) -> str:
         return self._names[place[0]][place[1]]
 
     @torch.no_grad()
     def copy(self) -> None:
-        """Gives the user's model the weights of the stages, and their buffers where it has them.
+        """Copies the weights of the stages to the user's model, and buffers if it has them.
 
-        Parameters that are tied get the value of the first of them.
+        Tied parameters get the value of the first of them.
         """
         for first, *others in self._tied:
             for place in others:
@@ -198,7 +189,7 @@ class Partners:
                     partner.copy_(buffer)
 
     def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None, torch.Tensor | None]]:
-        """Of each parameter: the user's name, a stage, and its gradient by the stages and by the user's model."""
+        """Yields for each parameter its name, a stage, and its gradients by the stages and by the user's model."""
         summed: dict[str, tuple[int, torch.Tensor | None, torch.Tensor | None]] = {}
         first: dict[int, str] = {}
         for place, theirs in self.pairs.items():
@@ -215,7 +206,7 @@ def _agreement(
     reference: Reference, model: ModelFile, stages: Sequence[torch.nn.Module], whole: torch.nn.Module, pairs: Partners
 ) -> Agreement:
     with UserCode("an update of the stages and of reference(), side by side", FAILED):
-        batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its own
+        batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its input in place
         losses = [
             [_pass(reference, modules, batch, number) for modules, batch in zip((stages, [whole]), pair, strict=True)]
             for number, pair in enumerate(zip(*batches, strict=True))
@@ -228,22 +219,16 @@ def _agreement(
     off = share_of(abs(mine - theirs), scale)
     worst, parameter = _furthest([*pairs.gradients()])
     if not off <= bound:
-        raise CheckFailed(
-            f"check: FAILED\n  reference(): the loss of an update is {theirs:.9g} and that of the stages {mine:.9g}: a "
-            "stage lacks something that has no parameters, or does it in another order"
-        )
+        raise mistakes.losses_differ(theirs, mine)
     if not worst <= bound:
-        raise CheckFailed(
-            f"check: FAILED\n  reference(): gradients differ by {worst:.2e} of the largest of their stage, most "
-            f"those of {parameter}; {bound:.0e} is allowed"
-        )
+        raise mistakes.gradients_differ(worst, parameter, bound)
     return Agreement(len({id(p) for p in pairs.pairs.values()}), off, worst, bound)
 
 
 def _pass(reference: Reference, modules: Sequence[torch.nn.Module], batch: Any, number: int) -> float:
-    """The part of a micro-batch in the loss of the update, auxiliary losses included; adds its gradients.
+    """Returns a micro-batch's part of the loss of the update, auxiliary losses included, and adds its gradients.
 
-    A sum is divided by the number of micro-batches as a mean is, on either side: what it counts is the same for both.
+    A loss that is a sum is divided by the number of micro-batches, like a mean: both sides count the same items.
     """
     total, _, auxiliary = reference.loss(modules, batch, 0, *divmod(number, reference.passes))
     summed = sum((value.reshape(()) for _, value in auxiliary), total.reshape(()))
@@ -254,7 +239,7 @@ def _pass(reference: Reference, modules: Sequence[torch.nn.Module], batch: Any, 
 
 
 def _furthest(gradients: Sequence[tuple[str, int, torch.Tensor | None, torch.Tensor | None]]) -> tuple[float, str]:
-    """The largest difference, relative to the largest gradient of its stage, and the parameter that has it."""
+    """Returns the largest difference relative to the largest gradient of its stage, and the name of the parameter."""
     largest: dict[int, float] = {}
     for _, stage, _, theirs in gradients:
         largest[stage] = max(largest.get(stage, 0.0), size([theirs]))

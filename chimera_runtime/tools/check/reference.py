@@ -1,8 +1,8 @@
-"""The check: the same updates in one process, written apart from everything it checks.
+"""Reference of the check: the same updates in one process, without any code that the check tests.
 
-The reference builds the whole model, runs the micro-batches one after another through ordinary autograd and never looks
-at the schedule: all that it knows is which version of the weights a micro-batch reads. It shares with the ranks only
-what the docs define (`reference_data`): which item goes where (docs/howto/data.md), and the seeds (runtime.md).
+The reference builds the whole model, runs the micro-batches one after another through ordinary autograd, and never
+looks at the schedule; it only knows the version of the weights that a micro-batch reads. It shares with the ranks only
+what the docs define (`reference_data`): the places of items (docs/howto/data.md), and the seeds (runtime.md).
 """
 
 import inspect
@@ -16,17 +16,17 @@ import torch
 from chimera_runtime.tools.check.reference_data import mini_batches, seed_all, seed_devices, seed_of
 
 Gradients = Sequence[torch.Tensor | None]
-"""Of a weight group: one for each parameter that requires one, or none where none came."""
+"""Gradients of the trained parameters of a weight group; None for a parameter without one."""
 
 Ties = Mapping[tuple[int, ...], Sequence[Sequence[tuple[int, str]]]]
-"""By the stages that share them, parameters: of each, its stages and its names there; the first gives its value.
+"""Shared parameters by the stages that share them: each is a list of stages and names; the first gives its value.
 
-A stage by itself is one whose layers share them.
+If the key is a single stage, layers of that stage share them.
 """
 
 
 def _nothing() -> AbstractContextManager[Sequence[Any]]:
-    """A context in which no auxiliary losses are heard."""
+    """Context that collects no auxiliary losses."""
     return nullcontext(())
 
 
@@ -38,9 +38,9 @@ def _unnamed(_modules: Sequence[torch.nn.Module]) -> None:
 class Reference:
     """One process that trains the whole model: B*N*W items per update.
 
-    Where micro-batches are cut into parts, it runs the parts one after another: each has dropout and batch statistics
-    of its own, and its loss the weight of a part. ``listening`` is a context that has the auxiliary losses of the
-    forwards inside, by name; ``label`` lets the parameters of a stage carry their names in the model.
+    If micro-batches are cut into parts, it runs the parts one after another, each with its own dropout and batch
+    statistics, and with the weight of a part in the loss. ``listening`` makes a context that collects the auxiliary
+    losses of the forwards inside, by name; ``label`` gives the parameters of stages their names in the model.
     """
 
     model: Any
@@ -56,35 +56,35 @@ class Reference:
     label: Callable[[Sequence[torch.nn.Module]], None] = _unnamed
 
     def begin(self, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> "Training":
-        """Training from the initial weights, where each stage reads the versions that ``reads`` says.
+        """Begins a training from the initial weights, in which each stage reads the versions that ``reads`` gives.
 
-        Micro-batch m, counted over all updates, runs on a version of each stage's weights: of the runs (offset, count),
-        one of each micro-batch of a period, the offset to the updates in the periods before.
+        ``reads`` has for each stage runs (offset, count), together one offset per micro-batch of a period. The number
+        of the version that a micro-batch reads is the number of updates in earlier periods plus its offset.
         """
         return Training(self, period, reads)
 
     @property
     def passes(self) -> int:
-        """How many forwards of each stage an update of a copy has."""
+        """Number of forwards of each stage in an update of a copy."""
         return self.micro_batches * self.parts
 
     def loss(
         self, built: Sequence[torch.nn.Module], batch: Any, update: int, copy: int, micro: int
     ) -> tuple[torch.Tensor, float, list[tuple[str, torch.Tensor]]]:
-        """Of a micro-batch, a sum and what it counts: a mean counts 1; and its auxiliary losses."""
+        """Returns the loss of a micro-batch as a sum and its count (1 for a mean), and the auxiliary losses."""
         value, target, named = batch
         auxiliary: list[tuple[str, torch.Tensor]] = []
         for s, module in enumerate(built):
             seed_all(seed_of("forward", self.seed, update, copy, micro, s))
-            with self.listening() as heard:
+            with self.listening() as collected:
                 value = module(value, **{name: named[name] for name in named if _takes(module, name)})
-            auxiliary += heard
+            auxiliary += collected
         loss = self.model.loss(value, target)
         total, count = loss if isinstance(loss, (tuple, list)) else (loss, 1)
         return total, float(count), auxiliary
 
     def build(self, stage: int) -> torch.nn.Module:
-        """A stage with its initial weights."""
+        """Builds a stage with its initial weights."""
         layers = self.model.layers
         if layers is None:
             module = self._made(stage, lambda: self.model.build_stage(stage, self.stages))
@@ -94,12 +94,12 @@ class Reference:
         return module.to(self.device).train()
 
     def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-        """A stage or a layer, by its number."""
+        """Makes a stage or a layer, with random numbers that follow from its number."""
         torch.manual_seed(seed_of("weights", self.seed, number))
         return make()
 
     def batches(self) -> Iterator[list[list[Any]]]:
-        """What each update trains on, see `reference_data`."""
+        """Yields the data of each update, see `reference_data`."""
         return mini_batches(
             self.model,
             (self.micro_batch_size, self.micro_batches * self.copies, self.parts),
@@ -109,7 +109,7 @@ class Reference:
 
 
 class _InTurn(torch.nn.ModuleDict):
-    """Layers, each of which is called on what the one before returned."""
+    """Layers in sequence: each is called with the output of the layer before."""
 
     def forward(self, value: Any, **named: Any) -> Any:
         for layer in self.values():
@@ -118,7 +118,7 @@ class _InTurn(torch.nn.ModuleDict):
 
 
 def _takes(module: torch.nn.Module, name: str) -> bool:
-    """Whether a stage can be called with an argument of a name, beside the first one."""
+    """Whether a stage takes an argument of a name, in addition to its input."""
     try:
         inspect.signature(module.forward).bind_partial(None, **{name: None})
     except TypeError:
@@ -127,15 +127,15 @@ def _takes(module: torch.nn.Module, name: str) -> bool:
 
 
 def _spread(runs: Sequence[tuple[int, int]]) -> list[int]:
-    """Runs of (offset, count) as one offset per micro-batch of a period."""
+    """Converts runs of (offset, count) to one offset per micro-batch of a period."""
     return [offset for offset, count in runs for _ in range(count)]
 
 
 class Training:
-    """A reference that trains: for every update its `gradients`, then a `step` with gradients that are given to it.
+    """Training of the reference: for every update `gradients`, then a `step` with the gradients of the ranks.
 
-    A step takes what the ranks computed, once that has been compared. So the next update begins on the weights of the
-    ranks, and a rounding error is not magnified by an optimizer that divides by what may be as small.
+    A step uses the gradients of the ranks, which have been compared with those of the reference. So the next update
+    begins on the weights of the ranks, and no optimizer magnifies a rounding error by a division.
     """
 
     def __init__(self, reference: Reference, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> None:
@@ -151,7 +151,7 @@ class Training:
         offsets = list(map(_spread, reads))
         self._ties = {stages: shared for stages, shared in reference.ties.items() if len(stages) > 1}
         self.groups = [*((stage,) for stage in range(reference.stages)), *self._ties]
-        """The weight groups: each stage by itself, then the ties; in their order are histories and gradients."""
+        """Weight groups: each stage, then the ties. Histories and gradients have the same order."""
         self.histories = [
             History(self._trained(group), reference.model.optimizer, offsets[group[0]]) for group in self.groups
         ]
@@ -163,7 +163,7 @@ class Training:
             self.dtypes.add(reference.model.autocast)
 
     def _trained(self, group: tuple[int, ...]) -> dict[str, torch.nn.Parameter]:
-        """The parameters of a group that require gradients: those of a stage without what it shares, or of a tie."""
+        """Returns the trained parameters of a group: those of a stage that it does not share, or those of a tie."""
         ties = self._ties
         shared = {
             f"{name} of stage {stage}": dict(self.modules[stage].named_parameters(remove_duplicate=False))[name]
@@ -177,11 +177,11 @@ class Training:
         return {name: p for name, p in named if p.requires_grad and id(p) not in apart}
 
     def gradients(self) -> list[Gradients]:
-        """Of the next update, by weight group; its loss is then the last of ``losses``.
+        """Computes the gradients of the next update, by weight group, and appends its loss to ``losses``.
 
-        ``loss_sizes`` has the mean absolute loss of its micro-batches, ``auxiliary`` both of each auxiliary loss.
-        Gradients are those of the sum of all sums, divided by all that counts; where nothing counts they are 0, and the
-        loss is not a number.
+        Also appends the mean absolute loss of its micro-batches to ``loss_sizes``, and both numbers of each auxiliary
+        loss to ``auxiliary``. Gradients are those of the sum of all losses, divided by the sum of all counts; if that
+        is 0, gradients are 0 and the loss is not a number.
         """
         reference = self._reference
         batches = next(self._batches)
@@ -203,7 +203,7 @@ class Training:
         return [history.take_gradients(factor) for history in self.histories]
 
     def _pass(self, batch: Sequence[Any], copy: int, micro: int) -> tuple[float, float, dict[str, float]]:
-        """Adds the gradients of a micro-batch, each divided by the number of them; returns its sums and its count."""
+        """Adds a micro-batch's gradients, divided by the number of micro-batches; returns its loss sums and count."""
         for history in self.histories:
             history.show(self._update * self._reference.passes + micro, self._updates_of_a_period)
         loss, count, auxiliary = self._reference.loss(self.modules, batch, self._update, copy, micro)
@@ -217,14 +217,14 @@ class Training:
         return float(loss.item()), count, sums
 
     def step(self, gradients: Sequence[Gradients]) -> None:
-        """Makes the next version of all weights."""
+        """Steps all weight groups: each gets its next version."""
         for group, history, mine in zip(self.groups, self.histories, gradients, strict=True):
             history.step(mine, seed_of("step", self._reference.seed, self._update, *group))
         self._update += 1
 
 
 def _tie(modules: Sequence[torch.nn.Module], ends: Sequence[tuple[int, str]]) -> None:
-    """Puts a parameter of one stage in the place of others, wherever these are."""
+    """Replaces parameters of stages by that of the first end of a tie."""
     (stage, name), *others = ends
     first = dict(modules[stage].named_parameters(remove_duplicate=False))[name]
     for other, other_name in others:
@@ -236,9 +236,9 @@ def _tie(modules: Sequence[torch.nn.Module], ends: Sequence[tuple[int, str]]) ->
 
 
 class History:
-    """The weights of a group after every update, as far back as micro-batches to come read them.
+    """Versions of the weights of a group, one after every update, as long as later micro-batches read them.
 
-    ``largest_step`` is by how much a step has changed a weight at most.
+    ``largest_step`` is the largest change of a weight by a step.
     """
 
     def __init__(
@@ -254,16 +254,16 @@ class History:
 
     @property
     def newest(self) -> list[torch.Tensor]:
-        """The weights after the last update."""
+        """Weights after the last update."""
         return self._versions[-1]
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the optimizer is another one than `torch.optim.SGD`."""
+        """Whether the optimizer is not `torch.optim.SGD`."""
         return not isinstance(self._optimizer, torch.optim.SGD | None)
 
     def show(self, micro: int, updates: int) -> None:
-        """Gives the parameters the weights that a micro-batch reads, where a period has so many updates."""
+        """Points the parameters to the version that a micro-batch reads; a period has ``updates`` updates."""
         period, place = divmod(micro, len(self._offsets))
         self._point_to(self._versions[max(0, period * updates + self._offsets[place]) - self._forgotten])
         while period * updates + min(self._offsets) > self._forgotten:
@@ -271,14 +271,14 @@ class History:
             self._forgotten += 1
 
     def take_gradients(self, factor: float = 1.0) -> Gradients:
-        """What the backwards since the last call have added up, times a factor."""
+        """Returns the gradients that backwards have added since the last call, times a factor, and removes them."""
         gradients = [None if p.grad is None else _dense(p.grad) * factor for p in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
         return gradients
 
     def step(self, gradients: Gradients, seed: int) -> None:
-        """Makes the next version of the newest one."""
+        """Steps the optimizer from the newest version to the next one."""
         before = self.newest
         self._versions.append([tensor.clone() for tensor in before])
         self._point_to(self.newest)
@@ -301,12 +301,12 @@ def _dense(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def distance(computed: Gradients, wanted: Gradients) -> float:
-    """The largest difference of two lists of tensors; infinite where one has a tensor and the other has none."""
+    """Largest difference of two lists of tensors; infinite if one has a tensor and the other has None."""
     return max(differences(computed, wanted), default=0.0)
 
 
 def differences(computed: Gradients, wanted: Gradients, roundings: int = 0) -> Iterator[float]:
-    """Of each tensor, the largest difference beyond what so many roundings of each number explain."""
+    """Yields the largest difference of each tensor, less the error of ``roundings`` roundings of each number."""
     for mine, theirs in zip(computed, wanted, strict=True):
         if mine is None or theirs is None:
             yield 0.0 if mine is theirs else float("inf")
@@ -324,5 +324,5 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 
 def size(gradients: Gradients) -> float:
-    """The largest absolute value among gradients."""
+    """Largest absolute value in a list of gradients."""
     return max((float(_wide(g).abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)

@@ -1,4 +1,4 @@
-"""The data of the reference: which item goes where, and what it draws, written apart from how the ranks load them."""
+"""Data of the reference: the place of each item and its random numbers, without the code that ranks load data by."""
 
 import hashlib
 import itertools
@@ -13,15 +13,15 @@ from torch.utils.data import IterableDataset, default_collate
 
 
 def seed_of(*parts: object) -> int:
-    """The first 8 bytes of BLAKE2b of the parts joined by slashes, as a 63-bit number."""
+    """First 8 bytes of BLAKE2b of the parts, joined by slashes, as a 63-bit number."""
     digest = hashlib.blake2b("/".join(str(p) for p in parts).encode(), digest_size=8).hexdigest()
     return int(digest, 16) // 2
 
 
 def mini_batches(model: Any, sizes: tuple[int, int, int], seed: int, device: torch.device) -> Iterator[list[list[Any]]]:
-    """For each update the inputs, targets and keyword arguments of each part of each micro-batch of each copy.
+    """Yields for each update the inputs, targets and keyword arguments of every part of all micro-batches.
 
-    ``sizes`` are the items of a micro-batch, the micro-batches of all copies, and the parts of each.
+    ``sizes`` are the items of a micro-batch, the micro-batches of all copies, and the parts of a micro-batch.
     """
     size, count, parts = sizes
     dataset = model.dataset()
@@ -41,7 +41,7 @@ def mini_batches(model: Any, sizes: tuple[int, int, int], seed: int, device: tor
 
 
 def _items(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
-    """The items of an epoch in order, each loaded after its own seed."""
+    """Yields the items of an epoch in order; each is loaded after a seed of its own."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         seed_all(seed_of("item", seed, epoch, "begin"))
         getattr(dataset, "set_epoch", _nothing)(epoch)
@@ -67,7 +67,7 @@ def _items(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
 
 
 def _collated(model: Any, items: list[Any]) -> list[Any]:
-    """The inputs, targets and keyword arguments of a micro-batch."""
+    """Returns the inputs, targets and keyword arguments of a micro-batch."""
     if model.collate is not None:
         return [*model.collate(items), {}][:3]
     triples = [(*item, {})[:3] for item in items]
@@ -75,18 +75,18 @@ def _collated(model: Any, items: list[Any]) -> list[Any]:
 
 
 def _nothing(_epoch: int) -> None:
-    """What a dataset or a sampler does that does not ask for its epoch."""
+    """Stands in for the ``set_epoch`` of a dataset or a sampler without one."""
 
 
 def seed_devices(seed: int) -> None:
-    """As torch.manual_seed, which formats a stack of calls for every kind of device that is not in use."""
+    """Seeds torch without the work of torch.manual_seed, which formats the stack for each kind of unused device."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
 
 
 def seed_all(seed: int) -> None:
-    """Seeds what an item may draw from: the generators of torch, Python, and NumPy if it is in use."""
+    """Seeds the generators that an item may draw from: torch's, Python's, and NumPy's if it is in use."""
     seed_devices(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
@@ -94,7 +94,7 @@ def seed_all(seed: int) -> None:
 
 
 def _part(value: Any, number: int, rows: int, device: torch.device) -> Any:
-    """So many rows of each tensor of a batch that has any, on the device."""
+    """Returns part ``number`` of a batch, ``rows`` rows of each tensor that has rows, on the device."""
 
     def part(tensor: torch.Tensor) -> torch.Tensor:
         return (tensor[number * rows : (number + 1) * rows] if tensor.dim() else tensor).to(device)

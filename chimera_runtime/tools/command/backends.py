@@ -7,7 +7,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import MISUSED, Misuse
+from chimera_runtime.errors import MISUSED
+from chimera_runtime.errors import tools_command as mistakes
 
 
 def register(backend: str, module: Path) -> None:
@@ -22,21 +23,18 @@ def register(backend: str, module: Path) -> None:
     """
     file = module.resolve()
     if not file.is_file():
-        raise Misuse(f"--backend-module {module}: there is no such file")
+        raise mistakes.backend_module_is_missing(module)
     spec = importlib.util.spec_from_file_location("chimera_backend", file)
     if spec is None or spec.loader is None:
-        raise Misuse(f"--backend-module {module}: not a Python file (its name must end in .py)")
+        raise mistakes.backend_module_is_not_python(module)
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
     with UserCode("importing the backend module", MISUSED):
         spec.loader.exec_module(loaded)
-    if not known(backend):
-        raise Misuse(
-            f"--backend {backend}: {module} registers no backend of that name; it has to call "
-            f"torch.distributed.Backend.register_backend({backend!r}, ..)"
-        )
+    if not is_registered(backend):
+        raise mistakes.backend_is_not_registered(backend, module)
 
 
-def known(backend: str) -> bool:
-    """Whether torch.distributed has such a backend."""
+def is_registered(backend: str) -> bool:
+    """Whether torch.distributed has a backend of this name."""
     return backend.lower() in dist.Backend.backend_list

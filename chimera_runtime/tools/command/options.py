@@ -1,4 +1,4 @@
-"""The command line of train.py. It is read without torch: `chimera run` does so before it starts torchrun."""
+"""Command line of train.py. The module is imported without torch: `chimera run` parses before it starts torchrun."""
 
 import argparse
 import math
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import tools_command as mistakes
 from chimera_runtime.ranks.communicators import CHOICES
 from chimera_runtime.tools.open.stdio import write_line
 from chimera_runtime.values.byte_text import UNITS
@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
         write_line(self.format_help().rstrip())
 
     def error(self, message: str) -> NoReturn:
-        raise Misuse(f"{message} (see --help)")
+        raise mistakes.cannot_be_parsed(message)
 
 
 def _seconds(text: str) -> float:
@@ -32,7 +32,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds, {_LONGEST} at most")
+        raise argparse.ArgumentTypeError(mistakes.is_not_seconds(text, _LONGEST))
     return value
 
 
@@ -42,14 +42,14 @@ def _norm(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+        raise argparse.ArgumentTypeError(mistakes.is_not_a_positive_number(text))
     return value
 
 
 def _path(text: str) -> Path:
-    """A path that is not empty; an unset variable leaves an empty one, which would be the current directory."""
+    """Parses a path. An unset variable of the shell leaves an empty one, which would be the current directory."""
     if not text:
-        raise argparse.ArgumentTypeError("an empty path")
+        raise argparse.ArgumentTypeError(mistakes.is_an_empty_path())
     return Path(text)
 
 
@@ -60,19 +60,19 @@ def _peak(text: str) -> float | str:
 
 def _count(text: str) -> int:
     if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+        raise argparse.ArgumentTypeError(mistakes.is_not_a_count(text))
     return int(text)
 
 
 def _number(text: str) -> int:
     if not re.fullmatch(r"\d{1,4}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+        raise argparse.ArgumentTypeError(mistakes.is_not_a_whole_number(text))
     return int(text)
 
 
 def _split(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} does not list the first layer of each stage, as in 0,9,17,25")
+        raise argparse.ArgumentTypeError(mistakes.is_not_a_split(text))
     return tuple(map(int, text.split(",")))
 
 
@@ -80,7 +80,7 @@ def _bytes(text: str) -> int:
     size = re.fullmatch(r"(\d+(?:\.\d+)?) ?(|[KMGT]iB)", text)
     count = float(size[1]) * 2 ** (10 * ("", *UNITS).index(size[2])) if size else 0
     if not 1 <= count < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, as in 16GiB, 1.5TiB or 4096")
+        raise argparse.ArgumentTypeError(mistakes.is_not_bytes(text))
     return int(count)
 
 
@@ -94,17 +94,15 @@ def _durations(text: str) -> dict[str, float]:
     for part in text.split(","):
         kind, _, value = part.partition("=")
         if kind not in KINDS or not value or kind in durations:
-            raise argparse.ArgumentTypeError(f"{text!r} is not of the form F=SECONDS,B=SECONDS")
+            raise argparse.ArgumentTypeError(mistakes.are_not_durations(text))
         durations[kind] = _seconds(value)
     if not durations.keys() >= {"F", "B"} and not durations.keys() >= {"F", "I", "W"}:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"
-        )
+        raise argparse.ArgumentTypeError(mistakes.durations_are_missing(text))
     return durations
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; what follows ``--`` is ``args``, for the model file.
+    """Parses the options of train.py; the words after ``--`` become ``args``, for the model file.
 
     Raises
     ------
@@ -203,25 +201,25 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(mine)
     options.args = theirs
     if options.backend in _BUILT_IN and options.backend_module is not None:
-        parser.error("--backend-module: --backend NAME says which backend the file registers")
+        raise mistakes.backend_has_no_name()
     if options.backend not in _BUILT_IN and options.backend_module is None:
-        parser.error(f"--backend {options.backend}: gloo, nccl, or a backend that --backend-module FILE registers")
+        raise mistakes.backend_is_unknown(options.backend)
     if options.backend == "nccl" and options.device == "cpu":
-        parser.error("--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo")
+        raise mistakes.nccl_is_for_gpus()
     if options.rehearse and (options.clip_norm is not None or options.stop_on_nan):
-        parser.error("--rehearse computes no gradients and no loss: leave --clip-norm and --stop-on-nan out")
+        raise mistakes.rehearsal_has_no_gradients()
     weights = [f"--{name}" for name in ("save", "resume", "load", "export") if getattr(options, name) is not None]
     if options.rehearse and weights:
-        parser.error(f"--rehearse leaves the weights alone: leave {weights[0]} out")
+        raise mistakes.rehearsal_has_no_weights(weights[0])
     computing = ("--eval-every", "--autocast", "--device-peak", "--peak-memory")
     asked = [name for name in computing if getattr(options, name[2:].replace("-", "_"))]
     if options.rehearse and asked:
-        parser.error(f"--rehearse computes nothing: leave {asked[0]} out")
+        raise mistakes.rehearsal_computes_nothing(asked[0])
     if options.save_every is not None and options.save is None:
-        parser.error("--save-every says when: give --save DIR to say where")
+        raise mistakes.save_has_no_directory()
     recording = {"--trace": options.trace, "--torch-profile": options.torch_profile}
     asked = [name for name, directory in recording.items() if directory is not None]
     if asked and options.check_only:
-        parser.error(f"{asked[0]} records the training, of which --check-only does none: give --check instead")
+        raise mistakes.check_only_records_nothing(asked[0])
     options.ranges |= options.torch_profile is not None
     return options

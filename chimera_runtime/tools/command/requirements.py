@@ -1,15 +1,15 @@
-"""What options of train.py require of the program. It is read without torch, as the options are."""
+"""Requirements of the options of train.py on the program. The module is imported without torch, like the options."""
 
 from argparse import Namespace
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import tools_command as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.communicators import chosen
 from chimera_runtime.tools.command.options import KINDS
 
 
 def require_fitting(options: Namespace, job: Job) -> None:
-    """Passes if the program can do what the options ask for, as far as no model file and no rank is needed to know.
+    """Passes if the program can do what the options ask for, without a look at the model file or the other ranks.
 
     Raises
     ------
@@ -17,26 +17,15 @@ def require_fitting(options: Namespace, job: Job) -> None:
         If it cannot.
     """
     if options.clip_norm is not None and job.period:
-        raise Misuse(
-            f"--clip-norm: {job.name} has no flush, and its stages make an update at different times: there is no norm "
-            "of all its gradients; take a scheme with a flush, or clip in the step of the model file's optimizer, "
-            "which sees one stage"
-        )
+        raise mistakes.clipping_needs_a_flush(job.name)
     if options.shard_optimizer and job.period:
-        raise Misuse(
-            f"--shard-optimizer: {job.name} has no flush, and its stages step inside the schedule, which leaves no "
-            "place to gather their weights; take a scheme with a flush, or leave the option out"
-        )
+        raise mistakes.sharding_needs_a_flush(job.name)
     size = options.micro_batch_size
     if size % job.parts:
-        raise Misuse(
-            f"--micro-batch-size {size}: {job.name} cuts every micro-batch into {job.parts} halves; choose an even "
-            "size, as in --micro-batch-size 2"
-        )
+        raise mistakes.micro_batch_is_not_divisible(size, job.name, job.parts)
     seconds = options.rehearse
     if seconds is not None and (lacking := [kind for kind in job.kinds if kind not in seconds]):
-        known = dict.fromkeys(KINDS, 0.005) | seconds
-        known["pair"] = seconds.get("pair", known["F"] + known["B"])
-        example = ",".join(f"{kind}={known[kind]:g}" for kind in job.kinds)
-        raise Misuse(f"--rehearse lacks {' and '.join(lacking)}: {job.name} has such operations; give {example}")
+        durations = dict.fromkeys(KINDS, 0.005) | seconds
+        durations["pair"] = seconds.get("pair", durations["F"] + durations["B"])
+        raise mistakes.rehearsal_lacks_durations(lacking, job.name, {kind: durations[kind] for kind in job.kinds})
     chosen(job, options.backend, options.communicators)

@@ -1,6 +1,6 @@
-"""``--bundle FILE``: what a bug report needs, in a zip file that is written when a run fails.
+"""``--bundle FILE``: a zip file for a bug report, written when a run fails.
 
-Every rank adds what it knows; the first one of each machine adds the program and the versions.
+Every rank adds its messages and the places of its threads; the first rank also adds the program and the versions.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from types import FrameType
 
 import torch
 
-from chimera_runtime.errors import Misuse, Unwritable
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.tools.open.stdio import last_lines, write_error
 
 _PROGRAM = ("schedule.sir", "program.json", "report.json")
@@ -37,12 +37,12 @@ _NAMES = {
 
 
 class BugReport:
-    """The part of this rank in the file.
+    """Writes this rank's part of the file.
 
     Raises
     ------
     Misuse
-        If there is a file of that name that is none of these.
+        If there is another file of that name, which ``--bundle`` has not written.
     Unwritable
         If the file cannot be written.
     """
@@ -66,13 +66,12 @@ class BugReport:
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 _clear(self._path)
         except OSError as error:
-            raise Unwritable(f"--bundle {options.bundle}: {error.strerror}") from error
+            raise mistakes.file_cannot_be_written("--bundle", options.bundle, error.strerror) from error
 
     def add(self, message: str) -> None:
-        """Adds what this rank says at its end, its last lines before, and where its threads are.
+        """Adds the last message of this rank, the lines before it, and the places of its threads.
 
-        It may take as long as other ranks of the machine do the same: to be called in a thread. That it cannot be done
-        is told and stops nothing.
+        Call it in a thread: it waits for other ranks of the machine that write. A failure is printed and stops nothing.
         """
         try:
             self._add(message)
@@ -104,7 +103,7 @@ class BugReport:
 
 
 def _stack(frame: FrameType) -> str:
-    """Where a thread is, which runs on meanwhile and may change what is read, such as the cache of source lines."""
+    """Returns the stack of a thread. The thread runs on, and may change what is read here, so this can fail."""
     try:
         return "".join(traceback.format_stack(frame)).rstrip()
     except Exception as error:
@@ -112,9 +111,9 @@ def _stack(frame: FrameType) -> str:
 
 
 def _clear(path: Path) -> None:
-    """Makes room for a new bundle; what lies there may be one of an earlier run."""
+    """Removes the file of an earlier run, and checks that a new one can be written."""
     if path.exists() and not _is_bundle(path):
-        raise Misuse(f"--bundle {path}: exists and was not written by --bundle; choose another name or remove it")
+        raise mistakes.bundle_is_a_file_of_yours(path)
     path.touch()
     path.unlink()
 
@@ -127,7 +126,7 @@ def _is_bundle(path: Path) -> bool:
 
 
 def _without_values_for_the_model(words: list[str]) -> list[str]:
-    """The command line without what follows ``--``: that is the model file's, and may be anything."""
+    """Returns the command line without the words after ``--``: they are the model file's, and may be secret."""
     if "--" not in words:
         return words
     end = words.index("--")
@@ -143,7 +142,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _device(options: Namespace) -> str:
-    """The GPU of this rank or, where none is used, the processor."""
+    """Describes the GPU of this rank or, if none is used, the processor."""
     count = torch.cuda.device_count()
     if count and (options.device == "cuda" or (options.device is None and options.backend != "gloo")):
         local = int(os.environ.get("LOCAL_RANK", "0")) % count

@@ -1,4 +1,4 @@
-"""The file in which a rank tells torchrun why it ended; torchrun shows it in its summary."""
+"""File in which a rank writes for torchrun why it ended; torchrun shows the text in its summary."""
 
 import json
 import math
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def claim_to_speak() -> bool:
-    """Whether this rank is the first of its torchrun that asks, by a file beside the directories of the ranks.
+    """Whether this rank is the first of its torchrun that calls this; that rank prints the message.
 
-    The file stays. Where there are no such directories, or it cannot be made, the first is the rank with the number 0.
+    It makes a file next to the directories of the ranks, and leaves it there. If it cannot, local rank 0 is the first.
     """
     rank = os.environ.get("LOCAL_RANK", "0")
     place = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
@@ -29,8 +29,8 @@ def claim_to_speak() -> bool:
 def record(message: str, is_cause: bool) -> None:
     """Writes a message as ``torch.distributed.elastic.multiprocessing.errors.record`` writes an exception.
 
-    torchrun calls the oldest failure the cause, by the second. So the time of what is no cause, but follows from a
-    failure elsewhere, is rounded up. A file that cannot be written is no reason to end otherwise.
+    torchrun calls the oldest failure the cause, and its times are whole seconds. So the time of a failure that follows
+    from another one (not ``is_cause``) is rounded up. If the file cannot be written, the rank ends as it would.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:

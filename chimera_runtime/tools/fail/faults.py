@@ -1,6 +1,6 @@
-"""One message when something fails, whoever notices first, and a non-zero end of every rank.
+"""One message for a failure, whichever rank notices it first, and a non-zero status of every rank.
 
-The ranks agree through torchrun's store on who speaks. The store outlives any rank.
+The ranks agree through torchrun's store on the rank that prints. The store outlives any rank.
 """
 
 import json
@@ -39,7 +39,7 @@ Answer = TypeVar("Answer")
 
 
 class _NoStoreError(Exception):
-    """torchrun's store does not answer, or has ended; the text says which."""
+    """Error if torchrun's store does not answer, or has ended; the text says which."""
 
 
 class Faults:
@@ -48,12 +48,12 @@ class Faults:
     Attributes
     ----------
     at_end
-        Called before the end, with the message.
+        Functions that are called with the message before the process ends.
     hint
-        What is said below the message, on a line of its own.
+        Line that is printed below the message.
     at_sigterm
-        Called in place of the end when a SIGINT, SIGTERM or SIGHUP comes from outside and all ranks are well: at the
-        first one, with its name. A job may get several, one from outside and one that torchrun passes on.
+        Function that is called, with the name of the signal, instead of ending the process when the first SIGINT,
+        SIGTERM or SIGHUP comes from outside and all ranks are well. Later ones, which torchrun passes on, are ignored.
     """
 
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
@@ -67,11 +67,11 @@ class Faults:
         self.hint: str | None = None
 
     def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
-        """Says the message, unless another rank has spoken, and ends the process; torchrun gets it as well.
+        """Prints the message, unless another rank has printed one, gives it to torchrun, and ends the process.
 
-        Meanwhile what is in ``at_end`` is called with the message, to save what there is. Neither the store nor a file
-        system that does not answer holds the process up. A message that ``is_cause`` is about this rank itself, and not
-        about what it saw of another one.
+        Meanwhile the functions of ``at_end`` save what they can. All run in threads with a time limit, as the store or
+        a file system may not answer. ``is_cause`` says that the message is about this rank itself, and not about
+        another rank that it waited for.
         """
         speaking = threading.Thread(target=self._speak, args=(message, is_cause), daemon=True)
         self._save_and_leave(message, status, [speaking])
@@ -87,14 +87,14 @@ class Faults:
         leave(status)
 
     def _speak(self, message: str, is_cause: bool) -> None:
-        """Says the message or waits until another rank has said its own; in a thread, since the store may be busy."""
+        """Prints the message, or waits until another rank has printed one; in a thread, as the store may be busy."""
         try:
             is_first = _ask(lambda: self._store.add(_SPEAKERS, 1) == 1)
         except _NoStoreError:
             self._speak_alone(message, is_cause)
             return
         if is_first:
-            claim_to_speak()  # else the others of this torchrun would, once the store has ended
+            claim_to_speak()  # otherwise other ranks of this torchrun would print, once the store has ended
             self._tell(message)
             record(message, is_cause)
         with suppress(RuntimeError, ValueError):
@@ -106,7 +106,7 @@ class Faults:
             record(f"rank {self._rank} ended after another one had failed: {cause}", is_cause=False)
 
     def _speak_alone(self, message: str, is_cause: bool) -> None:
-        """Where no store tells who speaks, one rank of each torchrun does, and each that has failed itself."""
+        """Prints without a store to agree on one rank: the first of each torchrun prints, and every cause."""
         record(message, is_cause)
         if is_cause or claim_to_speak():
             self._tell(message)
@@ -115,13 +115,13 @@ class Faults:
         write_error(message if self.hint is None else f"{message}\n{self.hint}")
 
     def lose(self, message: str, peers: Sequence[int] = ()) -> NoReturn:
-        """Ends this rank, which could not go on without others, with the message of whoever failed first.
+        """Ends this rank, which has lost its peers, with the message of the rank that failed first.
 
-        That is torchrun, if it has died. Else: a rank that gives up closes its connections, and its neighbours fail in
-        turn; and where one rank is stuck, all others time out together. So every rank says in the store whom it waited
-        for, gives the others a moment to do the same, and follows the waits to the last rank that said anything. Who
-        waited for many ranks, in a sum, and cannot tell which of them it was, follows the wait of the first rank that
-        waited for one alone. What this one saw is kept for a bug report.
+        Finding that rank: a rank that fails closes its connections, and its neighbours fail in turn; if a rank is
+        stuck, all others time out together. So every rank writes into the store which peers it waited for, gives the
+        others a moment to do the same, and follows the waits to the last rank that wrote anything. A rank that waited
+        for many, in a sum, cannot know which of them failed; it follows the wait of the first rank that waited for a
+        single one. If torchrun has died, that is the cause. This rank's own message is kept for a bug report.
         """
         last_lines.append(message)
         try:
@@ -136,17 +136,17 @@ class Faults:
         self.end(f"{self._program}: {cause}", FAILED, is_cause=False)
 
     def lost(self, error: PeerLost) -> NoReturn:
-        """Ends this rank, which has lost others."""
+        """Ends this rank like `lose`, for an error that names the peers."""
         self.lose(str(error), error.peers)
 
     def _leave_word(self, message: str, peers: Sequence[int]) -> None:
-        """Says in the store whom this rank waited for."""
+        """Writes into the store which ranks this one waited for."""
         self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
         if len(peers) == 1:
             self._store.compare_set(_FIRST, "", str(self._rank))
 
     def _cause(self) -> str:
-        """The message of the rank that the waits lead to, from this rank or from the first that waited for one."""
+        """Returns the message at the end of the waits that begin at this rank, or at the first with a single peer."""
         message, is_silent = self._followed(self._rank)
         if not is_silent and self._store.check([_FIRST]):
             other, is_silent = self._followed(int(self._store.get(_FIRST)))
@@ -154,7 +154,7 @@ class Faults:
         return message
 
     def fail(self, error: Exception) -> NoReturn:
-        """Ends this rank for an error of torch's: one of the store is what is seen of the death of torchrun."""
+        """Ends this rank for an error of torch; an error of the store means that torchrun may have died."""
         headline = f"rank {self._rank}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         message = "\n".join([headline, *getattr(error, "__notes__", ())])
         if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
@@ -165,50 +165,50 @@ class Faults:
         self.end_alone("torchrun has died, and its ranks end", TERMINATED)
 
     def end_alone(self, message: str, status: int) -> NoReturn:
-        """As `end`, where there is no store to ask, with a message about what this rank saw."""
+        """Ends this rank like `end`, but without the store: with its own message about the peers that it waited for."""
         message = f"{self._program}: {message}"
         speaking = threading.Thread(target=self._speak_alone, args=(message, False), daemon=True)
         self._save_and_leave(message, status, [speaking])
 
     def _followed(self, rank: int) -> tuple[str, bool]:
-        """The last message along the waits from a rank, and whether the rank that it is about has said nothing."""
-        message, seen = "", set[int]()
+        """Returns the last message along the waits from a rank, and whether the next rank has written none."""
+        message, visited = "", set[int]()
         while self._store.check([f"{_LOST}/{rank}"]):
-            seen.add(rank)
+            visited.add(rank)
             message, peers = json.loads(self._store.get(f"{_LOST}/{rank}"))
-            if len(peers) != 1 or peers[0] in seen:
+            if len(peers) != 1 or peers[0] in visited:
                 return message, False
             (rank,) = peers
         return message, True
 
     def watch_signals(self, size: int) -> None:
-        """From now on SIGINT, SIGTERM and SIGHUP end one of ``size`` ranks promptly, or call ``at_sigterm``.
+        """Starts a thread that ends this rank, one of ``size``, at a SIGINT, SIGTERM or SIGHUP; or see ``at_sigterm``.
 
-        A thread listens, so that a signal is heard also while the main thread waits for a message. A SIGHUP that is
-        ignored, as under ``nohup``, stays so.
+        In a thread, because the main thread may be waiting for a message. A SIGHUP that is ignored, as under ``nohup``,
+        stays ignored.
         """
-        heard, woken = socket.socketpair()
+        signals, woken = socket.socketpair()
         woken.setblocking(False)
         is_hung_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
         for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if is_hung_up else [])):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-        self._sockets = (heard, woken)
+        self._sockets = (signals, woken)
         self._store.set(f"faults/process/{self._rank}", json.dumps([_machine(), os.getpid()]))
-        threading.Thread(target=self._listen, args=(heard, size), daemon=True, name="signals").start()
+        threading.Thread(target=self._listen, args=(signals, size), daemon=True, name="signals").start()
 
-    def _listen(self, heard: socket.socket, size: int) -> None:
+    def _listen(self, signals: socket.socket, size: int) -> None:
         while True:
-            number = heard.recv(1)[0]
+            number = signals.recv(1)[0]
             if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._end_if_interrupted(number)
                 self._terminated(size, signal.Signals(number).name)
 
     def _end_if_interrupted(self, number: int) -> None:
-        """Ends at once for a Ctrl-C where none saves, and for the second one.
+        """Ends this rank at once for a Ctrl-C if it does not save, and for the second Ctrl-C in any case.
 
-        At the second one torchrun sends its ranks a SIGTERM. A signal soon after a SIGINT may be the same Ctrl-C: the
-        terminal's own and the one that torchrun passes on.
+        At the second one torchrun sends a SIGTERM. A signal soon after a SIGINT may belong to the same Ctrl-C: the
+        terminal sends one, and torchrun passes one on.
         """
         now = time.monotonic()
         is_again = self._interrupted is not None and now - self._interrupted > _SAME_CTRL_C
@@ -218,7 +218,8 @@ class Faults:
             self._interrupted = now
 
     def _terminated(self, size: int, name: str) -> None:
-        """A signal came: because torchrun is gone, because it ends all ranks after one has died, or from outside."""
+        """Ends this rank after a signal, with a message about its cause, or calls ``at_sigterm``."""
+        # torchrun sends a signal to all ranks when one has died; somebody outside may have sent it, too.
         try:
             has_spoken, dead = _ask(lambda: (self._store.check([_SPEAKERS]), self._dead(size)))
         except _NoStoreError as error:
@@ -248,7 +249,7 @@ class Faults:
             self.end(f"{self._program}: rank {self._rank}: {name}: {str(error).partition(chr(10))[0]}", TERMINATED)
 
     def _dead(self, size: int) -> list[int]:
-        """The ranks of this machine whose process is no more."""
+        """Ranks of this machine whose process has ended."""
         dead = []
         for rank in range(size):
             key = f"faults/process/{rank}"
@@ -258,7 +259,7 @@ class Faults:
         return dead
 
     def _let_others_speak(self) -> None:
-        """Gives whoever waits for the rank that died, this one included, the time to notice and to name it."""
+        """Gives the ranks that wait for the dead one, this rank included, time to notice and to name it."""
         deadline = time.monotonic() + _GRACE
         with suppress(RuntimeError, ValueError):
             while time.monotonic() < deadline and not self._store.check([_SAID]):
@@ -266,12 +267,12 @@ class Faults:
 
 
 def _ask(question: Callable[[], Answer]) -> Answer:
-    """What torchrun's store says, asked by a thread: the call may never return.
+    """Calls torchrun's store in a thread, as the call may never return, and returns its answer.
 
     Raises
     ------
     _NoStoreError
-        If it says nothing in time, or has ended.
+        If the store does not answer in time, or has ended.
     """
     answers: list[Answer] = []
     errors: list[Exception] = []
@@ -293,7 +294,7 @@ def _ask(question: Callable[[], Answer]) -> Answer:
 
 
 def _machine() -> str:
-    """Tells machines apart, and containers of one machine that number their processes by themselves."""
+    """Name of this machine, or of the container on it if that numbers its processes by itself."""
     numbering = []
     with suppress(OSError):
         numbering = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -301,9 +302,9 @@ def _machine() -> str:
 
 
 def _torchrun_has_died() -> bool:
-    """Whether the parent is gone, or goes within a moment: one with several threads is there until the last has ended.
+    """Whether torchrun has ended, or ends within half a second: it may have threads that end a moment later.
 
-    If it is not, the moment has passed, and the other ranks have had it too.
+    If it has not, this has taken that time, in which the other ranks could write into the store.
     """
     deadline = time.monotonic() + _MOMENT
     while not has_ended() and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""``--autocast bf16``: the model file's stages and its loss, as if each call of them stood in ``torch.autocast``.
+"""``--autocast bf16``: wraps the model file's stages and loss, so that each call of them runs in ``torch.autocast``.
 
-Whoever calls a stage need not know: the probe at start, which finds the dtypes of messages, forwards and their second
-run, evaluations, and the one process of ``--check``. Backwards run outside, as torch recommends.
+So every call is covered: of the probe at start, which finds the dtypes of messages, of forwards and their second run,
+of evaluations, and of the one process of ``--check``. Backwards run outside, as torch recommends.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from chimera_runtime.model.model import ModelFile
 
 
 def under_autocast(model: ModelFile, device: str, dtype: torch.dtype) -> ModelFile:
-    """The model file with stages, or layers, with a loss and with a ``reference()`` that run under autocast."""
+    """Returns the model file with stages (or layers), loss and ``reference()`` that run under autocast."""
 
     def running(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -51,7 +51,7 @@ def under_autocast(model: ModelFile, device: str, dtype: torch.dtype) -> ModelFi
 def _change_forward(module: torch.nn.Module, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Gives a module a class of its own with another ``forward``, so that copies of the module have it as well.
 
-    What `torch.compile` has wrapped is changed inside, and compiled with the change.
+    If `torch.compile` has wrapped the module, the inner one is changed, and compiled with the change.
     """
     inside = getattr(module, "_orig_mod", module)
     if "forward" in vars(inside):

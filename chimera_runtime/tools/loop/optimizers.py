@@ -1,4 +1,4 @@
-"""The optimizers of a model file: one for each weight group of a rank, stepped as if they were one."""
+"""Optimizers of a model file: one for each weight group of a rank, stepped together like a single one."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,21 +19,21 @@ _STEPPING = UserCode("the optimizer's step", FAILED)
 
 
 class Optimizers:
-    """Steps every weight group of this rank, with the random numbers that all ranks draw that hold the group.
+    """Steps every weight group of this rank; all ranks that hold a group draw the same random numbers for its step.
 
     Parameters
     ----------
     idle
-        Makes no steps: a rehearsal leaves the weights alone.
+        Makes no steps: a rehearsal does not change the weights.
     updates
-        How many there are to be, for the model file's ``scheduler``.
+        Number of updates of the run, for the model file's ``scheduler``.
     sharded_over
-        The ranks over which the state is sharded, each rank's by weight group; None leaves it whole.
+        Ranks over which the state of each weight group is sharded; None leaves it whole.
 
     Attributes
     ----------
     schedulers
-        What that has made for each of the optimizers, stepped with them.
+        The model file's schedulers of the optimizers, stepped with them.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Optimizers:
             scheduler.step()
 
     def step_in_lane(self, weights: WeightGroup) -> None:
-        """Steps a group where the schedule does: to be called at the end of `WeightGroup.step`."""
+        """Steps a group at its place in the schedule; called at the end of `WeightGroup.step`."""
         self._stepped.add(weights.group)
         self._step(weights.group)
 
     def count_from(self, updates: int) -> None:
-        """The next step is that of update ``updates``, by which it draws random numbers."""
+        """Sets the number of updates so far, which decides on the random numbers of the next step."""
         self._update = updates
 
     def __iter__(self) -> Iterator[Any]:
@@ -88,13 +88,13 @@ class Optimizers:
         return (optimizer for optimizer in self._optimizers.values() if hasattr(optimizer, "param_groups"))
 
     def zero_grad(self) -> None:
-        """No parameter has a gradient any more."""
+        """Removes the gradients of all parameters."""
         for parameter in self._parameters:
             parameter.grad = None
 
     @property
     def learning_rates(self) -> dict[str, list[float]]:
-        """By stage, as ``0``, or stages that share parameters, as ``0+3``: one for each group of the optimizer."""
+        """Learning rates of each optimizer's groups, by stage (``0``) or stages that share parameters (``0+3``)."""
         return {
             "+".join(map(str, stages)): [
                 float(group["lr"]) for group in getattr(optimizer, "param_groups", ()) if "lr" in group
@@ -117,7 +117,7 @@ class Optimizers:
 def optimizer_of(
     model: ModelFile, group: Group, parameters: list[torch.nn.Parameter], sharded_over: World | None
 ) -> Any:
-    """The model file's optimizer of a weight group; its caller gathers, where the state is sharded over ranks."""
+    """Makes the model file's optimizer of a weight group; if its state is sharded, the caller gathers after steps."""
     if sharded_over is None or not parameters:
         return model.steps(parameters)
     return sharded(sharded_over, {group: parameters}, model.steps, gathers=False)

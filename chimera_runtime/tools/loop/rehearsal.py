@@ -1,4 +1,4 @@
-"""``--rehearse``: stages whose compute is a sleep."""
+"""``--rehearse``: stages that sleep instead of computing."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,27 +15,27 @@ from chimera_runtime.values.tensors import Tensors, join
 
 
 class RehearsedStage(Stage):
-    """A stage whose compute is a sleep; its messages and sums have the real stage's sizes."""
+    """Stage that sleeps instead of computing; its messages and sums have the sizes of the real stage."""
 
     def __init__(self, *, seconds: Mapping[str, float], **arguments: Any) -> None:
         super().__init__(**arguments)
         for group in self.groups:
             group.rehearse()
         self._seconds = seconds
-        self._made: Tensors = ()
-        self._made_gradients: Tensors = ()
+        self._fake_outputs: Tensors = ()
+        self._fake_gradients: Tensors = ()
 
     def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
-        """Allocates the receive buffers and what is sent instead of results."""
+        """Allocates the receive buffers, and tensors that are sent instead of results."""
         super().reserve(inputs, gradients, device)
         after = self._output.after
-        self._made = after.buffers(device) if after else ()
+        self._fake_outputs = after.buffers(device) if after else ()
         before = self._input.before
-        self._made_gradients = before.gradient_buffers(device) if before else ()
+        self._fake_gradients = before.gradient_buffers(device) if before else ()
 
     def forward(self, micros: Micros, _inputs: Any, _targets: Any = None) -> None:
         """Sleeps as long as the forward takes."""
-        outputs = self._slept(micros, "F", self._made)
+        outputs = self._slept(micros, "F", self._fake_outputs)
         if self._output.after is not None:
             self._outputs[micros] = outputs, versions(outputs)
 
@@ -46,11 +46,11 @@ class RehearsedStage(Stage):
     def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
         """Sleeps as long as both take together."""
         assert isinstance(other, RehearsedStage)
-        outputs = self._slept(forward[0], "pair", self._made)
+        outputs = self._slept(forward[0], "pair", self._fake_outputs)
         if self._output.after is not None:
             self._outputs[forward[0]] = outputs, versions(outputs)
         if other._input.before is not None:
-            other._input_gradients[backward[0]] = made_of(backward[0], other._made_gradients)
+            other._input_gradients[backward[0]] = repeated(backward[0], other._fake_gradients)
 
     def backward_input(self, micros: Micros, _gradients: Tensors = ()) -> None:
         """Sleeps as long as the first half of a backward takes."""
@@ -61,24 +61,24 @@ class RehearsedStage(Stage):
         self._slept(micros, "W", ())
 
     def _sleep_and_hand_back(self, micros: Micros, kind: str) -> None:
-        gradients = self._slept(micros, kind, self._made_gradients)
+        gradients = self._slept(micros, kind, self._fake_gradients)
         if self._input.before is not None:
             self._input_gradients[micros] = gradients
 
-    def _slept(self, micros: Micros, kind: str, made: Tensors) -> Tensors:
-        """What is handed on after the sleeps, one for each micro-batch."""
+    def _slept(self, micros: Micros, kind: str, fake: Tensors) -> Tensors:
+        """Sleeps for each micro-batch, then returns the tensors to send; ``fake`` are those of one micro-batch."""
         for _ in micros if isinstance(micros, tuple) else (micros,):
             time.sleep(self._seconds[kind])
-        return made_of(micros, made)
+        return repeated(micros, fake)
 
 
-def made_of(micros: Micros, made: Tensors) -> Tensors:
-    """What is handed on for some micro-batches, if ``made`` is for one."""
-    return join([made] * len(micros)) if isinstance(micros, tuple) and len(micros) > 1 else made
+def repeated(micros: Micros, fake: Tensors) -> Tensors:
+    """Joins the tensors of one micro-batch as often as an operation has micro-batches."""
+    return join([fake] * len(micros)) if isinstance(micros, tuple) and len(micros) > 1 else fake
 
 
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
-    """Makes stages that sleep: so many seconds for a micro-batch, by the letter of the kind of operation."""
+    """Returns a maker of stages that sleep, with the seconds per micro-batch by the letter of the operation."""
     slack = overshoot()
     return partial(
         RehearsedStage, seconds={kind: max(0.0, value / job.parts - slack) for kind, value in seconds.items()}
@@ -86,9 +86,9 @@ def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
 
 
 def overshoot() -> float:
-    """By how much a sleep of 2 ms lasts longer than that on this machine, whatever else runs: of 21 the third shortest.
+    """Seconds by which a sleep of 2 ms is too long on this machine: the third shortest of 21 samples.
 
-    A machine that is busy now may be idle later; with the median, sleeps would then be shorter than asked for.
+    A busy machine may become idle later; with the median, sleeps would then be too short.
     """
     samples = []
     for _ in range(21):

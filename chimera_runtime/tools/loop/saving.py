@@ -1,46 +1,48 @@
-"""``--save``, ``--resume``, ``--load`` and ``--export``, and what a SIGTERM or Ctrl-C makes of them."""
+"""``--save``, ``--resume``, ``--load`` and ``--export``, and the checkpoint at a SIGTERM or Ctrl-C."""
 
 import argparse
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from chimera_runtime.checkpoint.checkpoints import Checkpoints
 from chimera_runtime.checkpoint.stateful import Stateful
-from chimera_runtime.errors import INTERRUPTED, TERMINATED, Misuse
+from chimera_runtime.errors import INTERRUPTED, TERMINATED
+from chimera_runtime.errors.tools import optimizer_cannot_be_saved
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.state.exporting import require_writable
 from chimera_runtime.update.outcome import Outcome
 
 
 class Terminated(Exception):
-    """A signal such as SIGTERM came, and what there was is saved; ``status`` is that of a rank which it ends."""
+    """End of a run after a signal such as SIGTERM, once a checkpoint is saved; ``status`` is that of the rank."""
 
-    def __init__(self, name: str, saved: str) -> None:
-        super().__init__(f"{name}: {saved}")
+    def __init__(self, name: str, update: int, directory: Path) -> None:
+        super().__init__(f"{name}: saved after update {update} in {directory}, for --resume")
         self.status = INTERRUPTED if name == "SIGINT" else TERMINATED
 
 
 class Saving:
-    """What the options say of files with weights, for the training loop.
+    """Reads and writes weights and checkpoints for the training loop, as the options ask.
 
     Parameters
     ----------
-    say
-        Tells the user something; on rank 0 alone.
+    write
+        Writes a line for the user; does nothing on other ranks than 0.
     termination
-        The name of the signal that has come to any rank, such as SIGTERM; None if the model file asked for the end.
+        Returns the name of the signal that has come to any rank, such as SIGTERM; None if there was none.
     optimizers, schedulers
-        Those of this rank.
+        The optimizers and schedulers of this rank.
     shared
-        What else is resumed, the same on all ranks, as `Checkpoints` takes it: the position in the data.
+        Other objects with a state that is the same on all ranks, for `Checkpoints`: the position in the data.
 
     Attributes
     ----------
     is_over
-        Whether training ends before its last update: a rank has called `Pipeline.ask_to_stop`.
+        Whether training ends before its last update, because a rank has called `Pipeline.ask_to_stop`.
     """
 
     def __init__(
@@ -50,13 +52,13 @@ class Saving:
         optimizers: Iterable[Any],
         schedulers: Sequence[Any],
         shared: Mapping[str, Stateful],
-        say: Callable[[str], None],
+        write: Callable[[str], None],
         termination: Callable[[], str | None],
     ) -> None:
         self._options = options
         self._termination = termination
         self._pipe = pipe
-        self._say = say
+        self._write = write
         self._checkpoints: Checkpoints | None = None
         self._outcomes: deque[Outcome] = deque()
         self._saved = -1
@@ -73,12 +75,12 @@ class Saving:
             )
 
     def begin(self) -> None:
-        """Takes the weights of ``--load``, then all of the checkpoint of ``--resume``.
+        """Loads the weights of ``--load``, then everything from the checkpoint of ``--resume``.
 
         Raises
         ------
         BadCheckpoint, Misuse
-            If that cannot be.
+            If either cannot be loaded, or ``--save`` or ``--export`` cannot be written later.
         """
         options = self._options
         if options.export is not None:
@@ -86,25 +88,25 @@ class Saving:
         if options.load is not None:
             unknown = self._pipe.load_weights(options.load)
             if unknown:
-                self._say(f"--load {options.load}: the model has no {', '.join(unknown)}")
+                self._write(f"--load {options.load}: the model has no {', '.join(unknown)}")
         if options.resume is not None and self._checkpoints is not None:
             resumed = self._checkpoints.resume(options.resume)
             if resumed is None:
-                self._say(f"--resume {options.resume}: no checkpoint there yet; the training begins")
+                self._write(f"--resume {options.resume}: no checkpoint there yet; the training begins")
             else:
                 self._saved = resumed.update
-                self._say(f"resumed from {resumed.path}, after update {resumed.update}, item {resumed.items}")
+                self._write(f"resumed from {resumed.path}, after update {resumed.update}, item {resumed.items}")
                 for remark in resumed.remarks:
-                    self._say(remark)
+                    self._write(remark)
                 if resumed.update >= (updates := options.steps) and not options.check_only:
-                    self._say(f"nothing left to do: {resumed.update} of {updates} updates are done (--steps)")
+                    self._write(f"nothing left to do: {resumed.update} of {updates} updates are done (--steps)")
         if options.save is not None and self._checkpoints is not None:
             self._checkpoints.claim()
 
     def is_due(self, outcome: Outcome | None) -> bool:
-        """Whether it is time to save, after an update with this outcome.
+        """Whether to save after an update with this outcome.
 
-        Whether training ends is learnt from the outcome before, so that nobody waits for this one.
+        Also sets `is_over`, from the outcome before: reading this one would wait for the slowest rank.
         """
         if outcome is not None:
             self._outcomes.append(outcome)
@@ -113,20 +115,20 @@ class Saving:
         return every is not None and self._pipe.updates % every == 0 and self._pipe.updates != self._options.steps
 
     def save(self) -> None:
-        """Saves, unless that has been done since the last update."""
+        """Saves, unless there is a checkpoint of the last update already."""
         if self._checkpoints is not None and self._saved != self._pipe.updates:
             self._checkpoints.save()
             self._saved = self._pipe.updates
 
     def end(self) -> None:
-        """The training is over, as planned or because that was asked for: saves what there is.
+        """Saves and exports at the end of training, whether it was planned or asked for.
 
         Raises
         ------
         Terminated
-            If it ended for a signal.
+            If training ended after a signal.
         BadCheckpoint
-            If something cannot be written.
+            If a file cannot be written.
         """
         options = self._options
         if options.save is not None and not options.check_only:
@@ -134,15 +136,15 @@ class Saving:
         if self._checkpoints is not None:
             self._checkpoints.close()
         if self.is_over and (name := self._termination()) is not None:
-            raise Terminated(name, f"saved after update {self._pipe.updates} in {options.save}, for --resume")
+            raise Terminated(name, self._pipe.updates, options.save)
         if options.export is not None:
             self._pipe.export_weights(options.export)
-            self._say(f"exported to {options.export}")
+            self._write(f"exported to {options.export}")
 
 
 def _saveable(optimizers: Iterable[Any]) -> list[torch.optim.Optimizer]:
     of_torch = list(optimizers)
     other = next((o for o in of_torch if not isinstance(o, torch.optim.Optimizer)), None)
     if other is not None:
-        raise Misuse(f"a {type(other).__name__} cannot be saved: --save needs optimizers of torch.optim")
+        raise optimizer_cannot_be_saved(type(other).__name__)
     return of_torch

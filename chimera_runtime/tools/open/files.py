@@ -1,4 +1,4 @@
-"""Files that are whole at every moment."""
+"""Files that are complete at every moment."""
 
 import uuid
 from contextlib import suppress
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, also where several machines share the directory."""
+    """Replaces a file by a complete new one, or leaves it as it is; also if several machines share the directory."""
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         fresh.write_bytes(content)

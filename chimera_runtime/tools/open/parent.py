@@ -1,4 +1,4 @@
-"""The process that started this one, torchrun: where it is killed, its ranks do not stay behind."""
+"""torchrun as the parent of this process: if it is killed, its ranks end as well."""
 
 import os
 import signal
@@ -8,14 +8,14 @@ from chimera_runtime.errors import TERMINATED
 from chimera_runtime.ranks.parent_death import signal_when_parent_ends
 
 _PARENT = os.getppid()
-"""As it was when the package was imported, before torch was."""
+"""Number of the parent when the package was imported, before torch."""
 _IS_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def end_with_parent() -> None:
-    """From now on this process gets a SIGTERM when torchrun ends before it, however that happens.
+    """Asks the kernel to send this process a SIGTERM when torchrun ends, however that happens.
 
-    Linux alone knows how; elsewhere, and where torchrun did not start it, nothing happens.
+    Does nothing on other systems than Linux, or if torchrun has not started this process.
     """
     if _IS_TORCHRUN and signal_when_parent_ends(signal.SIGTERM) and has_ended():
         os._exit(TERMINATED)
@@ -27,7 +27,7 @@ def has_ended() -> bool:
 
 
 def _is_zombie(process: int) -> bool:
-    """Whether its main thread has ended, as far as /proc says; other threads may be there for a moment."""
+    """Whether the main thread of a process has ended, by /proc; its other threads may run on for a moment."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

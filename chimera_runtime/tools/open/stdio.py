@@ -1,7 +1,7 @@
 """Standard output and standard error of a rank, either of which may be closed, full, or without a reader.
 
-A line is one write, its end included, since all ranks write to the same terminal. There a line takes the place of what
-`show_line` has put on it, by whatever rank.
+All ranks write to the same terminal, so a line and its end are written at once. On a terminal a line replaces the text
+that `show_line` has put there, on whatever rank.
 """
 
 import errno
@@ -12,17 +12,17 @@ from collections import deque
 from contextlib import suppress
 from typing import TextIO
 
-from chimera_runtime.errors import Unwritable
+from chimera_runtime.errors.tools import stdout_cannot_be_written
 
 _CLEARED = "\r\x1b[K"
-"""To the begin of the line, and to its end all gone: ECMA-48, which every terminal of today knows."""
+"""Moves to the begin of the line and clears it: ECMA-48, which every terminal of today understands."""
 
 last_lines: deque[str] = deque(maxlen=100)
-"""What this rank has said and told, for a bug report."""
+"""The last lines that this rank has written, for a bug report."""
 
 
 def open_closed() -> None:
-    """Opens standard streams that are closed, to nowhere: or a connection would get their number, and their text."""
+    """Opens closed standard streams to /dev/null: otherwise a connection would get their number, and their text."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -31,12 +31,12 @@ def open_closed() -> None:
 
 
 def write_line(text: str) -> None:
-    """Writes a line to standard output. A reader who has left has seen enough.
+    """Writes a line to standard output. It is no error if the reader of a pipe has left.
 
     Raises
     ------
     Unwritable
-        If it is closed, or cannot be written for another reason.
+        If standard output is closed, or cannot be written for another reason.
     """
     last_lines.append(text)
     _put(f"{text}\n")
@@ -45,7 +45,7 @@ def write_line(text: str) -> None:
 def show_line(text: str) -> None:
     """Puts a text on the last line of the terminal, as much as fits, in place of the one before.
 
-    It is for what is out of date soon: standard output is a terminal, see `is_terminal`.
+    For texts that are soon out of date, if standard output `is_terminal`. Errors as in `write_line`.
     """
     _put(text[: shutil.get_terminal_size().columns - 1])
 
@@ -56,7 +56,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def write_error(text: str) -> None:
-    """Writes a line to standard error, if that is possible: an exit status is left in any case."""
+    """Writes a line to standard error, if that is possible; if not, the exit status still reports the failure."""
     last_lines.append(text)
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
@@ -72,17 +72,17 @@ def _put(text: str) -> None:
         drop_unwritable()
     except OSError as error:
         drop_unwritable()
-        raise Unwritable(f"standard output: {error.strerror}") from error
+        raise stdout_cannot_be_written(error.strerror) from error
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """In one write, which ``print`` does not do where Python is unbuffered, as torchrun starts it."""
+    """Writes a text at once; ``print`` would not if Python is unbuffered, as torchrun starts it."""
     stream.write(f"{_CLEARED}{text}" if is_terminal(stream) else text)
     stream.flush()
 
 
 def drop_unwritable() -> None:
-    """Drops what cannot be written, so that the interpreter does not fail over it when it ends."""
+    """Drops buffered text that cannot be written, so that the interpreter does not fail over it at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -1,4 +1,4 @@
-"""How far the clocks of the ranks are apart: the monotonic clocks of two machines have nothing in common."""
+"""Offsets between the clocks of the ranks: the monotonic clocks of two machines are unrelated."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ ROUNDS = 16
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What has to be added to this rank's clock to have that of rank 0, when this rank's clock says ``at``.
+    """Difference of rank 0's clock to this rank's clock, at the time ``at`` of this rank's clock.
 
     The true offset is within ``uncertainty`` of ``offset``; all in nanoseconds.
     """
@@ -24,22 +24,22 @@ class ClockOffset:
 
 
 def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROUNDS) -> ClockOffset:
-    """The offset of another clock, as NTP finds it: by asking for its time, of several rounds in the shortest.
+    """Estimates the offset of another clock as NTP does: from the shortest of several rounds of question and answer.
 
-    The answer was read at some moment of the round. Its middle is wrong by half of the round at most.
+    The other clock was read at some moment of the round; the middle of the round is off by half of it at most.
     """
-    asked = []
+    answers = []
     for _ in range(rounds):
         sent = clock()
         theirs = ask()
-        asked.append((clock() - sent, sent, theirs))
-    length, sent, theirs = min(asked)
+        answers.append((clock() - sent, sent, theirs))
+    length, sent, theirs = min(answers)
     middle = sent + length // 2
     return ClockOffset(middle, theirs - middle, length - length // 2)
 
 
 def compare(control_group: ControlGroup) -> ClockOffset:
-    """The offset to rank 0; every rank calls it, and rank 0 answers them one after the other.
+    """Measures the offset to rank 0; every rank calls it, and rank 0 answers one rank after the other.
 
     Raises
     ------

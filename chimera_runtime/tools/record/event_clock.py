@@ -1,7 +1,7 @@
-"""``--trace`` on a GPU: times by events, as its computing stream comes to them.
+"""``--trace`` on a GPU: times of events in its computing stream.
 
-A call only puts work into the stream, so that what the host's clock says is how long that took. An event before and one
-after each call say when the GPU began and ended what was put there; a wait for a message is how long it was held up.
+A call only puts work into the stream, so the host's clock would measure how long that took. An event before and one
+after each call give the times at which the GPU began and ended the work, or was held up by a wait for a message.
 """
 
 import threading
@@ -12,72 +12,72 @@ from typing import Any, Protocol
 import torch
 
 _NANOSECONDS = 10**6
-"""Of a millisecond."""
+"""Nanoseconds in a millisecond."""
 
 
-class OperationClock(Protocol):
-    """Events of a GPU that have a time."""
+class DeviceEvents(Protocol):
+    """Events in the computing stream of a device, with the times at which the device reaches them."""
 
     def mark(self) -> Any:
-        """An event in the computing stream, behind all that is there."""
+        """Puts an event into the computing stream, behind all work that is there."""
 
     def synchronise(self, event: Any) -> None:
-        """Returns when the stream has come to an event."""
+        """Waits until the stream has reached an event."""
 
     def milliseconds(self, start: Any, end: Any) -> float:
-        """The time from an event to a later one."""
+        """Time from an event to a later one."""
 
 
-class CudaTiming:
-    """`OperationClock` by torch.cuda. It has not run on a GPU."""
+class CudaEvents:
+    """`DeviceEvents` by torch.cuda. This has not run on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        """One with a time, in torch's current stream."""
+        """Puts an event with a time into torch's current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def synchronise(self, event: torch.cuda.Event) -> None:
-        """Blocks the host, as only a reading does."""
+        """Blocks the host until the stream has reached an event; only a reading does that."""
         event.synchronize()
 
     def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """As in `OperationClock`: a number of 24 bits, so that ``start`` should not lie far back."""
+        """Time from an event to a later one, with 24 bits: choose a ``start`` that is not far back."""
         return float(start.elapsed_time(end))
 
 
 class HostClock:
-    """Nanoseconds of the host's monotonic clock: on the CPU, when things happen.
+    """Clock of operations on the CPU: the host's monotonic clock, in nanoseconds.
 
     Attributes
     ----------
     now
-        A time: what `read` makes nanoseconds of.
+        Returns a time, for `read`.
     most
-        How many operations may be kept before they are written.
+        Number of operations that may be kept in memory before they are written.
     """
 
     now: Callable[[], int] = staticmethod(monotonic_ns)
     most = 2**16
 
     def read(self, times: list[int]) -> list[int]:
-        """The times in nanoseconds; those of later calls are later ones."""
+        """Converts times to nanoseconds. Call it with the times in their order."""
         return times
 
 
 class EventClock(HostClock):
-    """The same of a GPU, where a time is the number of an event until it is read; reading waits for the GPU."""
+    """Clock of operations on a GPU: a time is the number of an event until `read`, which waits for the GPU."""
 
     most = 2**12
 
-    def __init__(self, timing: OperationClock, clock: Callable[[], int] = monotonic_ns) -> None:
-        self._timing = timing
+    def __init__(self, events: DeviceEvents, clock: Callable[[], int] = monotonic_ns) -> None:
+        self._device = events
         self._lock = threading.Lock()
-        self._base = timing.mark()
-        timing.synchronise(self._base)
+        self._base = events.mark()
+        events.synchronise(self._base)
         self._at_base = clock()
         self._events: list[Any] = []
         self._first = 0
@@ -85,23 +85,23 @@ class EventClock(HostClock):
 
     def _mark(self) -> int:
         with self._lock:
-            self._events.append(self._timing.mark())
+            self._events.append(self._device.mark())
             return self._first + len(self._events) - 1
 
     def read(self, times: list[int]) -> list[int]:
-        """As in `HostClock`; the events are forgotten."""
+        """Converts times to nanoseconds, like `HostClock`; then forgets the events."""
         with self._lock:
             events, first = self._events, self._first
             self._events, self._first = [], first + len(events)
         if not events:
             return [self._at_base for _ in times]
-        self._timing.synchronise(events[-1])
-        passed = [self._timing.milliseconds(self._base, event) for event in events]
+        self._device.synchronise(events[-1])
+        passed = [self._device.milliseconds(self._base, event) for event in events]
         nanoseconds = [self._at_base + round(elapsed * _NANOSECONDS) for elapsed in passed]
         before, self._base, self._at_base = self._at_base, events[-1], nanoseconds[-1]
         return [nanoseconds[time - first] if time >= first else before for time in times]
 
 
 def clock_of(device: torch.device) -> HostClock:
-    """What times operations on a device."""
-    return EventClock(CudaTiming(device)) if device.type == "cuda" else HostClock()
+    """Makes the clock for operations on a device."""
+    return EventClock(CudaEvents(device)) if device.type == "cuda" else HostClock()

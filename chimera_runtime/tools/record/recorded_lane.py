@@ -1,6 +1,6 @@
-"""``--trace``: a lane that records what is done on it, in front of the plain one. Without the option nothing is here.
+"""``--trace``: wrappers of the parts of a lane, which record the begin and the end of each call.
 
-On a GPU calls only put work into a stream: times are then those of events in it (`event_clock`).
+On a GPU calls only put work into a stream; the times are then those of events in the stream (`event_clock`).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from chimera_runtime.values.tensors import Tensors
 
 
 class TracedTransfer:
-    """A message under way; the wait for it is noted."""
+    """Message under way; records the wait for it."""
 
     __slots__ = ("_recorder", "_tag", "_transfer", "_verb")
 
@@ -31,36 +31,36 @@ class TracedTransfer:
         return self._transfer.tensors
 
     def wait(self) -> None:
-        """Waits, and notes for how long."""
+        """Waits for the message, and records that."""
         start = self._recorder.now()
         self._transfer.wait()
-        self._recorder.talked(self._verb, self._tag, start)
+        self._recorder.message(self._verb, self._tag, start)
 
 
 class TracedPeer:
-    """Another worker; messages to and from it are noted when they are posted."""
+    """Another worker; records when messages to and from it are posted."""
 
     def __init__(self, peer: Peer, recorder: Recorder) -> None:
         self._peer = peer
         self._recorder = recorder
 
     def isend(self, tensors: Tensors, tag: int) -> TracedTransfer:
-        """Posts a message as `Peer.isend` does, and notes how long that took."""
+        """Posts a message like `Peer.isend`."""
         start = self._recorder.now()
         transfer = self._peer.isend(tensors, tag)
-        self._recorder.talked(to.SEND, tag, start)
+        self._recorder.message(to.SEND, tag, start)
         return TracedTransfer(transfer, self._recorder, to.WAIT_SEND, tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> TracedTransfer:
         """Posts the receipt of a message."""
         start = self._recorder.now()
         transfer = self._peer.irecv(buffers, tag)
-        self._recorder.talked(to.RECV, tag, start)
+        self._recorder.message(to.RECV, tag, start)
         return TracedTransfer(transfer, self._recorder, to.WAIT_RECV, tag)
 
 
 class TracedWeights:
-    """The weights of a stage or a tie; what is done with them is noted, as about the weight group of that number."""
+    """Weights of a stage or a tie; records calls, with the number of the weight group."""
 
     def __init__(self, weights: Any, recorder: Recorder, streams: bool, group: int) -> None:
         self._weights = weights
@@ -76,7 +76,7 @@ class TracedWeights:
         self._recorder.note(to.STASH, version, self._versioned(version), start)
 
     def drop(self, version: int) -> None:
-        """Lets a stashed version go."""
+        """Releases a stashed version."""
         start = self._recorder.now()
         self._weights.drop(version)
         self._recorder.note(to.DROP, version, self._versioned(version), start)
@@ -98,7 +98,7 @@ class TracedWeights:
         self._recorder.note(to.WAIT_ALL_REDUCE, self._sums - 1, self._group, start)
 
     def step(self) -> None:
-        """The optimizer's step. Where updates overlap, what is recorded is written after one."""
+        """Steps the optimizer. If updates overlap, the records are written then."""
         start = self._recorder.now()
         self._weights.step()
         self._recorder.note(to.STEP, self._weights.updates - 1, self._group, start)
@@ -107,7 +107,7 @@ class TracedWeights:
 
 
 class TracedStage(TracedWeights):
-    """A stage whose operations are noted with their begin and end."""
+    """Stage that records the begin and the end of its operations."""
 
     def __init__(self, stage: Any, recorder: Recorder, streams: bool) -> None:
         super().__init__(stage, recorder, streams, int(stage.number))
@@ -118,7 +118,7 @@ class TracedStage(TracedWeights):
         self.input_gradients = stage.input_gradients
 
     def begin(self, update: int) -> None:
-        """From now on micro-batches are counted from the first of an update; what is recorded is written before."""
+        """Begins an update, from whose first micro-batch on they are counted; writes the records before."""
         self._recorder.spill()
         self._recorder.first = update
         self._stage.begin(update)
@@ -129,38 +129,38 @@ class TracedStage(TracedWeights):
         return self
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
-        """A forward; one over several micro-batches is noted as one over the first."""
+        """Runs a forward; one over several micro-batches is recorded as one over the first."""
         start = self._recorder.now()
         self._stage.forward(micros, inputs, targets)
         self._recorder.ran(to.FORWARD, micros, self._stage.number, start)
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """A backward; one over several micro-batches is noted as one over the first."""
+        """Runs a backward; one over several micro-batches is recorded as one over the first."""
         start = self._recorder.now()
         self._stage.backward(micros, gradients)
         self._recorder.ran(to.BACKWARD, micros, self._stage.number, start)
 
     def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
-        """A forward and a backward of another stage or this one, noted as one operation."""
+        """Runs a forward, and a backward of this or another stage, recorded as one operation."""
         start = self._recorder.now()
         self._stage.pair(forward, other._stage, backward)
         self._recorder.ran_pair(forward[0], self._stage.number, backward[0], other._stage.number, start)
 
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """The first half of a backward."""
+        """Runs the first half of a backward."""
         start = self._recorder.now()
         self._stage.backward_input(micros, gradients)
         self._recorder.ran(to.INPUT_GRADIENT, micros, self._stage.number, start)
 
     def backward_weights(self, micros: Micros) -> None:
-        """The second half of a backward."""
+        """Runs the second half of a backward."""
         start = self._recorder.now()
         self._stage.backward_weights(micros)
         self._recorder.ran(to.WEIGHT_GRADIENT, micros, self._stage.number, start)
 
 
 def traced(parts: LaneComponents, recorder: Recorder, streams: bool) -> LaneComponents:
-    """What a lane is made of, every call timed; ``streams`` if updates overlap."""
+    """Wraps the components of a lane, so that every call is recorded; ``streams`` says that updates overlap."""
     stages, peers, load_input, load_target, ties = parts
     return LaneComponents(
         {number: TracedStage(stage, recorder, streams) for number, stage in stages.items()},

@@ -1,4 +1,4 @@
-"""``--trace``: the file in which a rank keeps when each operation of its lane began and ended.
+"""``--trace``: file of a rank with the begin and the end of each operation of its lane.
 
 DIR/rank_<r>.jsonl is a line about the run, lines of operations, and a line about the end; docs/howto/trace.md
 Until the end it is called rank_<r>.jsonl.part.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.weight_groups import Group, group_text
@@ -41,19 +42,19 @@ _FIELDS = 5
 
 
 def prepare(control_group: ControlGroup, directory: Path, scripts: Path) -> None:
-    """Makes the directory, with nothing in it but the program; every rank calls it.
+    """Makes the directory and puts the program there; removes traces of an earlier run. Every rank calls it.
 
     Raises
     ------
     Misuse
-        If it cannot be written, or holds what ``--trace`` did not write.
+        If it cannot be written, or has files that ``--trace`` did not write.
     """
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _empty(directory)
             write_atomically(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
     except OSError as error:
-        raise Misuse(f"--trace {error.filename or directory}: {error.strerror}") from error
+        raise mistakes.directory_cannot_be_written("--trace", error.filename or directory, error.strerror) from error
     control_group.barrier("for the directory of the trace")
 
 
@@ -61,9 +62,7 @@ def _empty(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     foreign = any(not path.name.startswith(f".{MARKER}.") for path in directory.iterdir())
     if foreign and not (directory / MARKER).is_file():
-        raise Misuse(
-            f"--trace {directory}: exists and was not written by --trace; choose another directory or remove it"
-        )
+        raise mistakes.trace_is_a_directory_of_yours(directory)
     write_atomically(directory / MARKER, b"written by train.py --trace\n")
     for pattern in ("rank_*.jsonl", "rank_*.jsonl.part"):
         for path in directory.glob(pattern):
@@ -71,9 +70,10 @@ def _empty(directory: Path) -> None:
 
 
 class Recorder:
-    """What this rank did and when, by its monotonic clock in nanoseconds; ``now`` is that, or an event on a GPU.
+    """Records of this rank's operations with their times, in nanoseconds of its monotonic clock.
 
-    ``first`` is the update from which micro-batches are counted; ``groups`` is how many weight groups there are.
+    ``now`` returns a time, or an event on a GPU. ``first`` is the update from which micro-batches are counted,
+    ``groups`` the number of weight groups. A record is five integers; texts are made when the records are written.
     """
 
     def __init__(self, world: World, options: argparse.Namespace) -> None:
@@ -98,35 +98,35 @@ class Recorder:
             raise self._refused(error) from error
 
     def note(self, verb: int, update: int, number: int, start: int) -> None:
-        """An operation that began at ``start`` has ended; ``number`` says what it was about, see ``_told``."""
+        """Records an operation that began at ``start`` and ends now; ``number`` encodes its object, see ``_text``."""
         self._numbers.extend((verb, update, number, start, self.now()))
 
     def number_of(self, group: Group) -> int:
-        """The number of a weight group; that of a stage by itself is the number of the stage."""
+        """Number of a weight group; for that of a single stage, the number of the stage."""
         return self._job.groups.index(group)
 
     def update_of(self, micro: int) -> int:
-        """The update that a micro-batch of the lane belongs to."""
+        """Update of a micro-batch of the lane."""
         return self.first + micro // self._job.passes
 
     def ran(self, verb: int, micros: Micros, stage: int, start: int) -> None:
-        """A stage has worked on a micro-batch, or on several: the first stands for them."""
+        """Records an operation of a stage on a micro-batch, or on several, of which it names the first."""
         micro = micros[0] if isinstance(micros, tuple) else micros
         self.note(verb, self.update_of(micro), micro * self._job.stages + stage, start)
 
     def ran_pair(self, forward: Micros, stage: int, backward: Micros, other: int, start: int) -> None:
-        """A stage has worked on a micro-batch forward and a stage on another one backward, at once."""
+        """Records a forward of a stage and a backward of a stage as one operation."""
         first, second = (micros[0] if isinstance(micros, tuple) else micros for micros in (forward, backward))
         stages = self._job.stages
         number = (first * stages + stage) * stages * self._job.passes + second * stages + other
         self.note(PAIR, self.update_of(first), number, start)
 
-    def talked(self, verb: int, tag: int, start: int) -> None:
-        """A message was posted, or waited for."""
+    def message(self, verb: int, tag: int, start: int) -> None:
+        """Records that a message was posted, or waited for."""
         self.note(verb, self.update_of(tag // (2 * self._job.stages)), tag, start)
 
     def spill(self) -> None:
-        """Writes what is kept, if it is much; called where a pause does least harm.
+        """Writes the records if there are many; called where a pause delays others least.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Recorder:
             raise self._refused(error) from error
 
     def close(self) -> None:
-        """The run has ended well: the file gets its name. Errors as in `spill`."""
+        """Completes the file after a run that ended well, and gives it its name. Errors as in `spill`."""
         offset = clocks.compare(self._world.control_group)
         try:
             self._end(None, offset)
@@ -149,7 +149,7 @@ class Recorder:
             raise self._refused(error) from error
 
     def abandon(self, message: str) -> None:
-        """The run ends early, with a message: keeps what there is, if that is possible."""
+        """Completes the file after a run that ended early, with its message, if that is possible."""
         with suppress(OSError, ValueError):
             self._end(message.split("\n", 1)[0], None)
 
@@ -165,18 +165,18 @@ class Recorder:
     def _flush(self) -> None:
         with self._writing:
             count = len(self._numbers) // _FIELDS * _FIELDS
-            kept, self._numbers = self._numbers, array("q")
-            verbs, updates, numbers, starts, ends = (kept[field:count:_FIELDS].tolist() for field in range(_FIELDS))
+            records, self._numbers = self._numbers, array("q")
+            verbs, updates, numbers, starts, ends = (records[field:count:_FIELDS].tolist() for field in range(_FIELDS))
             times = self._clock.read([*starts, *ends])
             rows = zip(verbs, updates, numbers, times[: len(starts)], times[len(starts) :], strict=True)
-            self._line({"operations": [[update, self._told(v, n), s, e] for v, update, n, s, e in rows]})
+            self._line({"operations": [[update, self._text(v, n), s, e] for v, update, n, s, e in rows]})
 
     def _line(self, content: dict[str, Any]) -> None:
         self._file.write(json.dumps(content, separators=(",", ":")) + "\n")
         self._file.flush()
 
-    def _told(self, verb: int, number: int) -> str:
-        """An operation as schedule.sir calls it."""
+    def _text(self, verb: int, number: int) -> str:
+        """Text of an operation in schedule.sir."""
         name, stages, groups = _VERBS[verb], self._job.stages, self._job.groups
         match verb:
             case 0 | 1:
@@ -185,7 +185,7 @@ class Recorder:
                 return f"{name} m{number // stages} s{number % stages}"
             case 15:
                 first, second = divmod(number, stages * self._job.passes)
-                return f"{self._told(FORWARD, first)} & {self._told(BACKWARD, second)}"
+                return f"{self._text(FORWARD, first)} & {self._text(BACKWARD, second)}"
             case 4 | 5 | 6 | 7:
                 return self._world.control_group.names.operation(name, number)
             case 8 | 9 | 10:
@@ -194,11 +194,11 @@ class Recorder:
                 return f"{name} {group_text(groups[number % len(groups)])} v{number // len(groups)}"
 
     def _refused(self, error: OSError) -> Misuse:
-        return Misuse(f"--trace {self._directory}: {error.strerror}")
+        return mistakes.directory_cannot_be_written("--trace", self._directory, error.strerror)
 
 
 def _about(world: World, options: argparse.Namespace) -> dict[str, Any]:
-    """The facts of the run."""
+    """Facts about the run, for the first line of the file."""
     place = world.place
     return {
         "format": FORMAT,

@@ -1,16 +1,16 @@
-"""``--memory-limit device``: what a rank may have of the GPU that it is on."""
+"""``--memory-limit device``: a rank's share of the memory of its GPU."""
 
 import json
 import os
 
 import torch
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.tools import device_has_no_memory_of_its_own
 from chimera_runtime.ranks.control_group import ControlGroup
 
 
 def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
-    """The bytes that every rank may have: of GPU memory by ranks on it, the least of all; every rank calls it.
+    """Bytes that every rank may have: the smallest share of any rank in its GPU; every rank calls it.
 
     Raises
     ------
@@ -20,7 +20,7 @@ def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
         If another rank does not answer within the time-out.
     """
     if device.type != "cuda":
-        raise Misuse("--memory-limit device: the ranks are on the CPU; give a size, as in --memory-limit 16GiB")
+        raise device_has_no_memory_of_its_own()
     control_group.store.set(f"memory/share/{control_group.place.rank}", json.dumps(share_of(device)))
     what = "for the memory of its device"
     return min(
@@ -30,12 +30,12 @@ def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
 
 
 def share_of(device: torch.device) -> int:
-    """The bytes of a GPU that are for each rank on it."""
+    """Bytes of a GPU for each rank on it."""
     _, total = torch.cuda.mem_get_info(device)
     return total // sharing(device.index)
 
 
 def sharing(index: int) -> int:
-    """How many ranks of this machine are on the GPU of a number: they take the GPUs in turn."""
+    """Number of ranks of this machine on the GPU with this index; ranks take the GPUs in turn."""
     ranks = range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return max(1, sum(rank % torch.cuda.device_count() == index for rank in ranks))

@@ -1,7 +1,7 @@
-"""``--device-peak``: which share of what the devices could do at most an update makes use of.
+"""``--device-peak``: share of the peak speed of the devices that an update uses.
 
-That is the floating-point operations of the model, the "model FLOPs utilization" of Chowdhery et al., "PaLM: Scaling
-Language Modeling with Pathways", 2022, appendix B: what is computed again where a stage recomputes does not count.
+The "model FLOPs utilization" of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B: it
+counts the floating-point operations of the model, and not those of a forward that recomputation repeats.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.tools import peak_is_unknown
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.traces import StageCall, state_of, trace_backward, trace_forward
 from chimera_runtime.values.nested import to_device
@@ -36,16 +36,16 @@ _PEAKS = {
     "L40S": (362.0, 183.0, 91.6, None),
     "L4": (121.0, 60.0, 30.3, None),
 }
-"""By words of the name that CUDA gives a device, the first that fit: dense TFLOPS in bfloat16 or float16, TF32, float32
-and float64, tensor cores included; None where the data sheet is silent.
+"""Peaks by words in CUDA's name of a device, of which the first fits: dense TFLOPS in bfloat16 or float16, TF32,
+float32 and float64, with tensor cores; None if the data sheet does not say.
 
-From NVIDIA's data sheets of these devices, and for B200 and GB200 from that of the Blackwell architecture; where these
-give numbers with sparsity alone, half of those.
+From NVIDIA's data sheets of these devices, and for B200 and GB200 from that of the Blackwell architecture; half of the
+number if the sheet gives only that with sparsity.
 """
 
 
 def peak_of(device: str, dtype: torch.dtype, tensor_float: bool) -> float | None:
-    """Floating-point operations per second of a device by its name; None where they are not known, as of a part of one.
+    """Floating-point operations per second of a device by its name; None if not known, as for a part of a device (MIG).
 
     ``tensor_float`` says that products of float32 are computed in TF32.
     """
@@ -61,14 +61,14 @@ def peak_of(device: str, dtype: torch.dtype, tensor_float: bool) -> float | None
 def peak_seconds(
     context: RankContext, modules: dict[int, torch.nn.Module], peak: float | None, dtype: torch.dtype
 ) -> float:
-    """How long an update would take if all ranks computed at their peak all the time; every rank calls it.
+    """Seconds that an update would take if all ranks computed at their peak all the time; every rank calls it.
 
     Parameters
     ----------
     peak
-        That of each device, in TFLOPS; None asks the table of known ones.
+        Peak of each device in TFLOPS; None looks it up in the table.
     dtype
-        In which the products of matrices are computed.
+        Type in which the products of matrices are computed.
 
     Raises
     ------
@@ -78,17 +78,14 @@ def peak_seconds(
     world = context.world
     if peak is None:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-        known = peak_of(device, dtype, _in_tf32())
-        if known is None:
-            raise Misuse(
-                f"--device-peak auto: the peak of {device} in {str(dtype).removeprefix('torch.')} is not known; give "
-                "its TFLOPS from the data sheet, without sparsity, as in --device-peak 312"
-            )
+        per_second = peak_of(device, dtype, _in_tf32())
+        if per_second is None:
+            raise peak_is_unknown(device, str(dtype).removeprefix("torch."))
     else:
-        known = peak * _TERA
+        per_second = peak * _TERA
     mine = [s for s in modules if world.place.rank == world.place.rank_of(0, world.job.placement[0][s])]
     world.control_group.store.set(
-        f"flops/{world.place.rank}", json.dumps([sum(of_stage(context, modules[s], s) for s in mine), known])
+        f"flops/{world.place.rank}", json.dumps([sum(of_stage(context, modules[s], s) for s in mine), per_second])
     )
     what = "for the floating-point operations of its stages"
     learnt = [json.loads(world.control_group.wait_for_key(f"flops/{r}", r, what)) for r in world.place.ranks]
@@ -97,11 +94,10 @@ def peak_seconds(
 
 
 def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
-    """The floating-point operations of a forward and a backward of one micro-batch, a sum and a product being two.
+    """Floating-point operations of a forward and a backward of one micro-batch; a sum and a product are two.
 
-    They are counted by running both, on the first items of the dataset, or on zeros in place of what other stages hand
-    on. What is counted are products of matrices, convolutions and attention, as `torch.utils.flop_counter` knows them.
-    Nothing remains of it.
+    They are counted by running both, on the first items of the dataset, or on zeros instead of other stages' outputs.
+    `torch.utils.flop_counter` counts products of matrices, convolutions and attention. The stage is restored.
     """
     boundaries, source, world = context.probed.boundaries, context.source, context.world
     assert source is not None, "options.parse refuses that in a rehearsal"
@@ -123,7 +119,7 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
 
 
 def computing_dtype(modules: dict[int, torch.nn.Module], autocast: torch.dtype | None) -> torch.dtype:
-    """In which products of matrices are computed: that of autocast, or that of most weights."""
+    """Type in which products of matrices are computed: that of autocast, or that of most weights."""
     if autocast is not None:
         return autocast
     sizes: dict[torch.dtype, int] = {}

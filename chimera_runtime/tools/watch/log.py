@@ -1,4 +1,4 @@
-"""``--log-file``: a line of JSON for each update, in the file as soon as the update is over on all ranks."""
+"""``--log-file``: a line of JSON for each update, written as soon as the update is over on all ranks."""
 
 import fcntl
 import json
@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chimera_runtime.errors import Unwritable
+from chimera_runtime.errors import tools as mistakes
 
 
 class Log:
-    """Appends lines to a file, each with one write: whatever ends the run, the file has whole lines.
+    """Appends lines to a file, each with one write: the file has whole lines, however the run ends.
 
     Raises
     ------
@@ -27,13 +27,13 @@ class Log:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
-            raise Unwritable(f"--log-file {path}: {error.strerror}") from error
+            raise mistakes.file_cannot_be_written("--log-file", path, error.strerror) from error
         if stat.S_ISREG(os.fstat(self._file).st_mode) and self._is_taken():
             os.close(self._file)
-            raise Unwritable(f"--log-file {path}: another run appends to it; give each run a file of its own")
+            raise mistakes.log_is_of_another_run(path)
 
     def _is_taken(self) -> bool:
-        """Whether another process has the lock of the file; else it is ours, and no child's, until this one ends."""
+        """Locks the file for this process, without its children; whether another process has locked it."""
         with suppress(OSError):  # a file system without locks refuses nobody
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,7 +42,7 @@ class Log:
         return False
 
     def add(self, content: dict[str, Any]) -> None:
-        """A line; null is what is no finite number. After one that cannot be written no further one is tried."""
+        """Writes a line, with null for a number that is not finite. After a failure no further line is written."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
         if self._failed is not None:
             return
@@ -52,7 +52,7 @@ class Log:
             self._failed = error
 
     def close(self) -> None:
-        """Nothing more is to come.
+        """Closes the file.
 
         Raises
         ------
@@ -61,4 +61,4 @@ class Log:
         """
         os.close(self._file)
         if self._failed is not None:
-            raise Unwritable(f"--log-file {self._path}: {self._failed.strerror}")
+            raise mistakes.file_cannot_be_written("--log-file", self._path, self._failed.strerror)

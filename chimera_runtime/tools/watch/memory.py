@@ -1,7 +1,7 @@
-"""``--memory-limit``: the bytes that each rank needs, computed before training and held against what it may have.
+"""``--memory-limit``: bytes that each rank needs, computed before training and compared with the limit.
 
-The schedule says how much of each stage a rank keeps at once (`RankFacts`). What one forward of each stage keeps is
-measured on the first micro-batch. What operators allocate as they run is not counted.
+The schedule gives the number of micro-batches of each stage that a rank keeps at once (`RankFacts`); the memory of one
+is measured on the first micro-batch. Memory that operators allocate while they run is not counted.
 """
 
 import json
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.model.ties import by_group
 from chimera_runtime.optimizer.sharding import Sharding
 from chimera_runtime.program.rank_facts import KeptMicros
@@ -26,11 +27,11 @@ from chimera_runtime.values.tensors import generators_kept
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What a rank needs, in bytes.
+    """Bytes that a rank needs, by purpose.
 
-    ``weights`` are all copies, frozen parameters and buffers; ``gradients`` the flat buffers and, once more, those that
-    the first backward of the largest stage makes; ``optimizer`` its state; ``messages`` the receive buffers, and what
-    is on its way to others and not saved as well; ``activations`` the rest of what waits for a backward.
+    ``weights``: all copies, frozen parameters and buffers. ``gradients``: the flat buffers, and those that the first
+    backward of the largest stage makes. ``optimizer``: its state. ``messages``: receive buffers, and tensors on the way
+    to others that are not saved for a backward as well. ``activations``: other tensors that are kept for a backward.
     """
 
     weights: int
@@ -41,7 +42,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes for all purposes."""
         return sum(asdict(self).values())
 
 
@@ -52,7 +53,7 @@ def refuse_beyond(
     built: dict[int, torch.nn.Module],
     is_sharded: bool = False,
 ) -> str:
-    """What the fullest rank needs, in words, if no rank needs more than ``limit`` bytes; every rank calls it.
+    """Returns the need of the fullest rank, in words, if no rank needs more than ``limit`` bytes; all ranks call it.
 
     ``is_sharded`` says that the replicas of a stage share the optimizer's state.
 
@@ -66,27 +67,22 @@ def refuse_beyond(
     need = mine.need()
     world.control_group.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
     ranks = world.place.ranks
-    heard = [
+    needs = [
         json.loads(world.control_group.wait_for_key(f"memory/{rank}", rank, f"for the memory that rank {rank} needs"))
         for rank in ranks
     ]
-    needs = [total for total, _ in heard]
-    fullest = max(ranks, key=needs.__getitem__)
-    if needs[fullest] <= limit:
-        return f"memory: of {byte_text(limit)}, {heard[fullest][1]}"
-    excess = sum(total > limit for total in needs) - 1
-    others = f"; {excess} other rank{'s need' if excess > 1 else ' needs'} too much as well" if excess else ""
+    total, words = max(needs, key=lambda need: need[0])
+    if total <= limit:
+        return f"memory: of {byte_text(limit)}, {words}"
+    others = sum(total > limit for total, _ in needs) - 1
     job = world.job
     replicated = any(len(world.ranks_of(stage)) > 1 for stage in range(job.stages))
-    further = ", or --shard-optimizer" if replicated and not job.period and not is_sharded else ""
-    raise Misuse(
-        f"--memory-limit {byte_text(limit)}: {heard[fullest][1]}{others}; "
-        f"choose a smaller --micro-batch-size, a scheme that recomputes, or more stages{further}"
-    )
+    can_shard = replicated and not job.period and not is_sharded
+    raise mistakes.memory_is_too_little(byte_text(limit), words, others, can_shard)
 
 
 class RankNeed:
-    """Adds up what this rank needs, by the schedule and by what was measured on the first micro-batch."""
+    """Adds up the bytes that this rank needs, from the schedule and the measurements of the first micro-batch."""
 
     def __init__(
         self,
@@ -104,7 +100,7 @@ class RankNeed:
         self._trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in groups.items()}
 
     def need(self) -> MemoryNeed:
-        """The need, by what it is for."""
+        """Returns the bytes by purpose."""
         return MemoryNeed(
             weights=self._weights(),
             gradients=self._gradients(),
@@ -114,12 +110,12 @@ class RankNeed:
         )
 
     def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
-        """What the optimizer of each weight group is given."""
+        """Yields the parameters, or shards, that the optimizer of each weight group steps."""
         for group, trained in self._trained.items():
             yield Sharding(self._context.world, group, trained).shards if self._is_sharded else trained
 
     def words(self, need: MemoryNeed) -> str:
-        """A need with the figures of the stages behind it."""
+        """Describes a need, with the figures of the stages at the fullest moment."""
         place = self._context.world.place
         parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())
         fullest = max(self._facts.kept, key=self._moment, default=())
@@ -136,7 +132,7 @@ class RankNeed:
         return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in kept)}"
 
     def _weights(self) -> int:
-        """Buffers and frozen parameters have no versions; of the buffers of a stage that recomputes there is a copy."""
+        """Bytes of weights and buffers: of trained weights all versions, of the buffers of recomputing stages two."""
         parameters = {parameter for module in self._built.values() for parameter in module.parameters()}
         copies = {stage: 2 if stage in self._context.world.job.recomputing else 1 for stage in self._built}
         total = bytes_of(parameters)
@@ -146,7 +142,7 @@ class RankNeed:
         return total + sum(stashed[group] * bytes_of(trained) for group, trained in self._trained.items())
 
     def _weights_of(self, stage: int) -> int:
-        """What a stage trains, that which it shares included."""
+        """Bytes of the parameters that a stage trains, shared ones included."""
         return sum(bytes_of(trained) for group, trained in self._trained.items() if stage in group)
 
     def _gradients(self) -> int:
@@ -159,21 +155,21 @@ class RankNeed:
         return sum(facts.inputs) * self._message(stage - 1) + sum(facts.gradients) * self._answer(stage)
 
     def _sending(self, stage: int) -> int:
-        """What a stage saves of its results is counted with its activations; one that runs again saves nothing."""
+        """Bytes of sent tensors, without results that a stage also saves: they are counted as activations."""
         footprint = self._context.probed.footprints[stage]
         activations, gradients = self._facts.stages[stage].sending
         saved = 0 if stage in self._context.world.job.recomputing else footprint.saved_results
         return activations * (footprint.results - saved) + gradients * self._answer(stage - 1)
 
     def _message(self, stage: int) -> int:
-        """What a stage hands on of one micro-batch; none does before the first."""
+        """Bytes that a stage sends to the next one for a micro-batch; 0 for the stage before the first."""
         if stage < 0:
             return 0
         boundary = self._context.probed.boundaries[stage]
         return sum(map(_tensor, boundary.shapes, boundary.dtypes))
 
     def _answer(self, stage: int) -> int:
-        """The gradients that come back for that, and the count that comes with them; none do to the last."""
+        """Bytes of gradients, and their count, that come back to a stage for a micro-batch; 0 for the last stage."""
         if not 0 <= stage < len(self._context.probed.boundaries):
             return 0
         boundary = self._context.probed.boundaries[stage]
@@ -181,7 +177,7 @@ class RankNeed:
         return count + sum(compress(map(_tensor, boundary.shapes, boundary.dtypes), boundary.differentiable))
 
     def _moment(self, kept: Iterable[KeptMicros]) -> int:
-        """While the first half of a backward runs, what it makes is there beside what it lets go of."""
+        """Bytes at a moment; the first half of a backward holds its results before it releases its inputs."""
         halving = [self._halving(stage) for stage, _, _, begun in kept if begun]
         return max(halving, default=0) + sum(
             activations * self._pass(stage) + inputs * self._input(stage) + begun * self._halfway(stage)
@@ -189,14 +185,14 @@ class RankNeed:
         )
 
     def _pass(self, stage: int) -> int:
-        """What a forward keeps; of an input that was received, that is in the receive buffer."""
+        """Bytes that a forward keeps, without a received input, which is in its receive buffer."""
         footprint = self._context.probed.footprints[stage]
         if self._is_received(stage):
             return footprint.activations - footprint.saved_inputs
         return footprint.activations + (footprint.inputs - footprint.saved_inputs if stage else 0)
 
     def _halfway(self, stage: int) -> int:
-        """What is kept between the halves of a backward; gradients that were received are in their receive buffer."""
+        """Bytes kept between the halves of a backward, without received gradients, which are in a receive buffer."""
         return self._pass(stage) - self._context.probed.footprints[stage].released + self._operands(stage)
 
     def _operands(self, stage: int) -> int:
@@ -210,7 +206,7 @@ class RankNeed:
         return min(self._context.probed.footprints[stage].released, self._operands(stage))
 
     def _input(self, stage: int) -> int:
-        """What a forward keeps that is to be run again."""
+        """Bytes that a forward keeps if its stage recomputes."""
         footprint = self._context.probed.footprints[stage]
         module, changed = self._built[stage], self._context.probed.traits[stage].buffers
         buffers = bytes_of(module.get_buffer(name) for name in changed)
@@ -221,7 +217,7 @@ class RankNeed:
         return stage > 0 and not self._has_both(stage - 1)
 
     def _is_answered(self, stage: int) -> bool:
-        """Whether all gradients of what a stage hands on come from other workers."""
+        """Whether all gradients of a stage's outputs come from other workers."""
         return stage < self._context.world.job.stages - 1 and not self._has_both(stage)
 
     def _has_both(self, stage: int) -> bool:
@@ -235,12 +231,12 @@ def _tensor(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """The bytes of tensors, each counted."""
+    """Sum of the bytes of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: list[torch.nn.Parameter]) -> int:
-    """The bytes of an optimizer's state, from a step on parameters without memory; two per weight if that fails."""
+    """Bytes of an optimizer's state, by a step on parameters without memory; twice the weights if that fails."""
     try:
         with generators_kept():
             steps = make([_stand_in(parameter) for parameter in parameters])
@@ -253,7 +249,7 @@ def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: lis
 
 
 def _stand_in(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """A parameter of the same shape, with the same attributes and a gradient, but without memory."""
+    """Makes a parameter of the same shape, with the same attributes and a gradient, but without memory."""
     made = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
     made.__dict__.update(parameter.__dict__)
     made.grad = torch.empty_like(made)

@@ -1,4 +1,4 @@
-"""``--metrics``: the file that rank 0 writes as updates end."""
+"""``--metrics``: file of losses and times, which rank 0 writes while updates end."""
 
 import json
 import math
@@ -10,19 +10,20 @@ from functools import partial
 from pathlib import Path
 
 from chimera_runtime.errors import Unwritable
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.tools.open.files import write_atomically
 
 _NAMES = (b"loss", b"step_seconds", b"cpu_seconds")
 _PAUSE = 1.0
 _SHARE = 100
-"""The file is written at most so many seconds after it was written last, and so many times as long as that took."""
+"""The file is written again after ``_PAUSE`` seconds, and ``_SHARE`` times the duration of the last write, at least."""
 
 
 class Metrics:
-    """One JSON object with a list for each of three numbers, one entry per update; null is what is no finite number.
+    """One JSON object with a list for each of three numbers, an entry per update; null for a number that is not finite.
 
-    The file is whole at every moment: each time it is written beside its place, and then renamed. Nothing is formatted
-    twice, and writing takes at most a hundredth of the time, however long the run. What is no regular file, such as a
+    The file is complete at every moment: it is written under another name and renamed. Nothing is formatted twice, and
+    writing takes at most a hundredth of the time, however long the run. A file that is not a regular one, such as a
     pipe, is written once, by `close`.
 
     Raises
@@ -45,10 +46,10 @@ class Metrics:
             if not self._once:
                 self._save()
         except OSError as error:
-            raise Unwritable(f"--metrics {path}: {error.strerror}") from error
+            raise mistakes.file_cannot_be_written("--metrics", path, error.strerror) from error
 
     def add(self, loss: float | None, step_seconds: float, cpu_seconds: float) -> None:
-        """An update is over; if the file cannot be written now, it is tried again later."""
+        """Adds the numbers of an update; if the file cannot be written now, it is tried again later."""
         numbers = (loss, step_seconds, cpu_seconds)
         with self._lock:
             for column, number in zip(self._columns, numbers, strict=True):
@@ -60,22 +61,20 @@ class Metrics:
                 self._save()
 
     def close(self) -> None:
-        """Writes what is not yet in the file.
+        """Writes the numbers that are not yet in the file.
 
         Raises
         ------
         Unwritable
-            If that cannot be done.
+            If the file cannot be written.
         """
         try:
             self._save()
         except OSError as error:
-            noun = "update" if self._count == 1 else "updates"
-            left = f"; what was written before has {self._saved} of {self._count} {noun}"
-            raise Unwritable(f"--metrics {self._given}: {error.strerror}{left if self._saved else ''}") from error
+            raise mistakes.metrics_are_incomplete(self._given, error.strerror, self._saved, self._count) from error
 
     def keep(self) -> None:
-        """As `close`, as far as possible; a pipe without a reader would never let go."""
+        """Does the same as `close` if it is possible; not with a pipe, which may have no reader and block."""
         if not self._once:
             with suppress(Unwritable):
                 self.close()

@@ -1,4 +1,4 @@
-"""``--peak-memory``: the memory that every rank has used at most, beside what it needs by the report."""
+"""``--peak-memory``: peak memory of every rank, next to the need that the report predicts."""
 
 import json
 import os
@@ -23,14 +23,14 @@ ON_GPU = "of tensors on the GPU, by torch's allocator"
 
 
 class PeakMemory:
-    """What this rank needs, known before training, and what it has used at most from then on.
+    """Memory that this rank needs, computed before training, and its peak from then on.
 
     Parameters
     ----------
     before
-        What the process had in bytes before its stages were built: see `resident`.
+        Bytes of the process before its stages were built: see `resident`.
     is_sharded
-        The replicas of a stage share the optimizer's state.
+        Whether the replicas of a stage share the optimizer's state.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class PeakMemory:
             _forget_peak()
 
     def lines(self) -> list[str]:
-        """A table of all ranks, on rank 0: how many M_theta and M_a, what that is in bytes, what was used.
+        """Returns a table of all ranks, on rank 0: M_theta, M_a, the bytes that they need, the bytes that were used.
 
-        Every rank calls it, while all are there.
+        Every rank calls it, before any of them ends.
         """
         place, store = self._world.place, self._world.control_group.store
         store.set(f"peak/{place.rank}", json.dumps([self._copies, self._activations, self._need, self._used()]))
@@ -80,12 +80,12 @@ class PeakMemory:
 
 
 def resident() -> int:
-    """The bytes of this process that are in memory."""
+    """Bytes of this process that are in memory."""
     return _read(_NOW)
 
 
 def _read(name: str) -> int:
-    """A number of bytes of this process by Linux; elsewhere its peak, which is all that is to be had."""
+    """Bytes in a line of Linux's status of this process; on other systems its peak, which is all they tell."""
     with suppress(OSError, StopIteration):
         lines = _STATUS.read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024
@@ -93,7 +93,7 @@ def _read(name: str) -> int:
 
 
 def _forget_peak() -> None:
-    """From now on the peak is counted anew, where Linux allows that: proc(5), ``clear_refs``."""
+    """Resets the peak, if Linux allows it: proc(5), ``clear_refs``."""
     with suppress(OSError):
         descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
         try:

@@ -1,4 +1,4 @@
-"""Losses and times of each update, gathered on rank 0 while the next ones run."""
+"""Progress of a run: losses and times of each update, gathered on rank 0 while the next updates run."""
 
 import math
 import sys
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import Misuse, NotFinite, PeerLost, Unwritable
+from chimera_runtime.errors import NotFinite, PeerLost, Unwritable
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.messages import unrecorded
 from chimera_runtime.ranks.world import World
@@ -28,10 +29,10 @@ from chimera_runtime.values.losses import Tally
 
 @dataclass(frozen=True)
 class Sinks:
-    """Where rank 0 puts what it learns of updates, beside its lines; ``items`` are those of an update, over all copies.
+    """Files for the facts of updates on rank 0, in addition to its lines; and facts about every update.
 
-    With ``stop_on_nan`` a loss that is no finite number is an error. At the peak of all devices an update would take
-    ``peak_seconds``, if that is known.
+    ``items`` is the number of items of an update, in all copies. ``stop_on_nan`` makes an error of a loss that is not a
+    finite number. ``peak_seconds`` is the duration of an update at the peak of all devices, if it is known.
     """
 
     metrics: Metrics | None = None
@@ -45,44 +46,45 @@ class Sinks:
 _NO_SINKS = Sinks()
 
 _RECENT = 0.1
-"""What the newest update counts in the duration of one, by which the remaining time is judged."""
+"""Weight of the newest update in the mean duration of an update, which gives the remaining time."""
 
 _SHOWN_EVERY = 0.1
-"""Seconds: an eye sees no more lines than that."""
+"""Seconds between lines on a terminal; faster ones could not be read."""
 
 _SUMMED = 16
-"""Of so many updates that overlap one has a sum of its loss over the ranks."""
+"""Number of overlapping updates of which one has a sum of its loss over the ranks."""
 
 _UNSUMMED = array("d")
-"""What the others have in place of it."""
+"""Placeholder for the sum in all other updates."""
 
 Floats = tuple[float, ...]
 
 
 def gathered_together(job: Job) -> int:
-    """Of how many updates the losses are gathered at once: of those that a worker has a part in at any time."""
+    """Number of updates whose losses are gathered in one message: those that a worker works on at the same time."""
     return max(1, job.workers // job.micro_batches) if job.period else 1
 
 
 class Progress:
-    """What rank 0 prints and writes; on every rank, what it contributes.
+    """Prints and writes the facts of updates on rank 0; on the other ranks, sends their part of the facts.
 
-    Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update. Updates that
-    overlap begin together, and each lasts from the end of the one before. Of those a worker has a part in several at
-    any time, so as many are gathered together: with an update for each micro-batch, a gather for each would take longer
-    than all messages. Their losses are told later than they end, so `mark` notes when that was.
+    Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update.
+
+    Updates that overlap begin together, and each lasts from the end of the one before. A worker works on several at the
+    same time, and their facts are gathered together: if each micro-batch is an update, a gather for each would take
+    longer than all messages. `end` is then called after the end of an update, so `mark` notes the time.
 
     Parameters
     ----------
     before
-        How many of the updates there have been already.
+        Number of updates before this run.
     """
 
     def __init__(self, world: World, updates: int, rehearsal: bool, sinks: Sinks = _NO_SINKS, before: int = 0) -> None:
         self._world = world
         self._sinks = sinks
         self._details: deque[dict[str, Any]] = deque()
-        self._silenced: Unwritable | None = None
+        self._write_error: Unwritable | None = None
         self._terminal = is_terminal(sys.stdout)
         self._line: str | None = None
         self._shown = -math.inf
@@ -97,7 +99,7 @@ class Progress:
         self._ended = before
         self._marks: deque[tuple[float, float]] = deque()
         self._facts: list[tuple[float, ...]] = []
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         self._pending: deque[tuple[dist.Work, list[torch.Tensor] | None, torch.Tensor]] = deque()
         self._start = 0.0
         self._cpu = 0.0
@@ -105,7 +107,7 @@ class Progress:
         self._count = before
 
     def begin(self) -> None:
-        """An update begins now, or all of those that overlap; in a rehearsal at the same moment everywhere."""
+        """Begins an update, or all updates if they overlap; in a rehearsal at the same moment on all ranks."""
         if self._rehearsal:
             self._world.control_group.barrier("for the step to begin")
         self._cpu = time.process_time()
@@ -113,13 +115,13 @@ class Progress:
         self._before = self._before or self._start
 
     def mark(self) -> None:
-        """An update is over on this rank, the first for which `end` has not been called and this neither."""
+        """Notes the end of the next update on this rank, before `end` is called for it."""
         self._marks.append((time.time(), time.process_time()))
 
     def end(self, tally: Tally, **details: Any) -> None:
-        """An update is over on this rank, now or since `mark`; the rank has computed a part of its losses.
+        """Ends an update on this rank, now or at the time of its `mark`; ``tally`` is the rank's part of its losses.
 
-        The details go to the log, those that are not None.
+        ``details`` go to the log, except for those that are None.
         """
         end, cpu = self._marks.popleft() if self._marks else (time.time(), time.process_time())
         self._details.append({name: value for name, value in details.items() if value is not None})
@@ -135,35 +137,35 @@ class Progress:
         work = unrecorded(dist.gather, facts, room, dst=0, group=self._group, async_op=True)
         assert work is not None
         self._pending.append((work, room, facts))
-        with self._telling:
-            self._tell_gathered()
+        with self._reporting:
+            self._report_gathered()
 
-    def _tell_gathered(self) -> None:
+    def _report_gathered(self) -> None:
         while self._pending and self._pending[0][0].is_completed():
             self._read(*self._pending.popleft())
 
     def keep(self) -> None:
-        """As `finish`, as far as all ranks have said it; for another thread, when this rank is about to end."""
-        if not self._telling.acquire(timeout=1):
+        """Reports the updates that all ranks have ended, without waiting; for another thread, before this rank ends."""
+        if not self._reporting.acquire(timeout=1):
             return
         try:
             with suppress(PeerLost, NotFinite):
-                self._tell_gathered()
+                self._report_gathered()
         finally:
-            self._telling.release()
+            self._reporting.release()
 
     def finish(self) -> None:
-        """Waits for what is still under way; there may have been fewer updates than planned."""
+        """Waits for the facts of all updates so far, of which there may be fewer than planned, and reports them."""
         if self._facts:
             self._gather()
-        with self._telling:
+        with self._reporting:
             while self._pending:
                 self._read(*self._pending.popleft())
         if self._line is not None:
             self.write_line(self._line)
 
     def evaluated(self, held_out: float) -> None:
-        """The updates so far have been judged on held-out items; the time that this took is none of an update's.
+        """Reports the loss on held-out items after the updates so far; the time of the evaluation counts for none.
 
         Every rank calls it, and has no update under way.
         """
@@ -182,15 +184,15 @@ class Progress:
             self._details.clear()
             return
         for update in zip(*(facts.tolist() for facts in room), strict=True):
-            self._tell(*zip(*update, strict=True))
+            self._report(*zip(*update, strict=True))
 
-    def _tell(self, starts: Floats, ends: Floats, cpu: Floats, *tallies: Floats) -> None:
-        """One update, by its facts: each is a number of every rank.
+    def _report(self, starts: Floats, ends: Floats, cpu: Floats, *tallies: Floats) -> None:
+        """Reports one update; each fact is a list with a number from every rank.
 
         Raises
         ------
         NotFinite
-            If its loss is no finite number, and that was asked for.
+            If its loss is not a finite number, with ``--stop-on-nan``.
         """
         end = max(ends)
         seconds = end - (min(starts) if self._apart else self._before)
@@ -210,14 +212,14 @@ class Progress:
         self._duration = seconds if self._duration is None else (1 - _RECENT) * self._duration + _RECENT * seconds
         self._print(loss, seconds, facts.get("share_of_peak"))
         if sinks.stop_on_nan and loss is not None and not math.isfinite(loss):
-            raise NotFinite(f"--stop-on-nan: the loss of update {self._count} is {loss}")
+            raise mistakes.loss_is_not_finite(self._count, loss)
 
     @property
     def _number(self) -> str:
         return f"{self._count:>{len(str(self._updates))}}/{self._updates}"
 
     def _print(self, loss: float | None, seconds: float, share: float | None) -> None:
-        """On a terminal the line takes the place of the one before, elsewhere it comes below that."""
+        """Prints the line of an update; on a terminal in place of the line before."""
         assert self._duration is not None
         parts = [f"step {self._number}", *([] if loss is None else [f"loss {loss:.6f}"]), f"{seconds:.3f} s"]
         if seconds:
@@ -234,25 +236,25 @@ class Progress:
             self._put(show_line, self._line)
 
     def write_line(self, line: str) -> None:
-        """A line that stays, also on a terminal; one that cannot be written is told of by `close`."""
+        """Writes a line that stays, also on a terminal; if it cannot be written, `close` raises the error."""
         self._put(write_line, line)
         self._line = None
 
     def _put(self, put: Callable[[str], None], line: str) -> None:
-        """What cannot be written is no reason to stop training."""
-        if self._silenced is None:
+        """Keeps an error for `close`: training continues without an output that can be read."""
+        if self._write_error is None:
             try:
                 put(line)
             except Unwritable as error:
-                self._silenced = error
+                self._write_error = error
 
     def close(self) -> None:
-        """Nothing more is to come.
+        """Closes the files.
 
         Raises
         ------
         Unwritable
-            If not everything could be written.
+            If a file, or standard output, could not be written completely.
         """
         if self._sinks.metrics is not None:
             self._sinks.metrics.close()
@@ -260,22 +262,22 @@ class Progress:
             self._sinks.log.close()
         if self._sinks.board is not None:
             self._sinks.board.close()
-        if self._silenced is not None:
-            raise self._silenced
+        if self._write_error is not None:
+            raise self._write_error
 
 
 def in_hours(seconds: float) -> str:
-    """A duration as in ``0:07``, ``12:30`` or ``3:07:00``: minutes and seconds, hours before them if there are any."""
+    """Duration in minutes and seconds, or hours before them, as in ``0:07``, ``12:30`` or ``3:07:00``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class UpdateEnds:
-    """Marks the end of each update that overlaps with others: when every stage of this rank has made its step for it.
+    """Marks the end of each update that overlaps with others: the last step for it of a stage of this rank.
 
-    It holds no stage, and a stage may hold it: a cycle of references would keep the communicators, and their threads,
-    until the interpreter ends.
+    Stages refer to this object, and it does not refer to them: a cycle of references would keep the communicators and
+    their threads until the interpreter ends.
     """
 
     def __init__(self, progress: Progress, stages: int) -> None:
@@ -284,7 +286,7 @@ class UpdateEnds:
         self._steps: Counter[int] = Counter()
 
     def stepped(self, stage: Any) -> None:
-        """To be called after each step of each `Stage`."""
+        """Counts a step; called after each step of each `Stage`."""
         update = stage.updates - 1
         self._steps[update] += 1
         if self._steps[update] == self._stages:
@@ -293,29 +295,26 @@ class UpdateEnds:
 
 
 class PartialOutcome(Outcome):
-    """An outcome that knows what this rank has computed, and nothing of other ranks."""
+    """Outcome with this rank's part of the losses alone."""
 
     @property
     def is_last(self) -> bool:
-        """Not known: a later outcome says it."""
+        """Returns False: a later outcome, which has a sum, shows the end."""
         return False
 
     def settle(self) -> None:
         """Raises Misuse: there is no sum."""
-        raise Misuse(
-            "the loss of an update is gathered on rank 0 by the progress of train.py, which writes it to --metrics and "
-            "--log-file: to read outcome.loss leave out hooks="
-        )
+        raise mistakes.loss_is_gathered_elsewhere()
 
 
 class PartialOutcomes(Outcomes):
-    """Outcomes for a `Progress`, which gathers the losses of several updates at once; a sum for each would cost more.
+    """Makes outcomes without a sum over the ranks: a `Progress` gathers the losses of several updates at less cost.
 
-    One of 16 updates has a sum, by which ranks hear that they are to stop. Parameters as of `Outcomes`.
+    One of 16 updates has a sum, from which ranks learn that they must stop. Parameters as of `Outcomes`.
     """
 
     def launch(self, update: int, tally: Tally) -> Outcome:
-        """The outcome of an update on this rank; of most nothing is sent."""
+        """Makes the outcome of an update on this rank; for most updates without a message."""
         if (update + 1) % _SUMMED == 0:
             return super().launch(update, tally)
         return PartialOutcome(update, tally, self._control_group, self._counted, self._names, _UNSUMMED, None)

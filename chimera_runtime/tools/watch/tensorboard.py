@@ -1,14 +1,15 @@
-"""``--tensorboard DIR``: what the log says of updates, as curves of TensorBoard."""
+"""``--tensorboard DIR``: the numbers of the log as curves of TensorBoard."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chimera_runtime.errors import Misuse, Unwritable
+from chimera_runtime.errors import Unwritable
+from chimera_runtime.errors import tools as mistakes
 
 _FLUSHED_EVERY = 10
-"""Seconds."""
+"""Seconds between writes to the disk."""
 
 
 class TensorBoard:
@@ -17,7 +18,7 @@ class TensorBoard:
     Raises
     ------
     Misuse
-        If the package tensorboard, which torch needs for it, is not installed.
+        If the package tensorboard, which torch uses, is not installed.
     Unwritable
         If the directory cannot be written.
     """
@@ -26,19 +27,16 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise Misuse(
-                f"--tensorboard needs a package that is not there ({error}): pip install tensorboard; --log-file "
-                "writes the same numbers without it"
-            ) from error
+            raise mistakes.package_is_missing(f"{error}") from error
         try:
             self._writer: Any = SummaryWriter(str(directory), flush_secs=_FLUSHED_EVERY)
         except OSError as error:
-            raise Unwritable(f"--tensorboard {directory}: {error.strerror}") from error
+            raise mistakes.file_cannot_be_written("--tensorboard", directory, error.strerror) from error
         self._directory = directory
         self._failed: OSError | None = None
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """What a line of the log says of an update, each number a scalar; after one that fails no further is tried."""
+        """Adds each number in a line of the log as a scalar. After a failure no further line is added."""
         if self._failed is not None:
             return
         try:
@@ -48,31 +46,31 @@ class TensorBoard:
             self._failed = error
 
     def keep(self) -> None:
-        """As `close`, as far as possible."""
+        """Does the same as `close` if it is possible."""
         with suppress(Unwritable):
             self.close()
 
     def close(self) -> None:
-        """Writes what is still in memory; nothing more is to come.
+        """Writes the numbers that are still in memory, and ends.
 
         Raises
         ------
         Unwritable
-            If something could not be written.
+            If a number could not be written.
         """
         try:
             self._writer.close()
         except OSError as error:
             self._failed = self._failed or error
         if self._failed is not None:
-            raise Unwritable(f"--tensorboard {self._directory}: {self._failed.strerror}")
+            raise mistakes.file_cannot_be_written("--tensorboard", self._directory, self._failed.strerror)
 
 
 def scalars(facts: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers in a line of the log, each with its tag.
+    """Yields the numbers in a line of the log, each with its tag.
 
-    A learning rate is ``learning_rates/0`` of stage 0, and ``learning_rates/0/1`` if its optimizer has several groups
-    of parameters. A loss that is no finite number is a point as well, which TensorBoard marks.
+    The tag of a learning rate is ``learning_rates/0`` for stage 0, and ``learning_rates/0/1`` if its optimizer has
+    several groups of parameters. A loss that is not a finite number is a point as well, which TensorBoard marks.
     """
     for name, value in facts.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""``--torch-profile DIR``: a few updates as torch.profiler sees them, each line of the program a range in it."""
+"""``--torch-profile DIR``: records a few updates by torch.profiler, with a range for each line of the program."""
 
 from pathlib import Path
 from types import TracebackType
@@ -6,10 +6,10 @@ from typing import Self
 
 import torch
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import tools as mistakes
 
 BEFORE = 1
-"""Updates of a run that are left out: in the first one torch makes what it keeps."""
+"""Updates of a run that are left out: in the first one torch makes its caches."""
 
 RECORDED = 3
 
@@ -22,19 +22,16 @@ class TorchProfile:
     Raises
     ------
     Misuse
-        If fewer than two updates are to come, or the directory cannot be made.
+        If the run has fewer than two updates, or the directory cannot be made.
     """
 
     def __init__(self, directory: Path, rank: int, updates: int) -> None:
         if updates <= BEFORE:
-            raise Misuse(
-                f"--torch-profile records updates after the first of a run, and this run has {updates}: "
-                "give a larger number of --steps"
-            )
+            raise mistakes.updates_are_too_few_to_profile(updates)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Misuse(f"--torch-profile {directory}: {error.strerror}") from None
+            raise mistakes.directory_cannot_be_written("--torch-profile", directory, error.strerror) from None
         self._file = directory / f"rank_{rank}.json"
         self._profile = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=0, warmup=BEFORE, active=RECORDED, repeat=1),
@@ -46,7 +43,7 @@ class TorchProfile:
         return self
 
     def updated(self) -> None:
-        """An update is over."""
+        """Ends an update."""
         self._profile.step()
 
     def __exit__(

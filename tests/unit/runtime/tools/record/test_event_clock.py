@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.tools.record.event_clock import CudaTiming, EventClock, HostClock, clock_of
+from chimera_runtime.tools.record.event_clock import CudaEvents, EventClock, HostClock, clock_of
 
 START = 10**12
 """What the host's clock says when the GPU comes to its first event, in nanoseconds."""
@@ -115,6 +115,6 @@ def test_on_a_gpu_they_are_of_events_of_torch_in_its_current_stream(monkeypatch:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the current one of {device}")
     clock = clock_of(torch.device("cuda", 1))
     assert isinstance(clock, EventClock)
-    assert isinstance(clock._timing, CudaTiming)
+    assert isinstance(clock._device, CudaEvents)
     assert made == [{"enable_timing": True}, "the current one of cuda:1", "synchronised"]
     assert clock.read([clock.now()]) == [clock._at_base]

@@ -126,7 +126,7 @@ def test_every_verb_has_the_words_of_schedule_sir(known: RankContext, folder: Pa
     recorder.ran_pair(1, 1, (0,), 0, 5)
     tag = (3 * 2 + 1) * 2 + 1
     for verb in (to.SEND, to.RECV, to.WAIT_SEND, to.WAIT_RECV):
-        recorder.talked(verb, tag, 5)
+        recorder.message(verb, tag, 5)
     recorder.note(to.LOAD_INPUT, 2, 0, 5)
     recorder.note(to.LOAD_TARGET, 2, 1, 5)
     for verb in (to.ALL_REDUCE, to.WAIT_ALL_REDUCE, to.STEP):
@@ -219,7 +219,7 @@ def test_on_a_gpu_times_are_those_of_its_events(
 ) -> None:
     """Written as nanoseconds of the host's clock, with others in every piece that is written."""
 
-    class OperationClock:
+    class Events:
         """Each event a millisecond after the one before."""
 
         def __init__(self) -> None:
@@ -236,7 +236,7 @@ def test_on_a_gpu_times_are_those_of_its_events(
             return float(end - start)
 
     monkeypatch.setattr(EventClock, "most", 2)
-    monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(OperationClock(), lambda: 1000))
+    monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(Events(), lambda: 1000))
     recorder = Recorder(known.world, given(folder))
     for micro in range(3):
         recorder.ran(to.FORWARD, micro, 1, recorder.now())

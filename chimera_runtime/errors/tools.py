@@ -1,0 +1,118 @@
+"""Messages of train.py about its files, its options and the model file."""
+
+from pathlib import Path
+
+from chimera_runtime.errors import Misuse, NotFinite, Unwritable
+
+
+def program_is_another(script: Path) -> Misuse:
+    return Misuse(f"{script} is of another program than what lies beside it: compile again")
+
+
+def program_was_replaced(directory: Path) -> Misuse:
+    return Misuse(f"another program has come into {directory} since this run compiled: give each run its --out")
+
+
+def rehearsal_is_for_cpus() -> Misuse:
+    return Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo")
+
+
+# Files and streams.
+
+
+def stdout_cannot_be_written(why: str | None) -> Unwritable:
+    return Unwritable(f"standard output: {why}")
+
+
+def file_cannot_be_written(option: str, path: Path, why: str | None) -> Unwritable:
+    return Unwritable(f"{option} {path}: {why}")
+
+
+def directory_cannot_be_written(option: str, path: Path | str, why: str | None) -> Misuse:
+    return Misuse(f"{option} {path}: {why}")
+
+
+def bundle_is_a_file_of_yours(path: Path) -> Misuse:
+    return Misuse(f"--bundle {path}: exists and was not written by --bundle; choose another name or remove it")
+
+
+def trace_is_a_directory_of_yours(directory: Path) -> Misuse:
+    return Misuse(f"--trace {directory}: exists and was not written by --trace; choose another directory or remove it")
+
+
+def log_is_of_another_run(path: Path) -> Unwritable:
+    return Unwritable(f"--log-file {path}: another run appends to it; give each run a file of its own")
+
+
+def metrics_are_incomplete(path: Path, why: str | None, saved: int, count: int) -> Unwritable:
+    """``saved`` of ``count`` updates are in the file."""
+    noun = "update" if count == 1 else "updates"
+    left = f"; what was written before has {saved} of {count} {noun}"
+    return Unwritable(f"--metrics {path}: {why}{left if saved else ''}")
+
+
+def package_is_missing(error: str) -> Misuse:
+    return Misuse(
+        f"--tensorboard needs a package that is not there ({error}): pip install tensorboard; --log-file "
+        "writes the same numbers without it"
+    )
+
+
+def updates_are_too_few_to_profile(updates: int) -> Misuse:
+    return Misuse(
+        f"--torch-profile records updates after the first of a run, and this run has {updates}: "
+        "give a larger number of --steps"
+    )
+
+
+# Losses and held-out items.
+
+
+def loss_is_not_finite(update: int, loss: float) -> NotFinite:
+    return NotFinite(f"--stop-on-nan: the loss of update {update} is {loss}")
+
+
+def loss_is_gathered_elsewhere() -> Misuse:
+    return Misuse(
+        "the loss of an update is gathered on rank 0 by the progress of train.py, which writes it to --metrics and "
+        "--log-file: to read outcome.loss leave out hooks="
+    )
+
+
+def validation_is_missing(file: str) -> Misuse:
+    return Misuse(
+        f"--eval-every: {file} has no function validation() -> torch.utils.data.Dataset, with held-out "
+        "items like those of dataset()"
+    )
+
+
+def validation_is_not_map_style() -> Misuse:
+    return Misuse("validation() must return a map-style dataset, one with __len__ and __getitem__, with an item")
+
+
+def optimizer_cannot_be_saved(name: str) -> Misuse:
+    return Misuse(f"a {name} cannot be saved: --save needs optimizers of torch.optim")
+
+
+# Devices.
+
+
+def peak_is_unknown(device: str, dtype: str) -> Misuse:
+    return Misuse(
+        f"--device-peak auto: the peak of {device} in {dtype} is not known; give "
+        "its TFLOPS from the data sheet, without sparsity, as in --device-peak 312"
+    )
+
+
+def device_has_no_memory_of_its_own() -> Misuse:
+    return Misuse("--memory-limit device: the ranks are on the CPU; give a size, as in --memory-limit 16GiB")
+
+
+def memory_is_too_little(limit: str, need: str, others: int, can_shard: bool) -> Misuse:
+    """``need`` is that of the fullest rank, in words; ``others`` is the number of other ranks beyond the limit."""
+    more = f"; {others} other rank{'s need' if others > 1 else ' needs'} too much as well" if others else ""
+    further = ", or --shard-optimizer" if can_shard else ""
+    return Misuse(
+        f"--memory-limit {limit}: {need}{more}; "
+        f"choose a smaller --micro-batch-size, a scheme that recomputes, or more stages{further}"
+    )

@@ -1,0 +1,79 @@
+"""Messages of `--check`: what the ranks, or the stages, compute otherwise than they should."""
+
+from collections.abc import Iterable, Sequence
+
+from chimera_runtime.errors import CheckFailed, Misuse
+
+_FAILED = "check: FAILED\n  "
+
+
+def ranks_differ_from_one_process(verdict: str) -> CheckFailed:
+    """``verdict`` has all figures, and begins with the word FAILED."""
+    return CheckFailed(verdict)
+
+
+def steps_are_not_updates(group: str, rank: int, steps: int, updates: int) -> CheckFailed:
+    noun = "step" if steps == 1 else "steps"
+    return CheckFailed(f"{_FAILED}{group} on rank {rank}: the optimizer has made {steps} {noun} in {updates} updates")
+
+
+# The user's own model, as `reference()` of the model file returns it.
+
+
+def reference_is_not_a_module(file: str, name: str) -> Misuse:
+    return Misuse(f"{file}: reference returned a {name}, not a torch.nn.Module")
+
+
+def parameters_do_not_match(complaints: Iterable[str]) -> CheckFailed:
+    return CheckFailed("\n  ".join(["check: FAILED", *(f"reference(): {line}" for line in complaints)]))
+
+
+def losses_differ(reference: float, stages: float) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}reference(): the loss of an update is {reference:.9g} and that of the stages {stages:.9g}: a "
+        "stage lacks something that has no parameters, or does it in another order"
+    )
+
+
+def gradients_differ(error: float, parameter: str, bound: float) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}reference(): gradients differ by {error:.2e} of the largest of their stage, most "
+        f"those of {parameter}; {bound:.0e} is allowed"
+    )
+
+
+# Complaints for `parameters_do_not_match`.
+
+
+def parameters_are_missing(names: Sequence[str], stage: int, nearest: str | None) -> str:
+    """``nearest`` is the name in the user's model that is most like the first of ``names``."""
+    hint = "" if nearest is None else f"; the nearest to the first is {nearest}"
+    return f"it has no {', '.join(names)} of stage {stage}{hint}. name(stage, parameter) returns its names"
+
+
+def parameters_are_on_no_stage(module: str | None, names: Sequence[str]) -> str:
+    """``module`` is the name of a module of which no stage has any parameter."""
+    what = f"its {module} ({', '.join(names)})" if module is not None else f"its {', '.join(names)}"
+    return f"no stage holds {what}: a layer that was left out, or another name in name(stage, parameter)"
+
+
+def tie_is_not_declared(ends: Sequence[tuple[int, str]], name: str) -> str:
+    return (
+        f"{_ends(ends)} are one parameter, {name}, and train as so many: declare "
+        f"tied(num_stages) -> [{[*ends]}], or give each a parameter of its own"
+    )
+
+
+def tie_is_not_in_the_model(ends: Sequence[tuple[int, str]], names: Iterable[str]) -> str:
+    return (
+        f"{_ends(ends)} are tied, and are different parameters in it, {' and '.join(names)}: let it share one, or take "
+        "them out of tied(num_stages) and compile without --tied for them"
+    )
+
+
+def _ends(ends: Sequence[tuple[int, str]]) -> str:
+    return " and ".join(f"{parameter} of stage {stage}" for stage, parameter in ends)
+
+
+def parameters_are_unlike(name: str, reference: str, stages: str, parameter: str, stage: int) -> str:
+    return f"its {name} is {reference}; {parameter} of stage {stage} is {stages}"

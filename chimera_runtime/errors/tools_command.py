@@ -1,0 +1,134 @@
+"""Messages about the command line of train.py, and about options that do not fit the program."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from chimera_runtime.errors import Misuse
+
+
+def cannot_be_parsed(message: str) -> Misuse:
+    """``message`` is that of argparse, or of a function below."""
+    return Misuse(f"{message} (see --help)")
+
+
+# Values that an option cannot have: argparse puts the option before them.
+
+
+def is_not_seconds(text: str, most: int) -> str:
+    return f"{text!r} is not a positive number of seconds, {most} at most"
+
+
+def is_not_a_positive_number(text: str) -> str:
+    return f"{text!r} is not a positive number"
+
+
+def is_an_empty_path() -> str:
+    return "an empty path"
+
+
+def is_not_a_count(text: str) -> str:
+    return f"{text!r} is not a positive whole number"
+
+
+def is_not_a_whole_number(text: str) -> str:
+    return f"{text!r} is not a whole number, 0 or more"
+
+
+def is_not_a_split(text: str) -> str:
+    return f"{text!r} does not list the first layer of each stage, as in 0,9,17,25"
+
+
+def is_not_bytes(text: str) -> str:
+    return f"{text!r} is not a number of bytes, as in 16GiB, 1.5TiB or 4096"
+
+
+def are_not_durations(text: str) -> str:
+    return f"{text!r} is not of the form F=SECONDS,B=SECONDS"
+
+
+def durations_are_missing(text: str) -> str:
+    return f"{text!r} needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"
+
+
+# Options that do not fit each other.
+
+
+def backend_has_no_name() -> Misuse:
+    return cannot_be_parsed("--backend-module: --backend NAME says which backend the file registers")
+
+
+def backend_is_unknown(backend: str) -> Misuse:
+    return cannot_be_parsed(f"--backend {backend}: gloo, nccl, or a backend that --backend-module FILE registers")
+
+
+def nccl_is_for_gpus() -> Misuse:
+    return cannot_be_parsed("--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo")
+
+
+def rehearsal_has_no_gradients() -> Misuse:
+    return cannot_be_parsed("--rehearse computes no gradients and no loss: leave --clip-norm and --stop-on-nan out")
+
+
+def rehearsal_has_no_weights(option: str) -> Misuse:
+    return cannot_be_parsed(f"--rehearse leaves the weights alone: leave {option} out")
+
+
+def rehearsal_computes_nothing(option: str) -> Misuse:
+    return cannot_be_parsed(f"--rehearse computes nothing: leave {option} out")
+
+
+def save_has_no_directory() -> Misuse:
+    return cannot_be_parsed("--save-every says when: give --save DIR to say where")
+
+
+def check_only_records_nothing(option: str) -> Misuse:
+    return cannot_be_parsed(f"{option} records the training, of which --check-only does none: give --check instead")
+
+
+# Options that do not fit the program.
+
+
+def clipping_needs_a_flush(schedule: str) -> Misuse:
+    return Misuse(
+        f"--clip-norm: {schedule} has no flush, and its stages make an update at different times: there is no norm "
+        "of all its gradients; take a scheme with a flush, or clip in the step of the model file's optimizer, "
+        "which sees one stage"
+    )
+
+
+def sharding_needs_a_flush(schedule: str) -> Misuse:
+    return Misuse(
+        f"--shard-optimizer: {schedule} has no flush, and its stages step inside the schedule, which leaves no "
+        "place to gather their weights; take a scheme with a flush, or leave the option out"
+    )
+
+
+def micro_batch_is_not_divisible(size: int, schedule: str, parts: int) -> Misuse:
+    return Misuse(
+        f"--micro-batch-size {size}: {schedule} cuts every micro-batch into {parts} halves; choose an even "
+        "size, as in --micro-batch-size 2"
+    )
+
+
+def rehearsal_lacks_durations(kinds: Iterable[str], schedule: str, example: Mapping[str, float]) -> Misuse:
+    """``example`` has a duration for each kind of operation of the program."""
+    durations = ",".join(f"{kind}={seconds:g}" for kind, seconds in example.items())
+    return Misuse(f"--rehearse lacks {' and '.join(kinds)}: {schedule} has such operations; give {durations}")
+
+
+# A backend of the user's own.
+
+
+def backend_module_is_missing(module: Path) -> Misuse:
+    return Misuse(f"--backend-module {module}: there is no such file")
+
+
+def backend_module_is_not_python(module: Path) -> Misuse:
+    return Misuse(f"--backend-module {module}: not a Python file (its name must end in .py)")
+
+
+def backend_is_not_registered(backend: str, module: Path) -> Misuse:
+    return Misuse(
+        f"--backend {backend}: {module} registers no backend of that name; it has to call "
+        f"torch.distributed.Backend.register_backend({backend!r}, ..)"
+    )
