@@ -128,7 +128,7 @@ def loader(
     drop_last: bool = True,
     seed: int = 7,
 ) -> Loader:
-    """What `Pipeline.loader` makes; by default all is used."""
+    """A loader as `Pipeline.loader` makes it; by default all parts are used."""
     return Loader(
         ItemLoading(dataset, seed, collate),
         Share(size, micro_batches, copies, copy),
@@ -147,6 +147,6 @@ def numbers(batch: MiniBatch) -> list[int]:
 
 
 def draws(batch: MiniBatch) -> dict[int, list[float]]:
-    """What each of them has drawn."""
+    """The random numbers of each item."""
     rows = [row for micro in sorted(batch.micro_batches) for row in batch(micro)[1].tolist()]
     return dict(zip(numbers(batch), rows, strict=True))

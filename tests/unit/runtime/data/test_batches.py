@@ -1,4 +1,4 @@
-"""Which item of the dataset goes where, and what is said of a dataset that cannot be used."""
+"""The places of items in updates and micro-batches, and the refusal of datasets that cannot be used."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def test_the_seed_alone_decides_the_order() -> None:
 
 
 def test_micro_batches_counted_from_an_earlier_update_are_the_same() -> None:
-    """Over several epochs: those of all updates in a row, for a copy of three, cut in halves."""
+    """Items of all updates of several epochs in a row, for one of three copies, with micro-batches cut in halves."""
     counted = Batches(model().dataset(), 2, 2, 2, 3, 1, 7)
     for micro in range(20):
         update, number = divmod(micro, 4)
@@ -72,7 +72,7 @@ def test_micro_batches_counted_from_an_earlier_update_are_the_same() -> None:
 
 
 def test_what_an_item_draws_at_random_is_the_same_whoever_loads_it_when() -> None:
-    """In an epoch; the next one draws anew."""
+    """Each epoch is drawn anew."""
 
     class Noisy(Numbers):
         def __getitem__(self, number: int) -> tuple[Any, Any]:

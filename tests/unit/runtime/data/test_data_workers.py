@@ -141,7 +141,7 @@ def test_workers_go_on_into_the_next_epoch_and_end_when_the_loader_is_closed(alo
 
 
 def test_workers_that_are_started_afresh_load_the_same(alone: World) -> None:
-    """With ``spawn`` all that they use is pickled."""
+    """All that workers use is pickled with ``spawn``."""
     (first, *_) = loader(alone, Drawing())
     mine = loader(alone, Drawing(), workers=DataWorkers(1, start="spawn"))
     batch = next(iter(mine))
@@ -234,7 +234,7 @@ print(len(received), len(multiprocessing.active_children()), flush=True)
 def test_signals_to_all_processes_are_the_ranks_alone_and_a_worker_that_hangs_ends_with_it(
     start: str, tmp_path: Path
 ) -> None:
-    """As of torchrun, Slurm or a terminal, at any time; the worker is at item 22 when the rank ends."""
+    """Signals as torchrun, Slurm or a terminal send them, at any time; the worker is at item 22 when the rank ends."""
     (tmp_path / "rank.py").write_text(RANK)  # which a process that is started afresh imports
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""What ranks learn of a stream that others read; test_loader.py has it in a loader."""
+"""Messages about a dataset to the ranks that do not read it; test_loader.py has them in a loader."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which items a copy has of a mini-batch, the order of a dataset, and what a dataset is."""
+"""The items of a copy in a mini-batch, the order of a dataset, and the kinds of datasets."""
 
 from typing import Any
 

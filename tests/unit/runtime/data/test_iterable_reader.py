@@ -25,7 +25,7 @@ def stream(dataset: Any, begin: ReadPosition | None = None, **changed: Any) -> I
 
 
 def test_all_is_read_and_what_is_used_is_collated_epoch_after_epoch() -> None:
-    """Of 8 items in a mini-batch, those of the second micro-batch of the second copy."""
+    """Items of the second micro-batch of the second copy, in mini-batches of 8."""
     collated = []
 
     def collate(items: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Which mini-batches a rank gets of a dataset, in which order, from where on, and what it loads for that."""
+"""The mini-batches of a dataset that a rank gets: their order, their beginning, and what the rank loads for them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ def test_the_last_items_of_an_epoch_are_a_smaller_mini_batch_if_that_is_wanted(a
 
 
 def test_an_iteration_that_is_broken_off_is_followed_by_the_next_epoch(alone: World) -> None:
-    """As of a DataLoader; `set_epoch` decides which it is, and an iteration from the middle is told where it stands."""
+    """The next epoch follows as in a DataLoader; `set_epoch` chooses it, but a resumed iteration keeps its position."""
     expected = [*map(numbers, loader(alone, Drawing()))]
     mine = loader(alone, Drawing(), workers=1)
     assert [numbers(batch) for batch in islice(mine, 2)] == expected[:2]
@@ -225,7 +225,7 @@ def test_a_stream_goes_on_by_its_own_state_and_else_by_skipping(alone: World, ki
 def test_other_mini_batches_go_on_with_the_items_that_are_next(
     alone: World, kind: Any, sizes: tuple[int, int, int]
 ) -> None:
-    """From every mini-batch of 12 items, over three epochs of 24: B, N and W of which B*N*W is 12, 6 or 3."""
+    """Resumes after every mini-batch of 12 items, over three epochs of 24; B*N*W is 12, 6 or 3."""
     size, number, count = sizes
     larger = 12 // (size * number * count)
     first = loader(alone, kind(), 2, 6)

@@ -95,7 +95,7 @@ def test_micro_batches_that_are_alike_travel_as_one_piece_of_memory_and_others_a
 
 
 def test_what_cannot_be_sent_is_said_where_it_is() -> None:
-    """In the thread that sends it the error would be lost, and the rank would wait for ever."""
+    """An error in the thread that sends it would be lost, and the rank would wait for ever."""
     with pytest.raises(ModelError, match=r"sending a micro-batch from a data worker: .*pickle"):
         sendable(MiniBatch(2, SHARE, {0: (torch.ones(2), lambda: 1, {})}))
     grown = torch.ones(2, requires_grad=True) * 2

@@ -1,4 +1,4 @@
-"""What a script finds on its lane."""
+"""The contents of a lane, for the script of a rank."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -106,7 +106,7 @@ def test_ties_and_versions_are_named_as_in_the_program() -> None:
 
 
 def turn(lane: Lane, m: int) -> None:
-    """Of a stream on one worker: an update for each micro-batch, on the newest weights."""
+    """Ranges of a stream on one worker: an update for each micro-batch, on the newest weights."""
     first, last = lane.stage(0), lane.stage(1)
     first.at(m).forward(m, lane.input(m))
     last.at(m).forward(m, first.outputs(m), lane.target(m))

@@ -135,7 +135,7 @@ def test_a_stage_of_a_stream_begins_as_any(noting: Noting) -> None:
 
 
 def test_a_lane_of_a_stream_gives_its_stages_and_links_the_run() -> None:
-    """And loads nothing that is not in it; the run may be set after the lane was made."""
+    """A lane loads only micro-batches of the run, which may be set after the lane was made."""
     inner, loaded = Noting(), []
 
     def load(update: int, micro: int) -> str:

@@ -33,7 +33,7 @@ def test_outside_of_a_pipeline_nothing_happens() -> None:
 
 
 def test_what_a_checkpoint_runs_again_in_a_backward_is_not_added_again() -> None:
-    """Not even where that backward runs within the forward of another micro-batch, as in a pair."""
+    """A backward may even run within the forward of another micro-batch, as in a pair."""
 
     def part(x: torch.Tensor) -> torch.Tensor:
         auxiliary_loss("a", x.sum())
@@ -49,7 +49,7 @@ def test_what_a_checkpoint_runs_again_in_a_backward_is_not_added_again() -> None
 
 
 def test_one_that_would_have_no_gradient_is_an_error() -> None:
-    """As in a checkpoint whose first run records nothing."""
+    """The first run of a reentrant checkpoint is such a place."""
 
     def part(x: torch.Tensor) -> torch.Tensor:
         auxiliary_loss("a", x.sum())

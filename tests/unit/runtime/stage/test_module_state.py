@@ -1,4 +1,4 @@
-"""What a module holds beside its parameters is found, compared, put back for a time, or restored."""
+"""The state of a module except its parameters is found, compared, replaced for a time, or restored."""
 
 import math
 import random
@@ -63,7 +63,7 @@ CHANGES = {
     "inner.0.extra": lambda module: module.inner[0].register_buffer("extra", torch.ones(1)),
     "_forward_hooks": lambda module: module.register_forward_hook(print),
 }
-"""By the name of what changes."""
+"""Changes of a module, by the name of what changes."""
 
 
 def written(module: Holder) -> str:

@@ -31,7 +31,7 @@ class Base(nn.Module):
         self.ready()
 
     def ready(self) -> None:
-        """What a module needs beside its layer."""
+        """Prepares what a module needs in addition to its layer."""
 
     def factor(self, y: torch.Tensor) -> Any:
         return 1.0
@@ -130,7 +130,7 @@ class NumPy(Base):
 
 
 def held(module: nn.Module) -> list[Any]:
-    """What a module holds at the end."""
+    """The state of a module at the end."""
     plain = [vars(module).get(name) for name in ("calls", "past", "total", "scale")]
     return [*module.buffers(), *plain, getattr(getattr(module, "tally", None), "number", None)]
 

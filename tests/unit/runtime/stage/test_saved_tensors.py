@@ -1,4 +1,4 @@
-"""What is counted as saved for a backward: every piece of memory once, weights never, and for as long as it is kept."""
+"""Memory that is saved for a backward: every piece counts once, weights never, and for as long as it is kept."""
 
 import torch
 from torch import nn

@@ -222,7 +222,7 @@ def test_micro_batches_are_finished_in_any_order_and_add_up(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["layers", "attention", "convolution", "layers several times", "chunks of a weight"])
 def test_both_halves_together_compute_what_the_whole_does(name: str) -> None:
-    """In multiplications: one that is done twice would count twice."""
+    """Cost in multiplications: one that is done twice would count twice."""
     module, _ = pair(name)
 
     def flops(run: Callable[[], object]) -> int:
@@ -242,7 +242,7 @@ def test_both_halves_together_compute_what_the_whole_does(name: str) -> None:
 
 
 def test_the_gradients_that_are_kept_are_those_of_the_results_of_what_has_weights() -> None:
-    """Of two layers and a norm; a whole backward that is kept apart keeps the gradients of the weights."""
+    """Operands of two layers and a norm; a whole backward that is kept apart keeps the gradients of the weights."""
     module, _ = pair("layers")
     half = halved(module, leaf())
     assert sorted(kept.numel() for kept in half.operands) == [2 * 3 * 6, 2 * 3 * 6, 2 * 3 * 12]

@@ -73,7 +73,7 @@ def test_a_stage_that_can_runs_several_micro_batches_at_once_where_it_runs_them_
 
 
 def test_what_is_run_again_repeats_with_the_schedule() -> None:
-    """Where updates overlap micro-batches are counted on and on."""
+    """Micro-batches are counted on and on in a schedule whose updates overlap."""
     calls: list[int] = []
 
     class Counting(nn.Linear):
@@ -223,7 +223,7 @@ def test_a_keyword_argument_that_is_missing_later_is_an_error_of_the_model() -> 
 
 
 def test_a_gradient_that_lies_in_a_receive_buffer_is_copied_before_the_next_message_comes() -> None:
-    """As that of an identity, which hands on the tensor that it was given."""
+    """An identity has such gradients: its backward returns the gradient that was received."""
 
     class Same(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -346,7 +346,7 @@ def test_a_step_takes_the_sum_of_the_gradients_and_the_next_update_begins_from_n
 
 
 def drawn_by_steps(number: int, before: int) -> list[float]:
-    """What two steps draw at random, when so many numbers have been drawn before each."""
+    """Random numbers of two steps, after ``before`` others were drawn before each."""
     module = linear()
     steps = Steps(list(module.parameters()))
     one = stage(module, number, steps=steps)

@@ -1,4 +1,4 @@
-"""What a stage is called on, and what it hands back."""
+"""The argument of a stage's module, and the gradients for the stage before."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What becomes of what a stage returns: roots that keep no memory, gradients that average, losses by update."""
+"""The output of a stage: roots that keep no memory, gradients that average, losses by update."""
 
 import gc
 import weakref
@@ -116,13 +116,13 @@ def test_a_loss_without_gradient_has_no_root() -> None:
 
 
 def summed(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Over the items whose target is no negative number."""
+    """A sum over the items whose target is not negative, and their count."""
     counted = target >= 0
     return ((output - target).square() * counted).sum(), counted.sum()
 
 
 def test_a_count_is_known_at_the_backward_of_its_micro_batch_once() -> None:
-    """Also where the forward runs again."""
+    """The count is right although the forward runs again."""
     stage_output = loss_output(summed, counted=True)
     for micro, target in ((0, [1.0, -1.0]), (1, [-1.0, -1.0]), (0, [1.0, -1.0])):
         stage_output.finish((micro,), torch.tensor([3.0, 5.0]), (torch.tensor(target),))

@@ -46,7 +46,7 @@ def replicas(members: Sequence[Any], *shapes: int) -> tuple[list[list[nn.Paramet
 
 
 def summed(sums: Sequence[Any]) -> None:
-    """What every rank does at the end of an update."""
+    """Ends an update on every rank."""
     for each in sums:
         each.launch()
     for each in sums:
@@ -122,7 +122,7 @@ def embedded(table: nn.Embedding, *words: int) -> None:
 
 
 def test_sparse_gradients_are_made_dense_and_add_up() -> None:
-    """Also where a dense one comes before or after."""
+    """A dense gradient may come before or after."""
     table = nn.Embedding(4, 2, sparse=True)
     sums = gradient_sum([table.weight])
     embedded(table, 1, 1)
@@ -226,7 +226,7 @@ def test_a_rank_that_does_not_come_is_named_with_the_stage(alone: World) -> None
 # Sums in a wider dtype.
 
 TINY = 2.0**-9
-"""Beside 1, less than bfloat16 resolves; eight of them are not."""
+"""A number that bfloat16 cannot add to 1; it can add eight of them."""
 
 
 def wide(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 1) -> Any:

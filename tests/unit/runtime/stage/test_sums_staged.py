@@ -26,7 +26,7 @@ def members(alone: World) -> Iterator[Sequence[Any]]:
 def staged(
     members: Sequence[Any], kind: Any, lazy: tuple[str, ...], *shapes: int, **options: Any
 ) -> tuple[list[list[nn.Parameter]], list[Any], list[ModelGpu]]:
-    """As `replicas`, with sums that go through a staging."""
+    """Replicas as those of `replicas`, with sums that go through a staging."""
     parameters = [[parameter(*[1.0] * n) for n in shapes] for _ in members]
     gpus = [ModelGpu(lazy) for _ in members]
     sums = [
@@ -43,7 +43,7 @@ COPYING = (("outgoing",), ("incoming",), ("outgoing", "incoming"), ())
 @pytest.mark.parametrize("kind", [GradientSum, WideGradientSum])
 @pytest.mark.parametrize("lazy", COPYING)
 def test_sums_through_a_staging_are_those_without(members: Sequence[Any], kind: Any, lazy: tuple[str, ...]) -> None:
-    """Of three parameters both ranks have a gradient for the first, one for the second, none for the third."""
+    """Three parameters: both ranks have a gradient for the first, one for the second, none for the third."""
     options = {"dtype": torch.float32} if kind is WideGradientSum else {}
     parameters, sums, gpus = staged(members, kind, lazy, 2, 1, 1, **options)
     for update in (1.0, 2.0):

@@ -129,7 +129,7 @@ class Delayed:
 
 
 def plainly(layer: str, optimizer: str, delay: int) -> tuple[list[float], list[torch.Tensor]]:
-    """The same with each backward right after its forward, on copies of the weights: losses and the newest weights."""
+    """Losses and newest weights if each backward ran right after its forward, on copies of the weights."""
     module, parameters = stage(layer)
     steps, losses = OPTIMIZERS[optimizer](parameters), []
     history = [[p.detach().clone() for p in parameters]]
@@ -223,7 +223,7 @@ def test_a_stage_without_parameters_has_versions_too() -> None:
 
 
 def test_a_run_begins_on_the_newest_weights_as_version_0() -> None:
-    """As if they were the initial ones; the parameters show them, and the optimizer goes on."""
+    """Version 0 is shown by the parameters, and the optimizer continues with it."""
     twice, fresh = Delayed("linear", "momentum", 2), Delayed("linear", "momentum", 2)
     list(twice.run())
     for version in (UPDATES - 2, UPDATES - 1):
