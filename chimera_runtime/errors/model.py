@@ -138,14 +138,14 @@ def stage_is_spread(file: Path, stage: int, wrapper: str) -> Misuse:
     return Misuse(f"{file}: stage {stage} uses {wrapper}")
 
 
-def tensor_is_elsewhere(file: Path, stage: int, name: str, place: str, device: str) -> Misuse:
+def tensor_is_elsewhere(file: Path, stage: int, name: str, *, place: str, device: str) -> Misuse:
     return Misuse(
         f"{file}: stage {stage} has {name} on {place}, and its rank computes on {device}: build it on the CPU, from "
         "where it is moved, and leave the choice of a device to the pipeline (in train.py to --device)"
     )
 
 
-def tensor_does_not_move(file: Path, stage: int, name: str, place: str, device: str) -> Misuse:
+def tensor_does_not_move(file: Path, stage: int, name: str, *, place: str, device: str) -> Misuse:
     return Misuse(
         f"{file}: stage {stage} has {name} on {place}, also after module.to({device!r}): a stage has to be one "
         "that moves as a whole"
@@ -216,7 +216,7 @@ def ties_have_no_form(file: Path, stages: int, returned: object, last: object) -
     )
 
 
-def tied_number_does_not_exist(file: Path, stages: int, kind: str, number: int, count: int) -> Misuse:
+def tied_number_does_not_exist(file: Path, stages: int, kind: str, *, number: int, count: int) -> Misuse:
     return Misuse(f"{file}: tied({stages}) names {kind} {number}; there are the {kind}s 0 to {count - 1}")
 
 
@@ -229,7 +229,7 @@ def end_is_listed_twice(file: Path, stages: int, end: tuple[int, str]) -> Misuse
     return Misuse(f"{file}: tied({stages}) names {end} twice; list all ends of a parameter together, once")
 
 
-def tied_parameter_is_missing(file: Path, name: str, kind: str, number: int, suggestion: str | None) -> Misuse:
+def tied_parameter_is_missing(file: Path, name: str, kind: str, *, number: int, suggestion: str | None) -> Misuse:
     advice = "it has no parameters" if suggestion is None else f"did you mean {suggestion}?"
     return Misuse(f"{file}: tied names {name!r} in {kind} {number}, which has no such parameter ({advice})")
 
@@ -238,14 +238,20 @@ def tied_parameter_is_spread(file: Path, parameter: str) -> Misuse:
     return Misuse(f"{file}: tied names {parameter}, a DTensor; parameters that are tied cannot be spread")
 
 
-def ends_differ(file: Path, first: str, traits: str, other: str, other_traits: str) -> Misuse:
+def ends_differ(file: Path, first: str, other: str, *, traits: str, other_traits: str) -> Misuse:
     return Misuse(
         f"{file}: tied names {first}, which is {traits}, and {other}, which is {other_traits}; let them be alike"
     )
 
 
 def tie_is_not_declared(
-    file: Path, kind: str, numbers: tuple[int, int], parameter: str, ends: tuple[str, str], stages: tuple[int, int]
+    file: Path,
+    kind: str,
+    parameter: str,
+    *,
+    numbers: tuple[int, int],
+    ends: tuple[str, str],
+    stages: tuple[int, int],
 ) -> Misuse:
     first, last = numbers
     compile_again = f" and compile with --tied {stages[0]},{stages[1]}" if stages[0] != stages[1] else ""
@@ -258,7 +264,7 @@ def tie_is_not_declared(
 
 
 def tied_weights_key_is_not_declared(
-    file: Path, kind: str, number: int, parameter: str, partner: str, *, end: str, stage: int
+    file: Path, kind: str, number: int, *, parameter: str, partner: str, end: str, stage: int
 ) -> Misuse:
     return Misuse(
         f"{file}: {parameter} of {kind} {number} is tied by _tied_weights_keys to {partner}, which is "

@@ -239,12 +239,12 @@ def _on_device(module: torch.nn.Module, device: torch.device, stage: int, file: 
     """Moves the module of a stage to a device, from the CPU alone."""
     for name, tensor in _tensors(module):
         if not is_on(tensor, device) and tensor.device.type != "cpu":
-            raise mistakes.tensor_is_elsewhere(file, stage, name, str(tensor.device), str(device))
+            raise mistakes.tensor_is_elsewhere(file, stage, name, place=str(tensor.device), device=str(device))
     with UserCode(f"placing stage {stage} on {device}", MISUSED):
         placed = module.to(device)
     for name, tensor in _tensors(placed):
         if not is_on(tensor, device):
-            raise mistakes.tensor_does_not_move(file, stage, name, str(tensor.device), str(device))
+            raise mistakes.tensor_does_not_move(file, stage, name, place=str(tensor.device), device=str(device))
     return placed
 
 

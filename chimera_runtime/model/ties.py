@@ -71,7 +71,7 @@ def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]
     for ends in ends_of:
         outside = next((number for number, _ in ends if not 0 <= number < count), None)
         if outside is not None:
-            raise mistakes.tied_number_does_not_exist(model.file, stages, kind, outside, count)
+            raise mistakes.tied_number_does_not_exist(model.file, stages, kind, number=outside, count=count)
         if len({number for number, _ in ends}) < 2 and count > 1:
             raise mistakes.tie_is_inside_one(model.file, stages, kind, ends)
         twice = next((end for number, end in enumerate(ends) if end in ends_before or end in ends[:number]), None)
@@ -106,7 +106,7 @@ def unite(control_group: ControlGroup, job: Job, built: Modules, ties: Sequence[
     # Ranks that do not hold the first end of a parameter get its value by a message.
     for tie in ties:
         for ends in tie.parameters:
-            _send_initial(control_group, job, built, tie, ends)
+            _send_initial(control_group, job, built, tie=tie, ends=ends)
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
@@ -141,7 +141,7 @@ def _describe(control_group: ControlGroup, built: Modules, ends: Sequence[End], 
             places = [model.locate(stage, other) for other, _ in built[stage].named_parameters(remove_duplicate=False)]
             names = [other for _, elsewhere, other in places if elsewhere == number]
             suggestion = next(iter([*get_close_matches(inside, names, n=1), *names]), None)
-            raise mistakes.tied_parameter_is_missing(model.file, inside, kind, number, suggestion)
+            raise mistakes.tied_parameter_is_missing(model.file, inside, kind, number=number, suggestion=suggestion)
         if is_spread(parameter):
             raise mistakes.tied_parameter_is_spread(model.file, model.words((stage, name)))
         kind, frozen = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
@@ -153,7 +153,8 @@ def _require_equal(control_group: ControlGroup, job: Job, ends: Sequence[End], m
     for end in ends[1:]:
         other = _described(control_group, job, end)
         if other != first:
-            raise mistakes.ends_differ(model.file, model.words(ends[0]), first, model.words(end), other)
+            names = model.words(ends[0]), model.words(end)
+            raise mistakes.ends_differ(model.file, *names, traits=first, other_traits=other)
 
 
 def _described(control_group: ControlGroup, job: Job, end: End) -> str:
@@ -164,7 +165,7 @@ def _described(control_group: ControlGroup, job: Job, end: End) -> str:
     return control_group.wait_for_key(f"tie/{stage}/{name}", holder, what).decode()
 
 
-def _send_initial(control_group: ControlGroup, job: Job, built: Modules, tie: Tie, ends: Sequence[End]) -> None:
+def _send_initial(control_group: ControlGroup, job: Job, built: Modules, *, tie: Tie, ends: Sequence[End]) -> None:
     """Sends the initial value from the first rank that holds the first end to the ranks that hold only others."""
     first, name = ends[0]
     place = control_group.place
@@ -232,14 +233,16 @@ def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None
         if not any({first, other} <= {*ends} for tie in ties for ends in tie.parameters):
             (kind, number, _), (_, last, inside) = model.locate(*first), model.locate(*other)
             texts, stages = (_end(model, first), _end(model, other)), (first[0], other[0])
-            raise mistakes.tie_is_not_declared(model.file, kind, (number, last), inside, texts, stages)
+            raise mistakes.tie_is_not_declared(
+                model.file, kind, inside, numbers=(number, last), ends=texts, stages=stages
+            )
     for stage, module in built.items():
         for name, partner in _tied_elsewhere(module):
             if (stage, name) not in tied:
                 kind, number, inside = model.locate(stage, name)
                 end = _end(model, (stage, name))
                 raise mistakes.tied_weights_key_is_not_declared(
-                    model.file, kind, number, inside, partner, end=end, stage=stage
+                    model.file, kind, number, parameter=inside, partner=partner, end=end, stage=stage
                 )
 
 

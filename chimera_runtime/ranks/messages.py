@@ -92,7 +92,7 @@ class MessageTransfer:
 
     __slots__ = ("_peer", "_tag", "_verb", "_works", "tensors")
 
-    def __init__(self, tensors: Tensors, works: Sequence[Pending], peer: "Peer", verb: str, tag: int) -> None:
+    def __init__(self, tensors: Tensors, works: Sequence[Pending], peer: "Peer", *, verb: str, tag: int) -> None:
         self.tensors = tensors
         self._works = works
         self._peer = peer
@@ -124,10 +124,9 @@ class MessageTransfer:
 class Peer:
     """Another worker of the same copy, to which messages go and from which they come.
 
-    It posts to the process group itself: ``dist.isend`` would look up and check again, for each message, what is known
-    before the first one.
-    ``rank`` is its number within the pipelines, ``member`` that in the default process group. ``staged`` makes
-    the object that tensors of a GPU are posted to in place of a communicator.
+    Messages are posted to the process group itself: ``dist.isend`` would repeat look-ups and checks for each of them.
+    ``rank`` is the peer's number within the pipelines, ``member`` its number in the default process group. ``staged``
+    makes the object to which tensors of a GPU are posted in place of a communicator.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class Peer:
             works = [unrecorded(self._outgoing.send, [_real(t)], self._target, tag % _TAGS) for t in tensors]
         except RuntimeError as error:
             raise self.lost("send", tag, error) from None
-        return MessageTransfer(tensors, works, self, "send", tag)
+        return MessageTransfer(tensors, works, self, verb="send", tag=tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> MessageTransfer:
         """Posts the receipt of a message into buffers of the right shapes."""
@@ -162,7 +161,7 @@ class Peer:
             works = [unrecorded(self._incoming.recv, [_real(t)], self._source, tag % _TAGS) for t in buffers]
         except RuntimeError as error:
             raise self.lost("recv", tag, error) from None
-        return MessageTransfer(buffers, works, self, "recv", tag)
+        return MessageTransfer(buffers, works, self, verb="recv", tag=tag)
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
         """Returns the error for the user when a message to or from this peer has failed."""

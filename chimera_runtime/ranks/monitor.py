@@ -163,5 +163,6 @@ class Monitor:
         self._is_closed = True
         self._error = error
         abort(self._groups)
+        # The main thread may be in a call that waits for the device: the abort lets it return, and it then checks.
         if not self._is_raised.wait(self._grace):
             self._end(error)

@@ -144,21 +144,15 @@ def begin(
     return place, device
 
 
-def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout: float) -> World:
-    """Sets up communicators over all ranks of a process group that `begin` made."""
-    backend = _backend(dist.group.WORLD, device)
-    groups = ProcessGroups(place.rank, tuple(place.ranks), store, timeout)
-    return _connect(
-        job, place, groups, store, device=device, timeout=timeout, backend=backend, everyone=dist.group.WORLD
-    )
-
-
 def join(
     job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
 ) -> World:
     """Sets up the default process group and the communicators over it; arguments and errors as in `begin`."""
     place, device = begin(job, store, rank, size, layout=layout, backend=backend, timeout=timeout, on=on)
-    return join_all(job, place, store, device, timeout)
+    groups = ProcessGroups(place.rank, tuple(place.ranks), store, timeout)
+    everyone = dist.group.WORLD
+    used = _backend(everyone, device)
+    return _connect(job, place, groups, store, device=device, timeout=timeout, backend=used, everyone=everyone)
 
 
 def join_group(
@@ -196,7 +190,8 @@ def join_group(
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     of_all = PrefixStore(f"chimera/{next(_number)}", registry._get_default_store())
     store = PrefixStore(f"{members[0]}", of_all)
-    _agree_on_program(job, place, store, timeout, {"layout": layout, "communicators": communicators, **arguments})
+    same = {"layout": layout, "communicators": communicators, **arguments}
+    _agree_on_program(job, place, store, timeout, arguments=same)
     if backend == "nccl":
         require_own_gpu(store, place.rank, used)
     groups = ProcessGroups(place.rank, members, of_all, timeout)
