@@ -7,13 +7,13 @@ send m2 s1->s2 to w2              out_s1_s2.isend(2, stage1.outputs(2))
 wait send m2 s1->s2               out_s1_s2.wait(2)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from chimera_ir.codegen.notation import Notation
-from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
+from chimera_ir.ir.ids import Stage, WeightGroup, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD, GRADIENTS, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
 from chimera_ir.ir.levels import Header, LaneParts
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -76,6 +76,20 @@ def _named(prefix: str, routes: set[Route]) -> dict[Route, str]:
     }
 
 
+_CALLS: dict[Kind | type[Instruction], str] = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT_GRADIENT: "backward_input",
+    WEIGHT_GRADIENT: "backward_weights",
+    AllReduce: "all_reduce",
+    WaitAllReduce: "wait_all_reduce",
+    Step: "step",
+    Stash: "stash",
+    Drop: "drop",
+}
+"""The methods of a stage for the kinds of operations, and those of a weight group for the lines of an update."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scribe:
     """Writer of the statements of a worker's lane, whose numbers are written by ``notation``."""
@@ -90,12 +104,14 @@ class Scribe:
         numbers = self.notation
         match instruction:
             case Compute(kind):
-                return _COMPUTED[kind](self, instruction)
+                return f"{self._stage(instruction)}.{_CALLS[kind]}({', '.join(self._arguments(instruction))})"
             case Pair(forward, backward):
-                return self._pair(forward, backward)
+                first, second = self._arguments(forward), self._arguments(backward)
+                only = "," if len(second) == 1 else ""  # a tuple of one
+                behind = f"{self._stage(backward)}, ({', '.join(second)}{only})"
+                return f"{self._stage(forward)}.pair(({', '.join(first)}), {behind})"
             case Send(message=message):
-                micros = numbers.micros(message.micros)
-                return f"{self._outgoing(message)}.isend({micros}, {self._payload(message)})"
+                return f"{self._outgoing(message)}.isend({numbers.micros(message.micros)}, {self._made(message)})"
             case Recv(message=message, slot=slot):
                 micros, into = numbers.micros(message.micros), numbers.slot(message, slot)
                 return f"{self._incoming(message)}.irecv({micros}, into={into})"
@@ -103,16 +119,9 @@ class Scribe:
                 return f"{self._incoming(message)}.wait({numbers.micros(message.micros)})"
             case WaitSend(message=message):
                 return f"{self._outgoing(message)}.wait({numbers.micros(message.micros)})"
-            case AllReduce(group=group, version=version):
-                return f"{weights(group)}.all_reduce({numbers.version(version)})"
-            case WaitAllReduce(group=group, version=version):
-                return f"{weights(group)}.wait_all_reduce({numbers.version(version)})"
-            case Step(group=group, version=version):
-                return f"{weights(group)}.step({numbers.version(version)})"
-            case Stash(group=group, version=version):
-                return f"{weights(group)}.stash({numbers.version(version)})"
-            case Drop(group=group, version=version):
-                return f"{weights(group)}.drop({numbers.version(version)})"
+            case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
+                call = _CALLS[type(instruction)]
+                return f"{weights(instruction.group)}.{call}({numbers.version(instruction.version)})"
             case _:
                 assert_never(instruction)
 
@@ -122,79 +131,34 @@ class Scribe:
     def _outgoing(self, message: Message) -> str:
         return self.links.outgoing[_route(message, self.header.worker(message.micros[0], message.target))]
 
-    def _payload(self, message: Message) -> str:
-        if message.source < message.target:
-            return self._outputs(message.micros, message.source)
-        return self._input_gradients(message.micros, message.source)
-
-    def _outputs(self, micros: Sequence[Micro], stage: Stage) -> str:
-        return f"stage{stage}.outputs({self.notation.micros(micros)})"
-
-    def _input_gradients(self, micros: Sequence[Micro], stage: Stage) -> str:
-        return f"stage{stage}.input_gradients({self.notation.micros(micros)})"
-
     def _stage(self, operation: Compute) -> str:
         """The stage with the version of its weights that the operation reads."""
         stage = f"stage{operation.stage}"
         return stage if operation.version is None else f"{stage}.at({self.notation.version(operation.version)})"
 
-    def _pair(self, forward: Compute, backward: Compute) -> str:
-        arguments = self._backward_arguments(backward)
-        only = "," if backward.stage == self.header.stages - 1 else ""  # a tuple of one
-        behind = f"{self._stage(backward)}, ({arguments}{only})"
-        return f"{self._stage(forward)}.pair(({self._forward_arguments(forward)}), {behind})"
+    def _arguments(self, operation: Compute) -> list[str]:
+        """The arguments of an operation: micro-batches, then what it needs of the dataset and of neighbouring stages.
 
-    def _forward(self, forward: Compute) -> str:
-        return f"{self._stage(forward)}.forward({self._forward_arguments(forward)})"
+        A forward needs inputs and, on the last stage, targets; a backward, or its first half, needs gradients of its
+        outputs, which the last stage has itself.
+        """
+        stage, last = operation.stage, self.header.stages - 1
+        micros = self.notation.micros(operation.micros)
+        if operation.kind.opens:
+            inputs = f"lane.input({micros})" if stage == 0 else self._value(operation, Stage(stage - 1))
+            return [micros, inputs, *([f"lane.target({micros})"] if stage == last else [])]
+        if GRADIENTS in operation.kind.reads and stage < last:
+            return [micros, self._value(operation, Stage(stage + 1))]
+        return [micros]
 
-    def _forward_arguments(self, forward: Compute) -> str:
-        """The arguments of a forward: micro-batches, inputs and, on the last stage, targets."""
-        micros, stage = forward.micros, forward.stage
-        numbers = self.notation.micros(micros)
-        arguments = [numbers, f"lane.input({numbers})" if stage == 0 else self._handed_on(micros, stage)]
-        if stage == self.header.stages - 1:
-            arguments.append(f"lane.target({numbers})")
-        return ", ".join(arguments)
-
-    def _handed_on(self, micros: Sequence[Micro], stage: Stage) -> str:
-        """The inputs of a stage that is not the first: from the same worker, or from a message."""
-        before = Stage(stage - 1)
-        if self.header.worker(micros[0], before) == self.worker:
-            return self._outputs(micros, before)
-        return self._received(Message(tuple(micros), before, stage))
-
-    def _backward(self, backward: Compute) -> str:
-        return f"{self._stage(backward)}.backward({self._backward_arguments(backward)})"
-
-    def _input_gradient(self, half: Compute) -> str:
-        return f"{self._stage(half)}.backward_input({self._backward_arguments(half)})"
-
-    def _weight_gradient(self, half: Compute) -> str:
-        return f"{self._stage(half)}.backward_weights({self.notation.micros(half.micros)})"
-
-    def _backward_arguments(self, backward: Compute) -> str:
-        """The arguments of a backward, or of its first half: micro-batches and, before the last stage, gradients."""
-        micros, stage = backward.micros, backward.stage
-        arguments = [self.notation.micros(micros)]
-        if stage < self.header.stages - 1:
-            arguments.append(self._handed_back(micros, stage))
-        return ", ".join(arguments)
-
-    def _handed_back(self, micros: Sequence[Micro], stage: Stage) -> str:
-        """The gradients of the outputs of a stage: from the same worker, or from a message."""
-        after = Stage(stage + 1)
-        if self.header.worker(micros[0], after) == self.worker:
-            return self._input_gradients(micros, after)
-        return self._received(Message(tuple(micros), after, stage))
-
-    def _received(self, message: Message) -> str:
+    def _value(self, operation: Compute, source: Stage) -> str:
+        """The value that an operation reads from a neighbouring stage: made on the same worker, or received."""
+        message = Message(operation.micros, source, operation.stage)
+        if self.header.worker(message.micros[0], source) == self.worker:
+            return self._made(message)
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
-
-_COMPUTED: dict[Kind, Callable[[Scribe, Compute], str]] = {
-    FORWARD: Scribe._forward,
-    BACKWARD: Scribe._backward,
-    INPUT_GRADIENT: Scribe._input_gradient,
-    WEIGHT_GRADIENT: Scribe._weight_gradient,
-}
-"""The writer of the operations of each kind."""
+    def _made(self, message: Message) -> str:
+        """The value of a message where it is made."""
+        value = "outputs" if message.source < message.target else "input_gradients"
+        return f"stage{message.source}.{value}({self.notation.micros(message.micros)})"

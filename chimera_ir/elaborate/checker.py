@@ -329,9 +329,9 @@ class _Checker:
 
     def _unknown(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> None:
         shown = len(self.mistakes) < MAX_SHOWN  # a guess takes time, so only a mistake that is shown gets one
-        circle = None if defining is None else self._way(text, defining.text, far=shown)
-        if defining is not None and circle is not None:
-            self.mistakes.append(say.DefinedByItself(span, defining.text, circle))
+        cycle = None if defining is None else self._way(text, defining.text, far=shown)
+        if defining is not None and cycle is not None:
+            self.mistakes.append(say.DefinedByItself(span, defining.text, cycle))
         elif text in self._spans:
             self.mistakes.append(say.UsedTooEarly(span, text, self._spans[text]))
         else:

@@ -15,7 +15,7 @@ sync
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from itertools import chain, pairwise
@@ -162,45 +162,65 @@ class Dag:
         """
         if nx.is_directed_acyclic_graph(self._graph):
             return ()
-        # Every cycle is within a strongly connected component. The smallest component has the shortest messages.
-        knots = [knot for knot in nx.strongly_connected_components(self._graph) if len(knot) > 1]
-        cycle = self._shortest(min(knots, key=lambda knot: (len(knot), min(knot))))
+        # The smallest component has the shortest messages.
+        cycle = _shortest(self._graph.succ, min(_knots(self._graph), key=lambda knot: (len(knot), min(knot))))
         return tuple(node for node in cycle if node < len(self.operations))
 
-    def _shortest(self, knot: set[int]) -> tuple[int, ...]:
-        """A shortest cycle in a component; the best one so far, once the search has gone over too many edges."""
-        best: tuple[int, ...] = ()
-        budget = _SEARCH
-        for start in sorted(knot):
-            cycle, searched = self._around(start, knot, len(best) or len(knot) + 1)
-            best = cycle or best
-            budget -= searched
-            if budget <= 0:
-                break
-        return best
 
-    def _around(self, start: int, knot: set[int], shorter_than: int) -> tuple[tuple[int, ...], int]:
-        """A shortest cycle through a node, by breadth-first search, and the number of edges that were searched.
+def shortest_cycle(waits: Mapping[int, Collection[int]]) -> tuple[int, ...]:
+    """A shortest cycle of nodes that each wait for the next; the lowest start decides between cycles of one length.
 
-        The cycle is empty if there is none that is shorter than ``shorter_than``.
-        """
-        came_from: dict[int, int] = {}
-        depth = {start: 0}
-        queue = deque([start])
-        searched = 0
-        while queue:
-            node = queue.popleft()
-            if depth[node] + 1 >= shorter_than:
-                break
-            for after in self._graph.succ[node]:
-                searched += 1
-                if after == start:
-                    return _path(came_from, start, node), searched
-                if after in knot and after not in depth:
-                    depth[after] = depth[node] + 1
-                    came_from[after] = node
-                    queue.append(after)
-        return (), searched
+    Examples
+    --------
+    >>> shortest_cycle({0: [1], 1: [2, 3], 2: [0], 3: [1]})
+    (1, 3)
+    """
+    graph = nx.DiGraph([(node, other) for node, others in waits.items() for other in others])
+    return _shortest(waits, set[int]().union(*_knots(graph)))
+
+
+def _knots(graph: "nx.DiGraph[int]") -> list[set[int]]:
+    """The strongly connected components of several nodes: every cycle is within one of them."""
+    return [knot for knot in nx.strongly_connected_components(graph) if len(knot) > 1]
+
+
+def _shortest(successors: Mapping[int, Iterable[int]], knot: Collection[int]) -> tuple[int, ...]:
+    """A shortest cycle among the nodes of components; the best so far, once the search has gone over many edges."""
+    best: tuple[int, ...] = ()
+    budget = _SEARCH
+    for start in sorted(knot):
+        cycle, searched = _around(start, successors, knot, len(best) or len(knot) + 1)
+        best = cycle or best
+        budget -= searched
+        if budget <= 0:
+            break
+    return best
+
+
+def _around(
+    start: int, successors: Mapping[int, Iterable[int]], knot: Collection[int], shorter_than: int
+) -> tuple[tuple[int, ...], int]:
+    """A shortest cycle through a node, by breadth-first search, and the number of edges that were searched.
+
+    The cycle is empty if there is none that is shorter than ``shorter_than``.
+    """
+    came_from: dict[int, int] = {}
+    depth = {start: 0}
+    queue = deque([start])
+    searched = 0
+    while queue:
+        node = queue.popleft()
+        if depth[node] + 1 >= shorter_than:
+            break
+        for after in successors[node]:
+            searched += 1
+            if after == start:
+                return _path(came_from, start, node), searched
+            if after in knot and after not in depth:
+                depth[after] = depth[node] + 1
+                came_from[after] = node
+                queue.append(after)
+    return (), searched
 
 
 def build(schedule: Schedule, reads: Reads | None = None) -> Dag:

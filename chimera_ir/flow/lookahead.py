@@ -14,7 +14,7 @@ worker 0:                           worker 1:
 
 Turn k of worker 0 waits for gradients from turn k-1 of worker 1, so it needs update k, which it is about anyway.
 
-Where the last whole turns would wait for one another in a circle, turns begin elsewhere: each right before the first
+Where the last whole turns would wait for one another in a cycle, turns begin elsewhere: each right before the first
 line that needs a later update, by itself or through what it waits for. Operations alone:
 
 worker 0:           worker 1:           worker 0:           worker 1:
@@ -174,7 +174,7 @@ def _key(
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
     """The whole turns that each worker can end, of the ``turns`` that its own lines allow; None if no number is left.
 
-    Each round lowers a worker's number to what its waits allow. Where workers wait in a circle, this never ends.
+    Each round lowers a worker's number to what its waits allow. Where workers wait in a cycle, this never ends.
     """
     turns = [*turns]
     for _ in range(len(turns) + 1):

@@ -23,7 +23,7 @@ Joins = Mapping[int, Sequence[Sum]]
 
 
 def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[Sum, int]:
-    """The time of the last launch of each sum. Sums that wait for each other in a circle come after all others.
+    """The time of the last launch of each sum. Sums that wait for each other in a cycle come after all others.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ only disturb the compute that follows. Times are those of the earliest run with 
 
 A worker that holds a stage only for pipes without micro-batches takes part in the sum as well, with nothing to add. All
 workers launch their sums in one agreed order: by the time at which the last member wants to launch. So overlapping
-groups of workers never wait for each other in a circle. If this order delays a launch, then only until after a sum that
+groups of workers never wait for each other in a cycle. If this order delays a launch, then only until after a sum that
 begins no later than the delayed one could.
 
 The sums are waited for at the end of the lane, in the order of their launches, each before its step. A stage that only

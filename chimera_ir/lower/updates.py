@@ -26,7 +26,7 @@ The policy, for every worker and every weight group of which it holds any stage:
 
 A worker whose pipes have none of an update's micro-batches adds nothing to the update, but takes part in its sum. There
 is no last backward, so it launches right after the step of the update before, which frees the memory of the sum. Other
-workers wait for this launch. So that no worker waits in a circle, that step is made early: before the first operation
+workers wait for this launch. So that no worker waits in a cycle, that step is made early: before the first operation
 that can run only after the sum of the update before, if that operation comes before the place that the policy gives.
 
 All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch.

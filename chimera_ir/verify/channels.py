@@ -1,6 +1,6 @@
 """Rule "channels": the program, waits and collectives included, finishes on both transports.
 
-The proof is a global order in which no wait blocks. The counter-example is a shortest circle of workers that wait for
+The proof is a global order in which no wait blocks. The counter-example is a shortest cycle of workers that wait for
 each other.
 """
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, ReceivesOutOfOrder
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.flow.dag import shortest_cycle
 from chimera_ir.flow.engine import LaneRun, Played
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Message, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.circles import shortest_circle
 from chimera_ir.verify.index import receiver, sender
 from chimera_ir.verify.transport import Transport, replay
 from chimera_ir.verify.wording import content, summed
@@ -71,11 +71,11 @@ def _finished(program: Program, result: Played) -> bool:
 
 
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
-    """The diagnostic of a shortest circle of workers, each blocked until the next one goes on."""
+    """The diagnostic of a shortest cycle of workers, each blocked until the next one goes on."""
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
-    circle = shortest_circle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})
-    chain = [_blocked(program, worker, blocked[worker], wanted[worker], circle) for worker in circle]
+    cycle = shortest_cycle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})
+    chain = [_blocked(program, worker, blocked[worker], wanted[worker], cycle) for worker in map(Worker, cycle)]
     names = ", nor with ".join(transport.value for transport in transports)
     return Deadlock(chain[0].span, names, tuple(chain))
 
@@ -114,10 +114,10 @@ def _blocked(
     worker: Worker,
     place: int,
     wants: list[tuple[Worker, Instruction]],
-    circle: list[Worker],
+    cycle: tuple[int, ...],
 ) -> Blocked:
     wait = program.lanes[worker][place]
-    after = circle[(circle.index(worker) + 1) % len(circle)]
+    after = cycle[(cycle.index(worker) + 1) % len(cycle)]
     peer, needed = next(want for want in wants if want[0] == after)
     return Blocked(worker, line(wait), _meaning(program, wait), line(needed), peer, wait.origin)
 

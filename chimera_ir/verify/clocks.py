@@ -1,6 +1,6 @@
 """Check "clocks": along every data dependency the clock increases.
 
-If it does, no operations wait for each other's data in a circle. If it does not, the DAG decides, so this rule only
+If it does, no operations wait for each other's data in a cycle. If it does not, the DAG decides, so this rule only
 warns. Waits for updates are checked on the DAG alone.
 """
 

@@ -8,7 +8,8 @@ next update add up in the memory of the current update, so they must wait for it
 its worker adds nothing to it. Where no operation adds to gradients, there is no sum and no step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from chimera_ir.diagnostics.catalogue import lanes as say
@@ -149,7 +150,7 @@ class _WorkerSums:
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
-    """Yields a circle of sums, each launched before the next one by some worker, if there is such a circle."""
+    """Yields a cycle of sums, each launched before the next one by some worker, if there is one."""
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
@@ -158,35 +159,23 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
         for earlier, later in pairwise(launches):
             successors = after.setdefault(sum_key(program.header, earlier), {})
             successors.setdefault(sum_key(program.header, later), (Worker(number), later.origin))
-    circle = _circle(after)
-    if not circle:
+    cycle = _cycle(after)
+    if not cycle:
         return
     first, *others = (
         Launches(names[earlier], names[later], *after[earlier][later])
-        for earlier, later in pairwise((*circle, circle[0]))
+        for earlier, later in pairwise((*cycle, cycle[0]))
     )
     yield LaunchOrder(first.span, first, tuple(others))
 
 
-def _circle(after: dict[int, dict[int, tuple[Worker, Span]]]) -> list[int]:
-    """Sums that are each launched before the next, and the last before the first; empty if there is no circle."""
-    # Depth-first search without recursion: ``path`` has the sums on the stack, ``finished`` those in no circle.
-    finished: set[int] = set()
-    for root in after:
-        path: dict[int, None] = {}
-        stack = [(root, iter(after[root]))] if root not in finished else []
-        path.update(dict.fromkeys([root] if stack else []))
-        while stack:
-            node, following = stack[-1]
-            successor = next(following, None)
-            if successor is None:
-                stack.pop()
-                path.pop(node)
-                finished.add(node)
-            elif successor in path:
-                ring = list(path)
-                return ring[ring.index(successor) :]
-            elif successor not in finished:
-                path[successor] = None
-                stack.append((successor, iter(after.get(successor, {}))))
+def _cycle(after: Mapping[int, Mapping[int, object]]) -> list[int]:
+    """Sums that are each launched before the next, and the last before the first; empty if there is no cycle."""
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        # The sorter lists the cycle backwards, with one of its sums at both ends; it begins with the sum listed first.
+        cycle = error.args[1][:0:-1]
+        first = cycle.index(next(number for number in after if number in cycle))
+        return [*cycle[first:], *cycle[:first]]
     return []

@@ -220,7 +220,7 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     program = view_of(level)
     if level is program and program.header.asynchronous:
         raise ValueError("some updates of a stream prove nothing about the others")
-    checked, findings, proofs = _proven(program, checked)
+    checked, findings, proofs = proven(program, checked)
     if isinstance(level, ProgramStream):
         findings += apply(Rule.REPEATS, state_repeats(level))
         raise_errors(findings.diagnostics)
@@ -238,20 +238,11 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     )
 
 
-def verify_view(program: Program) -> Findings:
-    """Applies all rules but "repeats" to a program, which may be some updates of a stream.
+def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
+    """The checked schedule of a program, the findings of all rules but "repeats", and the certificates.
 
-    Raises
-    ------
-    Rejected
-        As `verify_program`.
+    The program may be some updates of a stream. Raises the errors of `verify_program`.
     """
-    _, findings, _ = _proven(program, None)
-    return findings
-
-
-def _proven(program: Program, checked: Checked | None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
-    """The checked schedule of a program, the findings of all rules but "repeats", and the certificates."""
     # The schedule below the program, unless it is one that has passed its rules already.
     schedule = schedule_of(program)
     if checked is None or schedule != checked.schedule:

@@ -10,7 +10,7 @@ from chimera_ir.ir.ids import Micro, Slot, Stage, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Pair, Recv, Send, Stash, Step, WaitAllReduce
 from chimera_ir.ir.streams import ProgramStream, view_of
-from chimera_ir.verify.verify import verify_program, verify_view
+from chimera_ir.verify.verify import proven, verify_program
 from tests.executor import verdicts
 from tests.repeatable import some
 
@@ -174,7 +174,7 @@ def regrouped(micros: tuple[Micro, ...]) -> Iterator[tuple[Micro, ...]]:
 def rules(program: Program | ProgramStream) -> set[str]:
     """The rules that reject a program, or some updates of a stream; none if it is verified."""
     try:
-        verify_view(program) if isinstance(program, Program) else verify_program(program)
+        proven(program) if isinstance(program, Program) else verify_program(program)
     except Rejected as rejected:
         found = rejected.diagnostics
     else:

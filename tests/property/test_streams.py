@@ -24,7 +24,7 @@ from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.index import cells
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.slots import slots
-from chimera_ir.verify.verify import Verified, schedule_of, verify_program, verify_schedule, verify_view
+from chimera_ir.verify.verify import Verified, proven, schedule_of, verify_program, verify_schedule
 from chimera_ir.verify.versions import versions
 from tests.lowered import scripts_of
 from tests.property.streams import Stream, one_forward_one_backward, random_stream
@@ -72,7 +72,7 @@ def test_the_program_of_any_number_of_updates_follows_from_one_turn_and_is_right
         assert list(mistakes(program)) == []
         if updates > shown(stream):
             assert program == lowered(stream.schedule(updates))
-            verify_view(program)
+            proven(program)
 
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)

@@ -28,7 +28,7 @@ from chimera_ir.source import Span
 from chimera_ir.verify import verify
 from chimera_ir.verify.findings import Findings, Rule, apply
 from chimera_ir.verify.transport import Transport
-from chimera_ir.verify.verify import Verified, schedule_of, verify_program, verify_schedule, verify_view
+from chimera_ir.verify.verify import Verified, proven, schedule_of, verify_program, verify_schedule
 from tests.property.programs import one_direction, two_directions
 from tests.property.updates import both_ways, level
 
@@ -41,7 +41,7 @@ def codes(schedule: Schedule) -> list[str]:
 
 def rejected(program: Program) -> list[str]:
     with pytest.raises(Rejected) as caught:
-        verify_view(program) if program.header.asynchronous else verify_program(program)
+        proven(program) if program.header.asynchronous else verify_program(program)
     return [each.code for each in caught.value.diagnostics]
 
 
@@ -222,7 +222,7 @@ def test_lanes_with_versions_that_no_text_can_spell(lane: tuple, found: list[str
 
 def test_some_updates_of_a_stream_prove_nothing_of_the_others():
     program = level(both_ways(2)).view(4)
-    assert verify_view(program).rules == OF_PROGRAMS - {Rule.REPEATS}
+    assert proven(program)[1].rules == OF_PROGRAMS - {Rule.REPEATS}
     with pytest.raises(ValueError, match="about the others"):
         verify_program(program)
     with pytest.raises(ValueError, match="by themselves"):

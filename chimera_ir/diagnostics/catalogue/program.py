@@ -87,13 +87,13 @@ class Deadlock(Diagnostic):
 
     @property
     def lanes(self) -> str:
-        """The workers of the circle."""
+        """The workers of the cycle."""
         count = len(self.blocked)
         return f"{count:,} workers wait for each other" if count > 1 else f"worker {self.first.worker} waits for itself"
 
     @property
     def first(self) -> Blocked:
-        """The lane with which the circle begins."""
+        """The lane with which the cycle begins."""
         return self.blocked[0]
 
     @property
@@ -102,7 +102,7 @@ class Deadlock(Diagnostic):
         return self.blocked[-1]
 
     def notes(self) -> tuple[Note, ...]:
-        """The circle, worker by worker."""
+        """The cycle, worker by worker."""
         return tuple(
             Note(
                 f"worker {lane.worker} stands at `{lane.line}`, for {lane.meaning},"
@@ -160,7 +160,7 @@ class LaunchOrder(Diagnostic):
     others: tuple[Launches, ...]
 
     def notes(self) -> tuple[Note, ...]:
-        """The orders that close the circle."""
+        """The orders that close the cycle."""
         return tuple(
             Note(f"worker {order.worker} launches {order.earlier} before {order.later}", order.span)
             for order in self.others

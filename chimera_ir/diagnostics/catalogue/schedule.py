@@ -218,7 +218,7 @@ class CycleStep:
 
 
 class Cycle(Diagnostic):
-    """Operations that wait for each other in a circle."""
+    """Operations that wait for each other in a cycle."""
 
     code = "CH310"
     title = "{who} in a cycle"
