@@ -52,7 +52,7 @@ class LaneOperation:
 
 
 class ModelError(Exception):
-    """Error for an error of the user's code, which is its cause and whose traceback begins in that code.
+    """Wrapper of an error that the user's code raised: its cause, with a traceback that begins in that code.
 
     Attributes
     ----------

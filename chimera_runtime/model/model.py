@@ -236,7 +236,7 @@ def _kind(value: object) -> str:
 
 
 def _on_device(module: torch.nn.Module, device: torch.device, stage: int, file: Path) -> torch.nn.Module:
-    """Moves the module of a stage to a device, from the CPU alone."""
+    """Moves the module of a stage to its device; one that was built on another device than the CPU is a mistake."""
     for name, tensor in _tensors(module):
         if not is_on(tensor, device) and tensor.device.type != "cpu":
             raise mistakes.tensor_is_elsewhere(file, stage, name, place=str(tensor.device), device=str(device))

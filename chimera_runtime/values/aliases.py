@@ -1,4 +1,4 @@
-"""Memory that several tensors share: whether anything else holds it, and whether it was written meanwhile."""
+"""Aliases: memory that several tensors share is checked for other holders, and for writes to it."""
 
 import gc
 from collections.abc import Callable, Container, Iterable, Sequence

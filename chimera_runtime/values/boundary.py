@@ -22,7 +22,7 @@ class Boundary:
     form
         The structure of the returned value; the other attributes are about its tensors, in order.
     shapes, dtypes
-        Of each tensor, for one micro-batch.
+        The shape of each tensor for one micro-batch, and its dtype.
     recorded
         Marks the tensors that require a gradient.
     differentiable

@@ -11,7 +11,7 @@ _OF_NCCL = {
     *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
 }
-"""dtypes in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; complex numbers are sent as pairs. gloo sends bytes."""
+"""dtypes that NCCL sends, from torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; complex numbers go as pairs."""
 
 
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
