@@ -200,7 +200,7 @@ class CheckpointContent:
             {
                 **state,
                 "averages": averages,
-                "state": {name: packed_state(kept) for name, kept in named.state.items()},
+                "state": {name: packed_state(of_parameter) for name, of_parameter in named.state.items()},
                 "groups": groups,
                 "shared": saved["shared"],
                 "of_copy": {str(pipe.copy): saved["of_copy"]},
@@ -312,9 +312,9 @@ class CheckpointContent:
         for path, value in flat(wanted):
             if path not in stored:
                 return absent(path, stored)
-            kept = stored[path]
-            if isinstance(kept, TensorStorageMetadata) and tuple(kept.size) != tuple(value.shape):
-                return mistakes.shapes_differ(f"{path[-1]}", tuple(kept.size), tuple(value.shape))
+            entry = stored[path]
+            if isinstance(entry, TensorStorageMetadata) and tuple(entry.size) != tuple(value.shape):
+                return mistakes.shapes_differ(f"{path[-1]}", tuple(entry.size), tuple(value.shape))
         return None
 
     def take(self, read: Mapping[str, Any], info: CheckpointInfo, groups: Mapping[str, SavedGroup]) -> None:
@@ -327,7 +327,7 @@ class CheckpointContent:
         """
         for name, average in self._average_states().items():
             average.load(read["averages"][name], self.replica(info))
-        state = {name: unpacked_state(kept) for name, kept in read["state"].items() if kept}
+        state = {name: unpacked_state(entries) for name, entries in read["state"].items() if entries}
         restore(self._optimizers, self.pipe.names, OptimizerState(state, dict(groups)))
         if info.format == 1:
             for scheduler in self._schedulers:

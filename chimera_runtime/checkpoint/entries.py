@@ -72,13 +72,13 @@ def absent(path: Path, stored: Mapping[Path, Any]) -> str:
             return mistakes.state_is_missing(str(name))
 
 
-def packed_state(kept: Mapping[Any, Any]) -> dict[str, Any]:
+def packed_state(state: Mapping[Any, Any]) -> dict[str, Any]:
     """Converts the state of a parameter to entries, each tensor to one of its own."""
-    if not all(isinstance(key, str) for key in kept):
-        return {_WHOLE: packed(dict(kept), "the state of a parameter")}
+    if not all(isinstance(key, str) for key in state):
+        return {_WHOLE: packed(dict(state), "the state of a parameter")}
     return {
         key: value if isinstance(value, torch.Tensor) else packed(value, f"the optimizer's {key}")
-        for key, value in kept.items()
+        for key, value in state.items()
     }
 
 

@@ -77,10 +77,10 @@ class OptimizerFacts:
         self._optimizers: weakref.WeakKeyDictionary[Any, _TrackedOptimizer | None] = weakref.WeakKeyDictionary()
         self._tracked: list[_TrackedOptimizer] = []
         self._plans: dict[Group, tuple[int, list[tuple[_TrackedOptimizer, int, str]]]] = {}
-        noted = weakref.WeakMethod(self._note)
+        weak_note = weakref.WeakMethod(self._note)
 
         def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            if (method := noted()) is not None:
+            if (method := weak_note()) is not None:
                 method(optimizer)
 
         self.close = weakref.finalize(self, register_optimizer_step_post_hook(note).remove)

@@ -160,8 +160,8 @@ def restore(optimizers: Iterable[torch.optim.Optimizer], names: NameOf, saved: O
             of_group = [_name(parameter, names) for parameter in group["params"]]
             record = saved.groups[of_group[0]] if of_group else SavedGroup({})
             entries |= record.entries
-            kept = {key: value for key, value in group.items() if key not in _OF_THE_GROUP}
-            groups.append({**kept, **record.settings, "params": [*range(first, first + len(of_group))]})
+            settings = {key: value for key, value in group.items() if key not in _OF_THE_GROUP}
+            groups.append({**settings, **record.settings, "params": [*range(first, first + len(of_group))]})
             state |= {first + k: saved.state[name] for k, name in enumerate(of_group) if name in saved.state}
         of_all = entries.pop("state", {})
         with UserCode(f"load_state_dict() of the optimizer {class_of(optimizer)}", FAILED):
@@ -175,9 +175,9 @@ def _undo_conversions(optimizer: torch.optim.Optimizer, state: Mapping[Any, Mapp
     It converts tensors to the dtype of the parameter, and anything that can be iterated, texts too, to iterators.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, kept in state.items():
+    for index, saved_values in state.items():
         values = optimizer.state.get(parameters[index], {})
-        for key, value in kept.items():
+        for key, value in saved_values.items():
             now = values.get(key)
             if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor):
                 part = local(value)  # a sharded optimizer keeps only its shard

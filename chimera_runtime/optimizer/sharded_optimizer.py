@@ -125,10 +125,10 @@ class ShardedOptimizer(optim.Optimizer):
         of_shards = self.of_shards.state_dict()
         parameters = self._listed
         state = {
-            index: {key: self._whole(parameters[index], value) for key, value in kept.items()}
+            index: {key: self._whole(parameters[index], value) for key, value in entries.items()}
             if isinstance(index, int)
-            else kept
-            for index, kept in of_shards["state"].items()
+            else entries
+            for index, entries in of_shards["state"].items()
         }
         return {**of_shards, **super().state_dict(), "state": state}
 
@@ -136,10 +136,10 @@ class ShardedOptimizer(optim.Optimizer):
         """Takes a state that `state_dict` returned, or that of an optimizer that is not sharded."""
         parameters = self._listed
         state = {
-            index: {key: self._part(parameters[index], value) for key, value in kept.items()}
+            index: {key: self._part(parameters[index], value) for key, value in entries.items()}
             if isinstance(index, int)
-            else kept
-            for index, kept in state_dict["state"].items()
+            else entries
+            for index, entries in state_dict["state"].items()
         }
         super().load_state_dict({**state_dict, "state": {}})
         self.of_shards.load_state_dict({**state_dict, "state": state})

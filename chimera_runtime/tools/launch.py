@@ -113,11 +113,11 @@ def _run(
 ) -> None:
     """Joins the ranks, runs ``train``, and leaves; all leave together, as one may still read from another."""
     job = compiled.job
-    require_fitting(options, job)  # before ranks find_store
+    require_fitting(options, job)  # before the ranks connect
     if options.backend_module is not None:
         register(options.backend, options.backend_module)
-    asked = options.layout, options.backend, options.timeout, options.device
-    place, device = begin(job, store, rank, size, *asked, end=lambda error: faults.end_alone(str(error), FAILED))
+    arguments = options.layout, options.backend, options.timeout, options.device
+    place, device = begin(job, store, rank, size, *arguments, end=lambda error: faults.end_alone(str(error), FAILED))
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     with Located(rank, place.worker, lambda: memory_report(device, facts)):

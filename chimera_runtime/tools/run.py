@@ -259,6 +259,8 @@ class Run(Hooks):
         """Prints remarks, limits memory, checks and measures, as far as options ask for it, before the first update."""
         options, world, model = self.options, context.world, self.model
         self._context = context
+
+        # Files, remarks and limits: errors come before the check, which takes long.
         if options.trace is not None:
             prepare(world.control_group, options.trace, self.compiled.directory)
         remarks = assemble.remarks(world.job, world.backend, world.device, context.probed)
@@ -272,6 +274,7 @@ class Run(Hooks):
         if world.place.rank == 0:
             for remark in remarks:
                 write_line(remark)
+
         if options.check or options.check_only:
             if world.place.rank == 0:
                 updates = checked_updates(world.job)
@@ -281,6 +284,8 @@ class Run(Hooks):
             )
             if verdict is not None:
                 write_line(verdict)
+
+        # Measurements of the training that follows.
         if options.device_peak is not None:
             peak = None if options.device_peak == "auto" else options.device_peak
             seconds = peak_seconds(context, modules, peak, computing_dtype(modules, model.autocast))

@@ -195,11 +195,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         choices=CHOICES,
         help="of messages: one for each direction between two workers, or for both (default: as compiled)",
     )
-    mine, theirs = list(arguments), []
-    if "--" in mine:
-        mine, theirs = mine[: mine.index("--")], mine[mine.index("--") + 1 :]
-    options = parser.parse_args(mine)
-    options.args = theirs
+
+    # The words after -- belong to the model file.
+    words, for_model = list(arguments), []
+    if "--" in words:
+        words, for_model = words[: words.index("--")], words[words.index("--") + 1 :]
+    options = parser.parse_args(words)
+    options.args = for_model
+
+    # Combinations that argparse cannot exclude.
     if options.backend in _BUILT_IN and options.backend_module is not None:
         raise mistakes.backend_has_no_name()
     if options.backend not in _BUILT_IN and options.backend_module is None:
@@ -212,14 +216,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.rehearse and weights:
         raise mistakes.rehearsal_has_no_weights(weights[0])
     computing = ("--eval-every", "--autocast", "--device-peak", "--peak-memory")
-    asked = [name for name in computing if getattr(options, name[2:].replace("-", "_"))]
-    if options.rehearse and asked:
-        raise mistakes.rehearsal_computes_nothing(asked[0])
+    excluded = [name for name in computing if getattr(options, name[2:].replace("-", "_"))]
+    if options.rehearse and excluded:
+        raise mistakes.rehearsal_computes_nothing(excluded[0])
     if options.save_every is not None and options.save is None:
         raise mistakes.save_has_no_directory()
     recording = {"--trace": options.trace, "--torch-profile": options.torch_profile}
-    asked = [name for name, directory in recording.items() if directory is not None]
-    if asked and options.check_only:
-        raise mistakes.check_only_records_nothing(asked[0])
+    excluded = [name for name, directory in recording.items() if directory is not None]
+    if excluded and options.check_only:
+        raise mistakes.check_only_records_nothing(excluded[0])
     options.ranges |= options.torch_profile is not None
     return options

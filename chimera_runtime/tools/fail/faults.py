@@ -219,13 +219,15 @@ class Faults:
 
     def _terminated(self, size: int, name: str) -> None:
         """Ends this rank after a signal, with a message about its cause, or calls ``at_sigterm``."""
-        # torchrun sends a signal to all ranks when one has died; somebody outside may have sent it, too.
+        # torchrun sent it, because a rank died or failed or because it ends itself; or it came from outside.
         try:
             has_spoken, dead = _ask(lambda: (self._store.check([_SPEAKERS]), self._dead(size)))
         except _NoStoreError as error:
             if _torchrun_has_died():
                 self._end_as_orphan()
             self.end_alone(f"rank {self._rank}: {name}; {error}", TERMINATED)
+
+        # A rank has died without a message: the ranks that wait for it can say more than this one.
         if dead and not has_spoken and not has_ended():
             self._let_others_speak()
             died = f"rank {dead[0]} has died (torchrun's summary follows)"
@@ -235,6 +237,8 @@ class Faults:
         if has_spoken:
             ended = f"rank {self._rank}: ended by torchrun after another rank had failed"
             self.end(f"{self._program}: {ended}", TERMINATED, is_cause=False)
+
+        # All ranks are well.
         if self.at_sigterm is not None:
             asking, self.at_sigterm = self.at_sigterm, lambda _name: None
             self._ask_to_stop(asking, name)

@@ -12,7 +12,7 @@ ROUNDS = 16
 
 
 @dataclass(frozen=True)
-class ClockOffset:
+class OffsetEstimate:
     """Difference of rank 0's clock to this rank's clock, at the time ``at`` of this rank's clock.
 
     The true offset is within ``uncertainty`` of ``offset``; all in nanoseconds.
@@ -23,7 +23,7 @@ class ClockOffset:
     uncertainty: int
 
 
-def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROUNDS) -> ClockOffset:
+def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROUNDS) -> OffsetEstimate:
     """Estimates the offset of another clock as NTP does: from the shortest of several rounds of question and answer.
 
     The other clock was read at some moment of the round; the middle of the round is off by half of it at most.
@@ -35,10 +35,10 @@ def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROU
         answers.append((clock() - sent, sent, theirs))
     length, sent, theirs = min(answers)
     middle = sent + length // 2
-    return ClockOffset(middle, theirs - middle, length - length // 2)
+    return OffsetEstimate(middle, theirs - middle, length - length // 2)
 
 
-def compare(control_group: ControlGroup) -> ClockOffset:
+def compare(control_group: ControlGroup) -> OffsetEstimate:
     """Measures the offset to rank 0; every rank calls it, and rank 0 answers one rank after the other.
 
     Raises
@@ -52,7 +52,7 @@ def compare(control_group: ControlGroup) -> ClockOffset:
             for _ in range(ROUNDS):
                 control_group.recv(token, rank, "for a question about the time")
                 control_group.send(torch.tensor([time.monotonic_ns()]), rank, "an answer about the time")
-        return ClockOffset(time.monotonic_ns(), 0, 0)
+        return OffsetEstimate(time.monotonic_ns(), 0, 0)
 
     def ask() -> int:
         control_group.send(token, 0, "a question about the time")

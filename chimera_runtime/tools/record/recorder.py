@@ -153,7 +153,7 @@ class Recorder:
         with suppress(OSError, ValueError):
             self._end(message.split("\n", 1)[0], None)
 
-    def _end(self, message: str | None, offset: clocks.ClockOffset | None) -> None:
+    def _end(self, message: str | None, offset: clocks.OffsetEstimate | None) -> None:
         if self._over:
             return
         self._over = True

@@ -26,7 +26,7 @@ from chimera_runtime.values.tensors import generators_kept
 
 
 @dataclass(frozen=True)
-class MemoryNeed:
+class RankBytes:
     """Bytes that a rank needs, by purpose.
 
     ``weights``: all copies, frozen parameters and buffers. ``gradients``: the flat buffers, and those that the first
@@ -99,14 +99,14 @@ class RankNeed:
         groups = by_group(built, context.ties)
         self._trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in groups.items()}
 
-    def need(self) -> MemoryNeed:
+    def need(self) -> RankBytes:
         """Returns the bytes by purpose."""
-        return MemoryNeed(
+        return RankBytes(
             weights=self._weights(),
             gradients=self._gradients(),
             optimizer=sum(state_bytes(self._optimizer, stepped) for stepped in self._stepped()),
             messages=sum(self._slots(stage) + self._sending(stage) for stage in self._built),
-            activations=max((self._moment(kept) for kept in self._facts.kept), default=0),
+            activations=max((self._moment(moment) for moment in self._facts.kept), default=0),
         )
 
     def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
@@ -114,22 +114,22 @@ class RankNeed:
         for group, trained in self._trained.items():
             yield Sharding(self._context.world, group, trained).shards if self._is_sharded else trained
 
-    def words(self, need: MemoryNeed) -> str:
+    def words(self, need: RankBytes) -> str:
         """Describes a need, with the figures of the stages at the fullest moment."""
         place = self._context.world.place
         parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())
         fullest = max(self._facts.kept, key=self._moment, default=())
-        stages = "; ".join(self._stage_in_words(*kept) for kept in fullest)
+        stages = "; ".join(self._stage_in_words(*of_stage) for of_stage in fullest)
         return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages})"
 
     def _stage_in_words(self, stage: int, activations: int, inputs: int, begun: int) -> str:
         footprint, weights = self._context.probed.footprints[stage], self._weights_of(stage)
-        kept = [f"{activations} x M_a = {byte_text(footprint.activations)}"] if activations else []
-        kept += [f"{inputs} inputs of {byte_text(footprint.inputs)}"] if inputs else []
+        figures = [f"{activations} x M_a = {byte_text(footprint.activations)}"] if activations else []
+        figures += [f"{inputs} inputs of {byte_text(footprint.inputs)}"] if inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
-        kept += [f"{begun} between I and W of {byte_text(halfway)}"] if begun else []
+        figures += [f"{begun} between I and W of {byte_text(halfway)}"] if begun else []
         copies = self._facts.stages[stage].copies
-        return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in kept)}"
+        return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in figures)}"
 
     def _weights(self) -> int:
         """Bytes of weights and buffers: of trained weights all versions, of the buffers of recomputing stages two."""
@@ -176,12 +176,12 @@ class RankNeed:
         count = torch.float64.itemsize if boundary.counted else 0
         return count + sum(compress(map(_tensor, boundary.shapes, boundary.dtypes), boundary.differentiable))
 
-    def _moment(self, kept: Iterable[KeptMicros]) -> int:
+    def _moment(self, micros: Iterable[KeptMicros]) -> int:
         """Bytes at a moment; the first half of a backward holds its results before it releases its inputs."""
-        halving = [self._halving(stage) for stage, _, _, begun in kept if begun]
+        halving = [self._halving(stage) for stage, _, _, begun in micros if begun]
         return max(halving, default=0) + sum(
             activations * self._pass(stage) + inputs * self._input(stage) + begun * self._halfway(stage)
-            for stage, activations, inputs, begun in kept
+            for stage, activations, inputs, begun in micros
         )
 
     def _pass(self, stage: int) -> int:

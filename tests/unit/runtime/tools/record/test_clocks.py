@@ -31,7 +31,7 @@ def test_the_offset_of_a_clock_is_within_its_uncertainty(offset: int, delays: li
 def test_the_round_that_counts_is_the_shortest() -> None:
     times = iter([0, 100, 1000, 1010, 2000, 2500])
     answers = iter([7, 1004, 9])
-    assert clocks.estimate(lambda: next(answers), lambda: next(times), rounds=3) == clocks.ClockOffset(1005, -1, 5)
+    assert clocks.estimate(lambda: next(answers), lambda: next(times), rounds=3) == clocks.OffsetEstimate(1005, -1, 5)
 
 
 def test_rank_0_is_its_own_clock_and_answers_all_others(alone: World) -> None:

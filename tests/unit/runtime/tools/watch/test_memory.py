@@ -10,7 +10,7 @@ from torch import nn
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.watch.memory import MemoryNeed, bytes_of, refuse_beyond, state_bytes
+from chimera_runtime.tools.watch.memory import RankBytes, bytes_of, refuse_beyond, state_bytes
 from chimera_runtime.values.byte_text import byte_text
 from tests.unit.runtime.models import facts, model, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
@@ -35,7 +35,7 @@ def need(text: str) -> dict[str, str]:
 
 
 def test_a_need_is_the_sum_of_its_parts() -> None:
-    assert MemoryNeed(1, 20, 300, 4000, 50000).total == 54321
+    assert RankBytes(1, 20, 300, 4000, 50000).total == 54321
 
 
 def test_weights_gradients_and_optimizer_are_counted(alone: World) -> None:
