@@ -116,7 +116,7 @@ def test_format_1_did_not_say_how_replicas_were_counted(alone: World, one_worker
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of.pipe, "copies", 2)
         assert of.content.is_laid_out_as(two)
-        patch.setattr(type(of.pipe), "job", replace(of.pipe.job, placement=((0, 1), (1, 0)), workers=2))
+        patch.setattr(of.pipe, "job", replace(of.pipe.job, placement=((0, 1), (1, 0)), workers=2))
         assert not of.content.is_laid_out_as(two)
         assert of.content.is_laid_out_as(replace(two, format=2))
 
