@@ -43,7 +43,7 @@ class Accumulation:
         )  # the first step that a parameter counts, in `_earlier_steps`
 
     def begin(self, accumulate: bool) -> None:
-        """Sets the gradients that are to be kept aside, before a step makes new ones.
+        """Copies the gradients that are to be kept, before a step makes new ones.
 
         Raises
         ------

@@ -96,7 +96,7 @@ class FlushedUpdates:
             stage.count_from(updates)
 
     def _scale_of(self, scaler: torch.amp.GradScaler | None) -> float:
-        """The factor of a scaler, which makes one at its first call."""
+        """The factor that a scaler multiplies the loss by; its first call initializes the scaler."""
         if scaler is None:
             return 1.0
         return float(scaler.scale(torch.ones((), device=self._device)))

@@ -16,7 +16,7 @@ from chimera_runtime.update.outcome import Outcomes
 
 
 class Hooks:
-    """Functions that `Pipeline` calls while it is made, in this order; these ones change nothing.
+    """Functions that `Pipeline` calls while it is made; these ones change nothing. A tool overrides some.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Hooks:
     explains = True
 
     def lost(self, error: PeerLost) -> None:
-        """Ends this process, from another thread: the main thread waits for a message that will never come."""
+        """Called in a thread when a rank does not answer: ends this process, as its main thread would wait for ever."""
         end_process(error)
 
     def ready(self, context: RankContext, modules: dict[int, torch.nn.Module]) -> None:

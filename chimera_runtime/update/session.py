@@ -34,7 +34,7 @@ class Session:
         Raises
         ------
         Misuse, PeerLost
-            If it is closed or an update has failed; if a wait has failed.
+            Misuse if it is closed or an update has failed, PeerLost if a wait for another rank has failed.
         """
         if self._located.closed:
             raise pipeline_is_closed()
@@ -44,7 +44,7 @@ class Session:
             self._world.control_group.check()
 
     def require_flush(self, consequence: str) -> None:
-        """Passes if the schedule has a flush; otherwise raises a Misuse that names a consequence."""
+        """Raises a Misuse unless the schedule has a flush; ``consequence`` says why a method needs one."""
         if self._world.job.period:
             raise schedule_has_no_flush(self._world.job.name, consequence)
 
