@@ -75,7 +75,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
             raise mistakes.program_is_another(directory / "train.py")
         if program != os.environ.get(_EXPECTED, program):
             raise mistakes.program_was_replaced(directory)
-        _run(train, compiled, store, rank, size, options, faults)
+        _run(train, compiled, store, rank, size=size, options=options, faults=faults)
     except (Misuse, BadModel, Unwritable, BadCheckpoint) as error:
         faults.end(f"train.py: {error}", MISUSED)
     except Terminated as error:
@@ -121,7 +121,15 @@ def _run(
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     with Located(rank, place.worker, lambda: memory_report(device, facts)):
-        run = Run(options, compiled, store, place, device, load_model(options.model, offered, options.split), faults)
+        run = Run(
+            options,
+            compiled,
+            store,
+            place,
+            device=device,
+            model=load_model(options.model, offered, options.split),
+            faults=faults,
+        )
         train(run)
     dist.destroy_process_group()
     run.close()

@@ -98,7 +98,9 @@ class Run(Hooks):
             self.model = under_autocast(self.model, self.device.type, _DTYPES[options.autocast])
         _ = self.batches
         job, size = self.compiled.job, options.micro_batch_size
-        self.held_out = Validation(self.model, options.eval_every, options.steps, size, job, self.place, options.seed)
+        self.held_out = Validation(
+            self.model, options.eval_every, options.steps, size, job=job, place=self.place, seed=options.seed
+        )
         self.sinks = self._open()
         if not self.place.rank:
             self.faults.at_end.append(self._keep)
@@ -166,7 +168,15 @@ class Run(Hooks):
         """Makes the model file's optimizers; with ``--trace`` they step at the places that the schedule has for it."""
         options, idle, context = self.options, self.options.rehearse is not None, self._context
         sharded_over = context.world if options.shard_optimizer else None
-        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, context.ties, options.steps, sharded_over)
+        optimizers = Optimizers(
+            self.model,
+            pipe.stages,
+            options.seed,
+            idle,
+            ties=context.ties,
+            updates=options.steps,
+            sharded_over=sharded_over,
+        )
         if self._recorder is not None and options.clip_norm is None:
             for group in {group for stage in self._stages.values() for group in stage.groups}:
                 group.on_step = optimizers.step_in_lane
@@ -200,7 +210,9 @@ class Run(Hooks):
             if name == "SIGINT" and not self.place.rank:
                 write_error("train.py: SIGINT: saving after this update; Ctrl-C again ends at once")
 
-        saving = Saving(self.options, pipe, made, schedulers, {"data": loader}, write, termination)
+        saving = Saving(
+            self.options, pipe, made, schedulers, shared={"data": loader}, write=write, termination=termination
+        )
         saving.begin()
         if optimizers is not None:
             optimizers.count_from(pipe.updates)

@@ -76,9 +76,17 @@ def check(
         "the check compares gradients at the initial weights, which only a build_stage on a real device gives",
     )
     reference = Reference(
-        *(model, job.stages, micro_batch_size, job.micro_batches, job.parts, world.place.copies),
-        *(context.seed, world.device, {tie.stages: tie.parameters for tie in context.ties}, collecting),
-        lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), context.ties)),
+        model=model,
+        stages=job.stages,
+        micro_batch_size=micro_batch_size,
+        micro_batches=job.micro_batches,
+        parts=job.parts,
+        copies=world.place.copies,
+        seed=context.seed,
+        device=world.device,
+        ties={tie.stages: tie.parameters for tie in context.ties},
+        listening=collecting,
+        label=lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), context.ties)),
     )
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
     updates = checked_updates(job)
