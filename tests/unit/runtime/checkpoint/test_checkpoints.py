@@ -219,7 +219,7 @@ def test_a_checkpoint_of_format_1_is_read_and_training_goes_on_with_the_losses_o
 
 
 def test_a_damaged_or_missing_file_of_an_index_is_one_message(alone: World, one_worker: Path, tmp_path: Path) -> None:
-    """What cannot be read, though it is as it was written."""
+    """Checkpoint that cannot be read, though it is as it was written."""
     loop = Loop(one_worker, tmp_path)
     loop.checkpoints.save()
     loop.checkpoints.wait()

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps beside weights and buffers goes on bitwise, or is refused by name before anything is loaded.
+"""State other than weights and buffers goes on bitwise, or is refused by name before anything is loaded.
 
 Of modules, optimizers and other objects, and of averages of the weights.
 """
@@ -75,7 +75,7 @@ def scaled(_stage: int, _stages: int) -> nn.Module:
 
 
 def test_what_modules_have_in_their_state_dict_goes_on_bitwise(alone: World, one_worker: Path, tmp_path: Path) -> None:
-    """By get_extra_state, a hook or an override; parameters are those that were saved, whatever these make of them."""
+    """State comes from get_extra_state, a hook or an override; parameters are those that were saved."""
     loop = Loop(one_worker, tmp_path, scaled)
     loop.train(2)
     loop.checkpoints.save()

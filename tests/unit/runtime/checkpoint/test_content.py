@@ -1,4 +1,4 @@
-"""What a checkpoint has in it: what a rank misses is named, and what ranks share is the same on all of them."""
+"""Content of a checkpoint: what a rank misses is named, and what ranks share is the same on all of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,7 +56,7 @@ class Made:
 
 
 def metadata(state: dict[str, Any], *before: Any) -> dict[tuple[Any, ...], Any]:
-    """What torch.distributed.checkpoint says of a state, by its path."""
+    """Metadata of torch.distributed.checkpoint for a state, by path."""
     entries: dict[tuple[Any, ...], Any] = {}
     for key, value in state.items():
         if isinstance(value, dict):
@@ -75,7 +75,7 @@ def there(entries: dict[tuple[Any, ...], Any]) -> Metadata:
 
 
 def trained(directory: Path) -> Made:
-    """After an update, so that the optimizer has a state."""
+    """Returns the loop after an update, so that the optimizer has a state."""
     of = Made(directory)
     of.pipe.step(mini_batch(0))
     of.optimizer.step()
@@ -173,7 +173,7 @@ def test_a_parameter_without_a_group_is_named(alone: World, one_worker: Path) ->
 def test_another_layout_reads_the_first_replica_and_what_the_first_copy_has_of_its_own(
     alone: World, one_worker: Path
 ) -> None:
-    """Where there is none of this rank's number; what a rank has of its own is refused."""
+    """Reads another copy's if there is none of this rank's number; what a rank has of its own is refused."""
     of = trained(one_worker)
     entries = metadata(of.saved())
     here = of.wanted(entries, of.info())
@@ -220,7 +220,7 @@ def test_a_scheduler_whose_optimizer_is_not_known_is_kept_as_what_ranks_share(al
 
 
 def test_what_ranks_share_is_the_same_on_all_of_them(alone: World, one_worker: Path) -> None:
-    """Of a copy alone where that is so; the message names what differs, on which ranks, and what to do."""
+    """Ranks of one copy are compared if each copy has its own; the message says what differs, where, and what to do."""
     of = trained(one_worker)
     part = of.content.part(of.pipe.state_dict())
 
@@ -241,7 +241,7 @@ def test_what_ranks_share_is_the_same_on_all_of_them(alone: World, one_worker: P
 def test_groups_of_a_parameter_that_differ_between_ranks_go_to_the_rank_that_had_them(
     alone: World, one_worker: Path
 ) -> None:
-    """And to a rank that there was not, those of the first one."""
+    """A rank that was not there gets those of the first one."""
     info = CheckpointInfo(2, 1, 1, "", "", 1, 1, {0: {"a": "x", "b": "y"}, 1: {"a": "z"}})
     assert [info.group_of(place) for place in (0, 1, 2)] == [
         {"a": "x", "b": "y"},

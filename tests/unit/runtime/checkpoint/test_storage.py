@@ -40,7 +40,7 @@ def names(directory: Path) -> list[str]:
 
 
 def test_the_newest_stay_and_are_found_in_the_order_of_their_updates(alone: World, tmp_path: Path) -> None:
-    """By the number: that of more than eight digits is the last one."""
+    """The order is that of numbers: the one of more than eight digits is the last one."""
     for update in (999, 123456789, 5000):
         saved(tmp_path, update, keep=3)
     (tmp_path / "update-mine").mkdir()
@@ -59,11 +59,11 @@ def test_the_newest_stay_and_are_found_in_the_order_of_their_updates(alone: Worl
 
 
 class Died(BaseException):
-    """Nothing more happens in this process."""
+    """Ends this process at once."""
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], bool]:
-    """Before the ``at``-th change of the file system nothing more happens; returns whether it came to that."""
+    """Stops before the ``at``-th change of the file system; returns whether there was one."""
     count = 0
 
     def watched(original: Any) -> Any:
@@ -85,7 +85,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], bool]:
 def test_whenever_a_rank_dies_in_a_save_there_is_the_old_checkpoint_or_the_new_one(
     alone: World, tmp_path: Path, update: int
 ) -> None:
-    """With ``keep=1``, so that the old one goes; the next job finds nothing else there."""
+    """Uses ``keep=1``, so that the old one goes; the next job finds nothing else there."""
     values, at, has_died = set(), 0, True
     while has_died:
         at += 1

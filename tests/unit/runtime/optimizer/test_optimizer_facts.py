@@ -29,7 +29,7 @@ class Rank:
         self.facts = OptimizerFacts(self.parameters, [STAGE], names)
 
     def stepped(self, *optimizers: torch.optim.Optimizer) -> Fact:
-        """How the stage is stepped, after a step of each."""
+        """Facts about the steps of the stage, after a step of each."""
         for optimizer in optimizers:
             optimizer.step()
         return self.facts.take()[settings_of(STAGE)]

@@ -50,7 +50,7 @@ def train(of: dict[str, nn.Parameter], optimizers: Iterable[torch.optim.Optimize
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("split", [False, True], ids=["one optimizer", "several"])
 def test_training_goes_on_bitwise_with_groups_in_another_order_and_split(kind: str, before: int, split: bool) -> None:
-    """Also from before the first step, when there is no state yet."""
+    """Holds also before the first step, when there is no state yet."""
     make = KINDS[kind]
     undisturbed = parameters()
     optimizer = make(grouped(undisturbed, ["first", "second", "third"]))

@@ -95,7 +95,7 @@ def test_schedulers_go_on_with_other_groups_and_several_optimizers(kind: str) ->
 
 
 def test_each_of_two_schedulers_gets_its_own_state() -> None:
-    """Of whatever kinds, and in whatever order they are given."""
+    """Schedulers may be of any class, in any order."""
     makes = [KINDS["cosine"], lambda of: lr_scheduler.CosineAnnealingLR(of, 40, eta_min=0.05)]
     saving, undisturbed = (Run(makes, [["first", "second"]], [["third"]]) for _ in range(2))
     turned = Run(makes[::-1], [["third"]], [["first", "second"]])

@@ -28,7 +28,7 @@ def weights() -> list[nn.Parameter]:
 
 
 def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
-    """The same everywhere; the second parameter has none at first."""
+    """Gradients that are the same everywhere; the second parameter has none at first."""
     generator = torch.Generator().manual_seed(100 + step)
     for number, parameter in enumerate(parameters):
         gradient = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)

@@ -63,7 +63,7 @@ def optimizer(parameters, args):
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """What was compiled, and a model with modules of names that lie there too."""
+    """Compiles a program, and writes a model with modules of names that lie there too."""
     compiled = tmp_path / "compiled"
     compiled.mkdir()
     program = {"interface": INTERFACE, **asdict(alone_job()), "ranks": [asdict(facts(0, 1, kept=()))]}
@@ -87,7 +87,7 @@ def started(directory: Path, *options: str, **environment: str) -> subprocess.Co
 
 
 def test_a_run_is_checked_measured_recorded_and_trained(directory: Path) -> None:
-    """With everything that can be asked for."""
+    """Uses every option."""
     options = ("--check", "--steps=3", "--metrics=m.json", "--trace=trace", "--memory-limit=1GiB")
     done = started(directory, *options)
     assert (done.returncode, done.stderr) == (0, "")

@@ -118,7 +118,7 @@ def test_a_rehearsal_leaves_the_weights_alone_and_a_check_alone_trains_nothing(
 
 
 def trained(run: Run, directory: Path) -> None:
-    """What was written for the program."""
+    """Directory that was written for the program."""
     runpy.run_path(str(directory / "train.py"))["train"](run)
     run.close()
 
@@ -159,7 +159,7 @@ def test_every_update_is_told_to_the_model_file_and_held_out_items_are_evaluated
 def test_a_model_file_may_end_the_training(
     run: Callable[..., Run], compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It asks after the second update; the third carries that to all ranks, and the fourth is on its way by then."""
+    """The model asks after the second update; the third tells all ranks, and the fourth is on its way by then."""
 
     def on_step(pipe: Pipeline, outcome: Outcome) -> None:
         if outcome.update == 1:
@@ -214,7 +214,7 @@ def flowing(items: int = 24) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_data_workers_a_stream_and_a_collate_of_ones_own_train_the_same(
     run: Callable[..., Run], compiled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a check, which sees the same items; the sampler has what the seed would draw."""
+    """Includes a check, which sees the same items; the sampler has what the seed would draw."""
 
     class Flow:
         def __iter__(self) -> Iterator[Any]:
@@ -323,7 +323,7 @@ def test_a_stream_is_rehearsed_or_only_checked(
 def test_a_stream_is_drained_for_an_evaluation_and_each_of_its_updates_is_told_once(
     streamed: Callable[..., Run], stream: Path, tmp_path: Path
 ) -> None:
-    """As in a loop of one's own that drains after the third update."""
+    """Results of a loop that drains after the third update."""
     told: list[tuple[int, float]] = []
 
     def on_step(_pipe: Pipeline, outcome: Outcome) -> None:

@@ -30,7 +30,7 @@ def test_modules_that_are_made_anew_share_nothing() -> None:
 
 @pytest.mark.parametrize("wrapped", [nn.Sequential, lambda module: nn.ModuleList(module.children())])
 def test_modules_that_are_made_once_are_put_back_with_their_buffers(wrapped: type[nn.Module]) -> None:
-    """Also where weights had versions since: the parameters then show other memory."""
+    """Holds also after weights had versions: the parameters then show other memory."""
     module = Normed()
     before, places = state(module), [p.data_ptr() for p in module.parameters()]
     kept = [Snapshot(tensor) for tensor in shared({3: module}, {3: wrapped(module)})]

@@ -38,7 +38,7 @@ def test_a_tolerance_grows_with_the_sums_and_never_lets_a_missing_half_or_a_wron
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("summands", [2, 8, 64])
 def test_sums_in_another_order_stay_within_the_tolerance(dtype: torch.dtype, summands: int) -> None:
-    """In halves that are added at last, as by two replicas, against one after another."""
+    """Sums in halves that are added at last, as by two replicas, against one after another."""
     torch.manual_seed(summands)
     parts = torch.randn(summands, 10_000).to(dtype)
 
@@ -117,7 +117,7 @@ def begin() -> Training:
 
 
 def recorded(**scaled: float) -> RankResult:
-    """What a rank computed that holds both stages and did as the reference does, but for the scaled parts."""
+    """Result of a rank that holds both stages and computes what the reference does, but for the scaled parts."""
     training = begin()
     gradients: dict[Group, list[Any]] = {(0,): [], (1,): []}
     losses = []
@@ -174,7 +174,7 @@ def test_a_step_too_few_is_told_before_anything_is_compared(alone: World) -> Non
 
 
 def test_a_replica_that_differs_in_a_bit_is_named_with_those_that_agree(alone: World) -> None:
-    """Of three copies the last has another weight, by one rounding; rank 0 compares its own, and all digests."""
+    """The last of three copies has another weight, by one rounding; rank 0 compares its own, and all digests."""
     results = [recorded() for _ in range(3)]
     results[2].weights[1,][0].view(torch.int64).add_(1)
     for result in results:

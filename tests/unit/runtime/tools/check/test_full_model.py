@@ -61,7 +61,7 @@ def judged(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def failure(whole: Callable[[], Any], names: Any = name, **changed: Any) -> list[str]:
-    """What a check says, but for its first line."""
+    """Lines of a failed check after the first."""
     with pytest.raises(CheckFailed) as failed:
         compare(*made(whole, names, **changed))
     headline, *lines = str(failed.value).splitlines()

@@ -1,4 +1,4 @@
-"""What one process computes for the check, against the formulas of the schemes."""
+"""Results of one process for the check, against the formulas of the schemes."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def batch(micro_batches: int, update: int) -> list[tuple[torch.Tensor, torch.Ten
 
 
 def gradient(weights: list[torch.Tensor], data: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-    """Of the mean loss of some data, with respect to the weights of both stages."""
+    """Gradients of the mean loss of some data, with respect to the weights of both stages."""
     first, second = (w.clone().requires_grad_() for w in weights)
     total = sum(loss(torch.tanh(x @ first.t()) @ second.t(), target) for x, target in data) / len(data)
     return list(torch.autograd.grad(total, [first, second]))
@@ -30,7 +30,7 @@ def start() -> list[torch.Tensor]:
 
 
 def trained(one: Reference, updates: int, period: int, reads: Any) -> Training:
-    """After some updates, each with the reference's own gradients."""
+    """Weights after some updates, each with the reference's own gradients."""
     training = one.begin(period, reads)
     for _ in range(updates):
         training.step(training.gradients())
@@ -100,7 +100,7 @@ def test_a_step_takes_the_gradients_that_it_is_given() -> None:
 
 
 def test_weights_that_a_forward_changes_are_changed_in_the_version_that_it_reads() -> None:
-    """As by an embedding with a largest norm: the next version begins with what the forward has left."""
+    """Stands for an embedding with a largest norm: the next version begins with what the forward has left."""
 
     class Halving(Layer):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a bug report needs is in one file, whichever ranks are left to write it, and no secret is."""
+"""A bug report is one file, whichever ranks are left to write it, without secrets."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What torchrun is told of the end of a rank, read by torchrun's own code."""
+"""Cause of the end of a rank, as read by torchrun's own code."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ def failure(path: Path, rank: int) -> ProcessFailure:
 
 
 def test_torchrun_shows_the_message_and_finds_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where another rank ended within the same second, and has a lower number."""
+    """Holds also if another rank ended within the same second, and has a lower number."""
     monkeypatch.setattr(time, "time", lambda: 1000.25)
     for rank, message, is_cause in ((0, "rank 0 ended", False), (1, "headline\nTraceback", True)):
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"{rank}.json"))

@@ -64,7 +64,7 @@ def test_whoever_speaks_gives_the_hint_as_well(capsys: pytest.CaptureFixture[str
 
 
 class NoStore(Store):
-    """It has ended."""
+    """Ends, as a store does."""
 
     def add(self, *_: object) -> int:
         raise RuntimeError("connection closed")
@@ -99,7 +99,7 @@ def test_without_a_store_one_rank_of_a_torchrun_says_what_it_saw_and_each_what_i
 
 
 def lost(store: Store, rank: int, *peers: int) -> str:
-    """What a rank would say that waited for others."""
+    """Message of a rank that waited for others."""
     faults, said = Faults(store, rank), []
     faults.at_end.append(said.append)
     with pytest.raises(Left) as left:

@@ -1,4 +1,4 @@
-"""Under --autocast a pipeline computes what one process computes with torch.autocast around forward and loss."""
+"""A pipeline under --autocast computes what one process computes with torch.autocast around forward and loss."""
 
 import copy
 import inspect

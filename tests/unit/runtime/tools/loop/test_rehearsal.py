@@ -92,7 +92,7 @@ def test_a_sleep_is_shorter_by_what_sleeps_last_too_long(alone: World, clock: Cl
 
 
 def passed(stage: Stage, micros: Micros) -> list[Any]:
-    """What a stage in the middle hands on and back, as shapes and dtypes."""
+    """Messages of a stage in the middle, both ways, as shapes and dtypes."""
     rows = len(micros) if isinstance(micros, tuple) else 1
     stage.forward(micros, (torch.ones(rows, 2, dtype=torch.float64),))
     outputs = stage.outputs(micros)
@@ -115,7 +115,7 @@ def test_what_is_sent_and_received_has_the_real_sizes(alone: World, clock: Clock
 
 
 def test_an_update_changes_no_weight_and_counts(alone: World, clock: Clock) -> None:
-    """Also where the sums are over several ranks."""
+    """Holds also if the sums are over several ranks."""
     with worlds(alone, alone_job(), copies=2) as ranks, groups(2) as members:
         made, built = setting(replace(ranks[0], sums=dict.fromkeys([(0,), (1,)], (members[0], (0, 1)))))
         slept = assemble.assemble(made, built, made.model.steps, rehearsed({"F": 1, "B": 1}, ranks[0].job))
@@ -143,7 +143,7 @@ def test_versions_are_neither_made_nor_read(alone: World, clock: Clock) -> None:
 
 
 def test_nothing_piles_up_that_nobody_takes(alone: World, clock: Clock) -> None:
-    """At the ends of the pipeline nothing is handed on; a stream has ever new micro-batches."""
+    """The ends of the pipeline send nothing; a stream has ever new micro-batches."""
     with worlds(alone, alone_job()) as (world,):
         first, last = stages(world, {"F": 1, "B": 1}).values()
         for micro in range(5):

@@ -54,7 +54,7 @@ def train(pipe: Pipeline, updates: int) -> None:
 
 
 def test_it_is_time_every_so_many_updates_but_not_at_the_end(make: Callable[..., Any], tmp_path: Path) -> None:
-    """At the end all is saved anyway."""
+    """The end saves all anyway."""
     saving, pipe, _ = make(save=tmp_path, save_every=2, steps=6)
     due = []
     for _ in range(6):
@@ -71,7 +71,7 @@ def test_it_is_time_every_so_many_updates_but_not_at_the_end(make: Callable[...,
 def test_training_is_over_an_update_after_the_one_in_which_a_rank_asked(
     make: Callable[..., Any], tmp_path: Path, first: int
 ) -> None:
-    """Nobody waits for the newest outcome."""
+    """The newest outcome is not read: that would wait."""
     saving, _, _ = make(save=tmp_path)
 
     class Newest:

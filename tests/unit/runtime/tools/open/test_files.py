@@ -17,7 +17,7 @@ def test_a_file_has_the_content_that_was_put_last_and_nothing_is_left_beside_it(
 
 
 def test_a_reader_who_has_opened_the_file_before_reads_what_it_held(tmp_path: Path) -> None:
-    """So no reader ever sees half of a file: it is replaced, not written over."""
+    """No reader ever sees half of a file: it is replaced, not written over."""
     write_atomically(tmp_path / "f", b"before")
     with (tmp_path / "f").open("rb") as reader:
         write_atomically(tmp_path / "f", b"after")

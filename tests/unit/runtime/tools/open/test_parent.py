@@ -76,7 +76,7 @@ def test_a_torchrun_that_is_gone_is_another_parent(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone has /proc/PID/stat")
 def test_a_torchrun_that_nobody_has_waited_for_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one whose other threads have not ended yet."""
+    """Stands for a parent whose other threads have not ended yet."""
     monkeypatch.setattr(parent, "_IS_TORCHRUN", True)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)

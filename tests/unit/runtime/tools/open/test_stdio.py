@@ -1,4 +1,4 @@
-"""What a rank says where standard output and standard error are closed, full, or without a reader."""
+"""Lines of a rank if standard output and standard error are closed, full, or without a reader."""
 
 import os
 import pty
@@ -79,7 +79,7 @@ CLEARED = "\r\x1b[K"
     ],
 )
 def test_on_a_terminal_a_line_takes_the_place_of_what_was_shown(kind: str, written: str) -> None:
-    """As much is shown as fits into 20 columns: the last one would begin a line."""
+    """The text is cut to what fits into 20 columns: the last one would begin a line."""
     ours, theirs = pty.openpty()
     variables = os.environ | {"TERM": kind, "COLUMNS": "20"}
     subprocess.run(

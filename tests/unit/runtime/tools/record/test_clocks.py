@@ -1,4 +1,4 @@
-"""How far clocks are apart, whatever the questions and answers take."""
+"""Offsets of clocks, however long the questions and answers take."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,7 +8,7 @@ import torch
 from chimera_runtime.tools.record.event_clock import CudaEvents, EventClock, HostClock, clock_of
 
 START = 10**12
-"""What the host's clock says when the GPU comes to its first event, in nanoseconds."""
+"""Time of the host's clock when the GPU comes to its first event, in nanoseconds."""
 
 
 class Event:
@@ -45,7 +45,7 @@ class Stream:
                 self._time += work
 
     def milliseconds(self, start: Event, end: Event) -> float:
-        """Between two events that have happened."""
+        """Time between two events that have happened."""
         assert start.at is not None
         assert end.at is not None, "it has not happened"
         return end.at - start.at

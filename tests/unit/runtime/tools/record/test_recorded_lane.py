@@ -28,7 +28,7 @@ class Transfer:
         self.tensors = tensors
 
     def wait(self) -> None:
-        """It is over."""
+        """Ends the wait."""
 
 
 class Echo:
@@ -79,7 +79,7 @@ OF_AN_UPDATE = [
 
 
 def operations(folder: Path, rank: int = 0) -> list[list[Any]]:
-    """What was recorded: [update, words, start, end]."""
+    """Records of a rank: [update, words, start, end]."""
     lines = [json.loads(line) for line in (folder / f"rank_{rank}.jsonl").read_text().splitlines()]
     return [operation for line in lines for operation in line.get("operations", ())]
 
@@ -131,7 +131,7 @@ def test_operations_follow_one_another(alone: World, tmp_path: Path, scripts: Pa
 
 
 def turn(lane: Any, m: int) -> None:
-    """Of a stream on one worker: an update for each micro-batch; stage 0 reads the version before the newest."""
+    """Makes a stream on one worker: an update for each micro-batch; stage 0 reads the version before the newest."""
     first, last = lane.stage(0), lane.stage(1)
     first.at(m - 1).forward(m, lane.input(m))
     last.at(m).forward(m, first.outputs(m), lane.target(m))
@@ -147,7 +147,7 @@ def turn(lane: Any, m: int) -> None:
 
 
 def words_of_turn(m: int) -> list[tuple[int, str]]:
-    """What a turn does, each line with the update that it is about."""
+    """Operations of a turn, each line with the update that it is about."""
     passes = [(m, f"load input m{m}"), (m, f"F m{m} s0"), (m, f"load target m{m}"), (m, f"F m{m} s1")]
     passes += [(m, f"B m{m} s1"), (m, f"B m{m} s0")]
     dropped = [(m - 1, f"drop s0 v{m - 1}")] if m else []

@@ -189,7 +189,7 @@ class Full:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Nothing is written."""
+        """Writes nothing."""
 
 
 def test_a_disk_that_is_full_is_one_message_and_nothing_where_the_run_ends_anyway(

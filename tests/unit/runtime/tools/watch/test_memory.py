@@ -1,4 +1,4 @@
-"""What a rank needs, against sums by hand; the tests with torchrun compare it with what is really allocated."""
+"""Bytes that a rank needs, against sums by hand; the tests with torchrun compare it with what is really allocated."""
 
 from dataclasses import replace
 from functools import partial
@@ -103,7 +103,7 @@ def test_of_what_a_forward_keeps_a_received_input_is_among_the_messages(alone: W
 
 
 def test_of_a_forward_that_runs_again_its_input_is_kept_and_its_target(alone: World) -> None:
-    """Unless that lies in a receive buffer already: stage 1 of two workers receives all of its inputs."""
+    """The input counts unless it lies in a receive buffer: stage 1 of two workers receives all of its inputs."""
     with worlds(alone, alone_job(recomputing=(0, 1))) as (world,):
         assert need(said(world, facts(0, kept=(((0, 0, 2),),))))["activations"] == byte_text(2 * MESSAGE)
         assert need(said(world, facts(1, kept=(((1, 0, 2),),))))["activations"] == byte_text(2 * (MESSAGE + TARGET))

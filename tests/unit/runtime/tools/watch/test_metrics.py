@@ -50,7 +50,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Disk]:
 
 
 def read(path: Path) -> dict[str, list[float | None]]:
-    """What a strict reader of JSON finds: NaN and Infinity are no JSON."""
+    """Reads as a strict reader of JSON does, which refuses NaN and Infinity."""
     numbers: dict[str, list[float | None]] = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert list(numbers) == NAMES
     return numbers
@@ -87,7 +87,7 @@ def test_whenever_a_run_is_killed_the_file_is_whole_and_misses_little(
 
 
 def test_writing_takes_a_hundredth_of_the_time_however_long_the_run(tmp_path: Path, disk: Callable[..., Disk]) -> None:
-    """On a disk so slow that a file of all updates takes seconds."""
+    """Writes to a disk so slow that a file of all updates takes seconds."""
     time = disk(seconds_per_byte=1e-6)
     metrics = Metrics(tmp_path / "m.json")
     for _ in range(30_000):

@@ -1,4 +1,4 @@
-"""What ranks have used, beside what they need: of memory that is really taken."""
+"""Memory that ranks have used and that they need, with memory that is really taken."""
 
 import ctypes
 from dataclasses import replace
@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def resident_in_use() -> int:
-    """What is resident, without memory that the C library keeps for itself: a test before may have told it to."""
+    """Resident bytes, without memory that the C library keeps for itself: a test before may have told it to."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
     return resident()
@@ -35,7 +35,7 @@ def test_memory_that_was_taken_and_given_back_is_in_the_peak(alone: World) -> No
 
 @pytest.mark.skipif(not peak_memory._STATUS.exists(), reason="a peak is counted anew on Linux alone")
 def test_what_was_used_before_training_is_not_in_the_peak(alone: World) -> None:
-    """As the models of --check."""
+    """Model like those of --check."""
     _ = torch.ones(48 * MIB)
     del _
     with worlds(alone, alone_job()) as (world,):

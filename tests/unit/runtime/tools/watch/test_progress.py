@@ -1,4 +1,4 @@
-"""What is told of updates: losses of all ranks, when an overlapping update is over, and nothing that stops training."""
+"""Reports of updates: losses of all ranks, when an overlapping update is over, and nothing that stops training."""
 
 import gc
 import json
@@ -69,7 +69,7 @@ def no_collection() -> Any:
 
 @pytest.mark.usefixtures("no_collection")
 def test_stages_go_as_soon_as_nobody_holds_them() -> None:
-    """They hold communicators, whose threads must not outlive the ranks' last meeting."""
+    """Stages hold communicators, whose threads must not outlive the ranks' last meeting."""
     stage = Stage()
     watched(stage)
     stage.step()
@@ -79,7 +79,7 @@ def test_stages_go_as_soon_as_nobody_holds_them() -> None:
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """What was printed, without the seconds and what follows from them."""
+    """Printed lines, without the seconds and what follows from them."""
     return [re.sub(r"  [\d.]+ s\b.*", "", line).split() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -129,7 +129,7 @@ class Clock:
 def test_an_update_lasts_from_the_end_of_the_one_before_unless_all_began_it_together(
     alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearsal: bool, period: int, seconds: list[float]
 ) -> None:
-    """In a rehearsal with a flush they meet before each."""
+    """A rehearsal with a flush is different: the ranks meet before each."""
     monkeypatch.setattr(telling, "time", Clock())
     metrics = Metrics(tmp_path / "m.json")
     with worlds(alone, alone_job(period=period)) as (world,):
@@ -164,7 +164,7 @@ def test_an_update_that_is_told_later_has_lasted_until_its_mark(
 def test_updates_that_overlap_are_gathered_together_and_told_one_by_one(
     alone: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On four workers with an update for each micro-batch, four at a time, and the rest at the end."""
+    """Four workers with an update for each micro-batch, four at a time, and the rest at the end."""
     streaming = job(workers=4, stages=4, placement=((0, 1, 2, 3),), micro_batches=1, period=1)
     with worlds(alone, streaming, timeout=20.0) as ranks:
         told: list[list[int]] = [[] for _ in ranks]
@@ -184,7 +184,7 @@ def test_updates_that_overlap_are_gathered_together_and_told_one_by_one(
 
 
 def test_a_line_that_cannot_be_written_is_told_after_training(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no further one is tried; numbers go on to the file."""
+    """No further line is tried; numbers go on to the file."""
     tried: list[str] = []
 
     def say(line: str) -> None:
@@ -214,7 +214,7 @@ def test_every_update_is_a_line_of_the_log_with_what_the_loop_said_of_it(alone: 
 
 
 def test_what_all_ranks_have_said_is_told_when_a_run_fails(alone: World, tmp_path: Path) -> None:
-    """It would be read at the end of the next update, which never comes; of that no rank has said anything."""
+    """The gather would be read at the end of the next update, which never comes; of that no rank has said anything."""
     log = Log(tmp_path / "log.jsonl")
     with worlds(alone, job()) as (first, second):
         progress, other = Progress(first, 5, False, Sinks(log=log)), Progress(second, 5, False)
@@ -254,7 +254,7 @@ class Seconds:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is shown on a terminal in passing, as ``~ text``, and what is said there for good."""
+    """Text that a terminal shows in passing, as ``~ text``, and what is said there for good."""
     put: list[str] = []
     monkeypatch.setattr(telling, "time", Seconds())
     monkeypatch.setattr(telling, "is_terminal", lambda _: True)
