@@ -1,6 +1,7 @@
 """Exit statuses, standard streams and error handling that all commands share."""
 
 import io
+import json
 import os
 import sys
 import traceback
@@ -78,6 +79,15 @@ def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tup
     return None if given is None else tuple(map(int, words))
 
 
+TIED = click.option(
+    "--tied",
+    multiple=True,
+    callback=parse_ties,
+    metavar="STAGE,STAGE",
+    help="Stages that share parameters, as the model's tied() says: by number, first or last.",
+)
+
+
 def require_torch(doing: str) -> None:
     """Makes sure that torch is installed, without importing it; ``doing`` names the work that needs it.
 
@@ -95,6 +105,11 @@ def write(text: str) -> None:
     click.echo(text, nl=False, color=colored(sys.stdout))
 
 
+def write_json(data: object) -> None:
+    """Writes data to standard output as JSON."""
+    write(json.dumps(data, indent=2) + "\n")
+
+
 class _StandardOutput:
     """Standard output: a closed pipe ends the output silently, any other error is reported to the user."""
 
@@ -105,12 +120,10 @@ class _StandardOutput:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text to the stream, with its errors as the class says."""
         with self._handled():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Flushes the stream, with its errors as the class says."""
         with self._handled():
             self._stream.flush()
 

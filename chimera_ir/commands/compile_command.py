@@ -14,17 +14,18 @@ from chimera_ir import cache, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Output, produce
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
-from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, parse_split, parse_ties, run, write
-from chimera_ir.commands.sections import (
-    Function,
-    SectionedCommand,
-    as_json,
-    colored,
-    general,
-    is_quiet,
-    remark,
-    report,
+from chimera_ir.commands.common import (
+    DOES_NOT_FIT,
+    FILE,
+    TIED,
+    WRONG_TEXT,
+    WrongCommand,
+    parse_split,
+    run,
+    write,
+    write_json,
 )
+from chimera_ir.commands.sections import Function, SectionedCommand, as_json, colored, general, is_quiet, remark, report
 from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -66,10 +67,6 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     return costs
 
 
-def _as_json(data: object) -> str:
-    return json.dumps(data, indent=2) + "\n"
-
-
 def _entries(further: tuple[Path, ...]) -> list[dict[str, str]]:
     """Name and description of each library scheme."""
     return [{"name": name, "description": _described(name, further)} for name in library.names(further)]
@@ -104,13 +101,7 @@ _SHARED = (
     click.option(
         "--sync", type=click.Choice([mode.value for mode in SyncMode]), help="When every stage's gradients are summed."
     ),
-    click.option(
-        "--tied",
-        multiple=True,
-        callback=parse_ties,
-        metavar="STAGE,STAGE",
-        help="Stages that share parameters, as the model's tied() says: by number, first or last.",
-    ),
+    TIED,
     click.option(
         "--communicators",
         type=click.Choice(["directed", "pair"]),
@@ -213,7 +204,7 @@ def compile_command(
     """
     if listing:
         further = library.further(options["library"], _as_written("library"))
-        write(_as_json(_entries(further)) if as_json else _listed(further))
+        write_json(_entries(further)) if as_json else write(_listed(further))
         return
     # Options that exclude each other, and tables over several values of a parameter, which write nothing.
     if scheme is None:
@@ -222,9 +213,8 @@ def compile_command(
         raise WrongCommand(f"--json: leave {f'--emit {emit}' if emit else f'--table {table}'} out")
     if table is not None or any(len(values) > 1 for values in settings.values()):
         if out is not None or emit is not None:
-            raise WrongCommand(
-                f"{'--out' if emit is None else '--emit'}: a table is printed alone, and nothing is written"
-            )
+            conflicting = "--out" if emit is None else "--emit"
+            raise WrongCommand(f"{conflicting}: a table is printed alone, and nothing is written")
         form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
         compiles = _sweep(scheme, settings, options, form)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
@@ -243,7 +233,7 @@ def compile_command(
     line = forecast.torchrun(workers, script, answer.output.split) if forecast else command_line(words)
     if as_json:
         figures = json.loads(answer.output.files["report.json"])
-        write(_as_json({"directory": str(directory), "run": line, "report": figures}))
+        write_json({"directory": str(directory), "run": line, "report": figures})
     else:
         picture = f"chimera view {command_line([as_argument(str(directory))])}"
         report(

@@ -1,14 +1,13 @@
 """``chimera explain``: what a message means, a text that gets it, and how to mend it."""
 
 import inspect
-import json
 import re
 
 import click
 
 from chimera_ir import errors
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import WrongCommand, write
+from chimera_ir.commands.common import WrongCommand, write, write_json
 from chimera_ir.commands.sections import SectionedCommand, as_json, general
 from chimera_ir.diagnostics.codes import Example, example, meaning, messages, pattern
 from chimera_ir.diagnostics.model import Diagnostic
@@ -35,12 +34,12 @@ def explain_command(code: str | None, as_json: bool) -> None:
         rows = {name: meaning(described) for name, described in listed.items()}
         width = max(map(len, rows))
         lines = (f"{name:<{width}}  {text}\n" for name, text in rows.items())
-        write(json.dumps(rows, indent=2) + "\n" if as_json else "".join(lines))
+        write_json(rows) if as_json else write("".join(lines))
         return
     described = _known(code or "")
     shown = example(described.code) if issubclass(described, Diagnostic) else None
     if as_json:
-        write(json.dumps(_entries(described, shown), indent=2) + "\n")
+        write_json(_entries(described, shown))
     else:
         write("\n\n".join(_paragraphs(described, shown)) + "\n")
 

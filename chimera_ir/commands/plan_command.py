@@ -1,6 +1,5 @@
 """``chimera plan``: a ranking of schemes, copies, stages and micro-batches by their predicted time."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 from chimera_ir import library, progress, texts
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import FILE, WRONG_TEXT, FiniteRange, WrongCommand, parse_ties, run, write
+from chimera_ir.commands.common import FILE, TIED, WRONG_TEXT, FiniteRange, WrongCommand, run, write, write_json
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
@@ -98,14 +97,7 @@ class _Printout:
     default=[SyncMode.EAGER_OPT.value],
     help="Consider this strategy [default: eager_opt].",
 )
-@click.option(
-    "--tied",
-    "ties",
-    multiple=True,
-    callback=parse_ties,
-    metavar="STAGE,STAGE",
-    help="Stages that share parameters, as the model's tied() says: by number, first or last.",
-)
+@TIED
 @click.option(
     "--layout", type=click.Choice(["pipeline", "replica"]), default="pipeline", help="Which ranks share a node."
 )
@@ -160,7 +152,7 @@ def plan_command(
     greedy: bool,
     recompute: bool | None,
     syncs: tuple[str, ...],
-    ties: list[list[int | str]],
+    tied: list[list[int | str]],
     layout: str,
     sharded_optimizer: bool,
     top: int,
@@ -182,25 +174,24 @@ def plan_command(
     compiler; 130 interrupted.
     """
     sources = tuple(_scheme(name, directories) for name in schemes) if schemes else _library(directories)
-    recomputation = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}[
-        recompute
-    ]
+    modes = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
+    recomputation = modes[recompute]
     # Files and schemes first: their mistakes end the command before any work.
     inputs = read_inputs(profile, cluster, "--{}".format)
     model = inputs.model()
     number = _workers(inputs, workers)
     parsed = _parsed(sources, settings)
-    modes = tuple(dict.fromkeys(map(SyncMode, syncs)))
+    strategies = tuple(dict.fromkeys(map(SyncMode, syncs)))
     streams = bool(schemes) if asynchronous is None else asynchronous
     # The question says which configurations there are, the judge what is known of model and cluster.
-    question = Question(number, mini_batch, settings, recomputation, modes, streams, max_operations)
+    question = Question(number, mini_batch, settings, recomputation, strategies, streams, max_operations)
     trusted = frozenset(map(library.source, library.names()))
-    tied = tuple(map(tuple, ties))
+    ties = tuple(map(tuple, tied))
     replicas = layout == "replica"
     judge = Judge(
-        *(parsed, model, inputs.cluster, replicas, recomputation, max_operations, trusted, tied, sharded_optimizer)
+        *(parsed, model, inputs.cluster, replicas, recomputation, max_operations, trusted, ties, sharded_optimizer)
     )
-    files = Files(str(profile), str(cluster), replicas, max_operations, tied, sharded_optimizer)
+    files = Files(str(profile), str(cluster), replicas, max_operations, ties, sharded_optimizer)
     with progress.shown(is_quiet()) as doing:
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
         doing("explaining the first choice")
@@ -218,7 +209,7 @@ def _deliver(ranking: Ranking, answer: Recommendation, wanted: _Printout) -> Non
     chosen = rows[wanted.choose - 1] if rows else None
     if wanted.as_json:
         content = listing.as_json(ranking, answer, said, wanted.warnings, chosen, wanted.files)
-        write(json.dumps(content, indent=2) + "\n")
+        write_json(content)
     else:
         write(printed(lambda console: console.print(listing.table(ranking, answer, said, view))))
         if chosen:

@@ -1,11 +1,10 @@
 """``chimera profile``: the costs of a model's stages and a cluster's links, measured or counted."""
 
-import json
 import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import FiniteRange, GivenPath, WrongCommand, parse_split, require_torch, run, write
+from chimera_ir.commands.common import FiniteRange, GivenPath, WrongCommand, parse_split, require_torch, run, write_json
 from chimera_ir.commands.sections import SETTINGS, Function, SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.escapes import visible
 from chimera_ir.output import OutputRefused, refuse_file, write_file
@@ -47,11 +46,7 @@ _out = click.option(
 )
 _force = click.option("--force", is_flag=True, help="Write over a file that this command did not write.")
 _rounds = click.option(
-    "--rounds",
-    type=click.IntRange(min=5),
-    default=30,
-    show_default=True,
-    help="Measure each figure at most so often.",
+    "--rounds", type=click.IntRange(min=5), default=30, show_default=True, help="Measure each figure at most so often."
 )
 
 
@@ -159,7 +154,7 @@ def _measure(
     once: bool = False,
 ) -> None:
     """Writes the profile of a model's stages at these depths or, without any, of its layers."""
-    _make_ready()
+    require_torch("measuring")
     from chimera_ir.measure import model as measure
     from chimera_ir.measure.stages import StageRequest
 
@@ -239,13 +234,13 @@ def links(
         called = click.get_current_context().command_path
         launch = f"torchrun --nproc-per-node=4 --no-python {called} --out cluster.toml"
         raise WrongCommand(f"links are measured between ranks: start it with torchrun, as in\n  {launch}")
-    _make_ready()
+    require_torch("measuring")
     from chimera_ir.measure.links import LinkRequest
     from chimera_ir.measure.network import described
     from chimera_ir.measure.ranks import run as run_rank
 
     # Every rank measures; rank 0 has the results, and writes the file.
-    with _bar() if os.environ["RANK"] == "0" else _no_bar() as progress:
+    with _bar() if os.environ["RANK"] == "0" else nullcontext(_no_bar) as progress:
         sizes = tuple(size for size in SIZES if size <= largest * KIB)
         request = LinkRequest(sizes, rounds, backend, timeout, sum_ranks, device)
         measured = run_rank(request, lambda: refuse_file(out, MARK, force), progress)
@@ -266,11 +261,6 @@ def _commented(before: str, lines: tuple[str, ...]) -> str:
     return before + "".join(f"# {line}\n" for line in lines) if lines else ""
 
 
-def _make_ready() -> None:
-    """Check that torch is installed."""
-    require_torch("measuring")
-
-
 @contextmanager
 def _refusals(*bad: type[Exception]) -> Iterator[None]:
     try:
@@ -281,7 +271,7 @@ def _refusals(*bad: type[Exception]) -> Iterator[None]:
 
 def _print_json(text: str, remarks: tuple[str, ...]) -> None:
     """Prints a file that is written, with its warnings, as JSON."""
-    write(json.dumps({**tomllib.loads(text), "warnings": remarks}, indent=2) + "\n")
+    write_json({**tomllib.loads(text), "warnings": remarks})
 
 
 def _warn(remarks: tuple[str, ...]) -> None:
@@ -298,27 +288,20 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on standard error, lines if that is not a terminal; nothing with ``--quiet``."""
     console = Console(stderr=True)
     if is_quiet():
-        with _no_bar() as silent:
-            yield silent
+        yield _no_bar
         return
     if not (sys.stderr.isatty() and console.is_interactive):
         with logged() as log:
             yield lambda doing, done, steps: log(f"measured {done} of {steps}: {doing}")
         return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
         task = progress.add_task("", total=None)
         yield lambda doing, done, steps: progress.update(task, description=doing, completed=done, total=steps)
 
 
-@contextmanager
-def _no_bar() -> Iterator[Callable[[str, int, int], None]]:
-    yield lambda _doing, _done, _steps: None
+def _no_bar(_doing: str, _done: int, _steps: int) -> None:
+    pass
 
 
 def main() -> NoReturn:

@@ -111,13 +111,8 @@ _TRAINING = (
 """The options of train.py, by their names there; what is not given is left to it."""
 
 _MACHINES = (
-    "--nnodes",
-    "--node-rank",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--master-addr",
-    "--master-port",
+    *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+    *("--master-addr", "--master-port"),
 )
 """Options of torchrun that are about several machines."""
 
@@ -233,12 +228,7 @@ def run_command(
     directory = delivered(answer.printed, answer.output, out)
     # This process becomes torchrun, so that signals and the exit status are those of the training.
     ranks = copies * answer.output.workers
-    started = [
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        as_argument(f"{directory}/train.py"),
-        *of_train,
-    ]
+    started = ["--standalone", f"--nproc-per-node={ranks}", as_argument(f"{directory}/train.py"), *of_train]
     started += ["--", *model_arguments] if model_arguments else []
     report(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
     # torchrun would set the threads, too, and print a banner about it

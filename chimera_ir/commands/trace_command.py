@@ -1,13 +1,12 @@
 """``chimera trace``: what ``train.py --trace`` recorded, compared with the prediction."""
 
-import json
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from chimera_ir import output as output_directory
-from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, WrongCommand, run, write
+from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, WrongCommand, run, write_json
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, remark, report
 from chimera_ir.console import printed
 from chimera_ir.cost.number_text import rounded
@@ -67,7 +66,7 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     target = directory / "view" if out is None else out
     output_directory.write(target, files, f".{NAME}")
     if as_json:
-        write(json.dumps(rounded(presentation.as_json(comparison)), indent=2) + "\n")
+        write_json(rounded(presentation.as_json(comparison)))
         return
     report(printed(lambda console: console.print(presentation.text(comparison))))
     report(f"wrote {visible(str(target))}: {', '.join(files)}\n")

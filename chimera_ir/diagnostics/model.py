@@ -2,7 +2,7 @@
 
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Self, dataclass_transform
@@ -55,7 +55,7 @@ class Diagnostic(_LazyDataclass):
 
     ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of
     ``str.format`` with attribute names: ``"no parameter is called {name}"``. ``related`` is a note at another place of
-    the text: the field with the place, and a template.
+    the text: the field with the place, and a template; there is no note if the place is None.
     """
 
     severity: ClassVar[Severity] = Severity.ERROR
@@ -69,7 +69,11 @@ class Diagnostic(_LazyDataclass):
 
     def notes(self) -> tuple[Note, ...]:
         """Returns facts to show below the source line: values of the failing instance, other lines that take part."""
-        return () if self.related is None else (Note(self.fill(self.related[1]), getattr(self, self.related[0])),)
+        if self.related is None:
+            return ()
+        place, template = self.related
+        span = getattr(self, place)
+        return () if span is None else (Note(self.fill(template), span),)
 
     def drawing(self) -> tuple[str, ...]:
         """Returns lines of text to show as they are, below everything else."""
@@ -81,7 +85,7 @@ class Diagnostic(_LazyDataclass):
         ``{count:stage}`` is a number of stages, ``{count:and more}`` follows the first of ``count`` mistakes, and
         ``{closest:else unknown}`` asks whether ``closest`` was meant, or is ``unknown`` if that is None.
         """
-        return self.relative_to_turn(_Formatter().vformat(template, (), _Facts(self)))
+        return self.relative_to_turn(_Formatter(self).format(template))
 
     def relative_to_turn(self, text: str) -> str:
         """A text with its micro-batches and versions counted from the turn that the diagnostic is about, if any."""
@@ -115,27 +119,16 @@ def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     )
 
 
-class _Facts(Mapping[str, object]):
-    """Looks template names up among a diagnostic's fields and properties."""
+class _Formatter(string.Formatter):
+    """Fills the fields that `Diagnostic.fill` describes, and all that ``str.format`` fills."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         self._diagnostic = diagnostic
 
-    def __getitem__(self, name: str) -> object:
-        return getattr(self._diagnostic, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dir(self._diagnostic))
-
-    def __len__(self) -> int:
-        return len(dir(self._diagnostic))
-
-
-class _Formatter(string.Formatter):
-    """Fills the fields that `Diagnostic.fill` describes, and all that ``str.format`` fills."""
+    def get_value(self, key: int | str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        return getattr(self._diagnostic, str(key))
 
     def format_field(self, value: object, format_spec: str) -> str:
-        """Returns the text of one fact."""
         if format_spec.startswith("else "):
             return f"did you mean `{value}`?" if value else format_spec.removeprefix("else ")
         if isinstance(value, int) and format_spec == "and more":

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import assert_never
 
@@ -62,14 +62,15 @@ def _heading(report: Report) -> Text:
     return Text.assemble((figures.header.scheme, "bold"), f": {costs}; memory of the fullest worker")
 
 
-def _words(row: SizeRow) -> Mapping[str, str]:
-    match row.outcome:
-        case Refused(reason):
-            return {_REFUSED: reason}
-        case Report() as report:
-            return {**dict(_figures(report)), **({} if row.seconds is None else {"T by replay": seconds(row.seconds)})}
-        case _:
-            assert_never(row.outcome)
+def _cells(row: SizeRow, of_report: Callable[[Report], _Cells], replay: Callable[[float], _Cells]) -> _Cells:
+    """The reason of a refused row, or else the cells of its report and of its time by replay."""
+    if isinstance(row.outcome, Refused):
+        return {_REFUSED: row.outcome.reason}
+    return {**of_report(row.outcome), **({} if row.seconds is None else replay(row.seconds))}
+
+
+def _words(row: SizeRow) -> _Cells:
+    return _cells(row, lambda report: dict(_figures(report)), lambda time: {"T by replay": seconds(time)})
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:
@@ -102,13 +103,7 @@ def as_csv(sweep: Sweep) -> str:
 
 
 def _numbers(row: SizeRow) -> _Cells:
-    match row.outcome:
-        case Refused(reason):
-            return {_REFUSED: reason}
-        case Report() as report:
-            return {**_flat(report.as_json()), **_predicted(row)}
-        case _:
-            assert_never(row.outcome)
+    return _cells(row, lambda report: _flat(report.as_json()), _predicted)
 
 
 def _flat(report: Mapping[str, object]) -> _Cells:
@@ -131,18 +126,9 @@ def _flat(report: Mapping[str, object]) -> _Cells:
 
 def as_json(sweep: Sweep) -> str:
     """The sweep as a JSON list: for each row what was set, and the content of report.json, or why there is none."""
-    return json.dumps([{"set": dict(row.settings), **_outcome(row)} for row in sweep.rows], indent=2) + "\n"
+    rows = [{"set": dict(row.settings), **_cells(row, Report.as_json, _predicted)} for row in sweep.rows]
+    return json.dumps(rows, indent=2) + "\n"
 
 
-def _outcome(row: SizeRow) -> _Cells:
-    match row.outcome:
-        case Refused(reason):
-            return {_REFUSED: reason}
-        case Report() as report:
-            return {**report.as_json(), **_predicted(row)}
-        case _:
-            assert_never(row.outcome)
-
-
-def _predicted(row: SizeRow) -> _Cells:
-    return {} if row.seconds is None else {"T_replay": rounded(row.seconds)}
+def _predicted(time: float) -> _Cells:
+    return {"T_replay": rounded(time)}

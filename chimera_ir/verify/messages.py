@@ -160,12 +160,8 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     if micros != message.micros:
         right = Message(micros, message.source, message.target)
         return say.PartOfMessage(*where, line(maker), message_text(right))
-    sends = isinstance(instruction, Send | WaitSend)
-    if sends and start != worker:
-        return say.SentElsewhere(*where, start)
-    if not sends and end != worker:
-        return say.ReceivedElsewhere(*where, end)
-    return None
+    peer, verb = (start, "sends") if isinstance(instruction, Send | WaitSend) else (end, "receives")
+    return None if peer == worker else say.MessageElsewhere(*where, peer, verb)
 
 
 def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:

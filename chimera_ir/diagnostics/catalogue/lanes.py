@@ -6,14 +6,19 @@ from chimera_ir.source import Span
 _STRAY = "`{line}` on worker {worker} is about no message of this worker: "
 
 
-class MissingLine(Diagnostic):
+class InLane(Diagnostic):
+    """A mistake at one line of a worker's lane."""
+
+    worker: int
+    line: str
+
+
+class MissingLine(InLane):
     """A line that a worker lacks."""
 
     code = "CH401"
     title = "worker {worker} has no `{line}`"
     help = "add `{line}` to the lane of worker {worker}"
-    worker: int
-    line: str
 
 
 class MissingSend(MissingLine):
@@ -109,15 +114,13 @@ class MissingDrop(MissingLine):
     end: str
 
 
-class RedundantLine(Diagnostic):
+class RedundantLine(InLane):
     """A line that repeats another, or changes nothing."""
 
     code = "CH402"
     title = "`{line}` on worker {worker} is redundant: a synchronous program has one version"
     label = "redundant"
     help = "remove the line"
-    worker: int
-    line: str
 
 
 class NeverReplaced(RedundantLine):
@@ -150,15 +153,13 @@ class RepeatedMessage(RepeatedLine):
     title = "`{line}` on worker {worker} is redundant: {content} are already {done}"
 
 
-class LineTooEarly(Diagnostic):
+class LineTooEarly(InLane):
     """A line before another that it must follow."""
 
     code = "CH403"
     title = "worker {worker} runs `{line}` before `{other}`"
     help = "on worker {worker}, move `{line}` below `{other}`"
     related = ("other_span", "`{other}` comes only here")
-    worker: int
-    line: str
     other: str
     other_span: Span
 
@@ -253,7 +254,7 @@ class DropBeforeRead(LineAboutContent):
     label = "{content} is still read"
 
 
-class WrongPeer(Diagnostic):
+class WrongPeer(InLane):
     """A message to or from a worker that does not take part in it."""
 
     code = "CH404"
@@ -262,22 +263,18 @@ class WrongPeer(Diagnostic):
     )
     label = "the peer must be worker {right}"
     help = "write w{right} instead of w{peer}"
-    worker: int
-    line: str
     peer: int
     right: int
     stage: int
 
 
-class UnknownMessage(Diagnostic):
+class UnknownMessage(InLane):
     """A line about a message that does not exist, or does not concern this worker."""
 
     code = "CH405"
     title = _STRAY + "there is no such micro-batch or stage"
     label = "no such message here"
     help = "remove the line, or correct its micro-batch and stages"
-    worker: int
-    line: str
 
 
 class NoStageOfMessage(UnknownMessage):
@@ -310,15 +307,9 @@ class PartOfMessage(UnknownMessage):
     whole: str
 
 
-class SentElsewhere(UnknownMessage):
-    """A send on another worker than the one that sends."""
+class MessageElsewhere(UnknownMessage):
+    """A send or a receive on another worker than the one that sends or receives the message."""
 
-    title = _STRAY + "worker {peer} sends it"
+    title = _STRAY + "worker {peer} {verb} it"
     peer: int
-
-
-class ReceivedElsewhere(UnknownMessage):
-    """A receive on another worker than the one that receives."""
-
-    title = _STRAY + "worker {peer} receives it"
-    peer: int
+    verb: str

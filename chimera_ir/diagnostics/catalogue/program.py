@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass
 
+from chimera_ir.diagnostics.catalogue.lanes import InLane
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 
 
-class SlotInUse(Diagnostic):
+class SlotInUse(InLane):
     """A receive into a buffer whose content is still needed."""
 
     code = "CH406"
     title = "`{line}` on worker {worker} overwrites slot {slot} while it is in use"
     label = "slot {slot} still holds {content}"
     help = "receive into another slot, or post the receive after `{last_use}`"
-    worker: int
-    line: str
     slot: int
     content: str
     last_use: str
@@ -29,15 +28,13 @@ class SlotInUse(Diagnostic):
         )
 
 
-class SlotTooHigh(Diagnostic):
+class SlotTooHigh(InLane):
     """A slot number beyond all that are needed."""
 
     code = "CH407"
     title = "`{line}` on worker {worker} names slot {slot}, beyond any need"
     label = "stage and direction have slots 0 to {last} at most, one per message"
     help = "use a slot from 0 to {last}"
-    worker: int
-    line: str
     slot: int
     messages: int
 
@@ -47,7 +44,7 @@ class SlotTooHigh(Diagnostic):
         return self.messages - 1
 
 
-class ReceivesOutOfOrder(Diagnostic):
+class ReceivesOutOfOrder(InLane):
     """Receives from a peer that are not in the order of its sends."""
 
     code = "CH408"
@@ -55,8 +52,6 @@ class ReceivesOutOfOrder(Diagnostic):
     label = "number {place} of the receives from worker {peer}"
     help = "post the receives from worker {peer} in the order of its sends: an in-order queue matches them by place"
     related = ("sent_span", "number {place} of the sends of worker {peer} to worker {worker}")
-    worker: int
-    line: str
     peer: int
     sent: str
     place: int
@@ -113,28 +108,24 @@ class Deadlock(Diagnostic):
         )
 
 
-class NotHeld(Diagnostic):
+class NotHeld(InLane):
     """Gradient synchronisation of a stage, or of tied stages, on a worker that does not hold it, or any of them."""
 
     code = "CH410"
     title = "`{line}` on worker {worker}, which does not hold {group}"
     label = "{group} is held by {holders}"
     help = "remove the line"
-    worker: int
-    line: str
     group: str
     holders: str
 
 
-class NotTied(Diagnostic):
+class NotTied(InLane):
     """Gradient synchronisation of what stages share that are not tied."""
 
     code = "CH421"
     title = "`{line}` on worker {worker}: the stages {stages} share no parameters"
     label = "no line of the header ties them"
     help = "remove the line, or add `{header_line}` to the header"
-    worker: int
-    line: str
     stages: str
     header_line: str
 
@@ -167,7 +158,7 @@ class LaunchOrder(Diagnostic):
         )
 
 
-class AfterStep(Diagnostic):
+class AfterStep(InLane):
     """An operation that reads weights which the update has already changed."""
 
     code = "CH412"
@@ -175,22 +166,18 @@ class AfterStep(Diagnostic):
     label = "reads weights of {group} that are one update too new"
     help = "on worker {worker}, move `{step}` below `{line}`"
     related = ("step_span", "the weights change here")
-    worker: int
-    line: str
     group: str
     step: str
     step_span: Span
 
 
-class NoSuchUpdate(Diagnostic):
+class NoSuchUpdate(InLane):
     """A sum or a step that leads to a version which no update makes."""
 
     code = "CH416"
     title = "`{line}` on worker {worker} belongs to no update"
     label = "{updates:update} make the versions 1 to {updates}"
     help = "remove the line, or name the version that its update leads to"
-    worker: int
-    line: str
     updates: int
 
 

@@ -1,6 +1,6 @@
 """CH112 and on: mistakes of syntax. ``chimera_ir.syntax.mistakes`` decides which one a text has."""
 
-from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 
 LIMITS = '"What a scheme cannot say" in docs/reference/language.md'
@@ -75,12 +75,9 @@ class OutsidePipe(Diagnostic):
     title = "{token} belongs in a pipe"
     label = "no pipe is open here"
     help = "put it between the braces of `pipe name {{ .. }}`"
+    related = ("closed", "the pipe above ends here")
     token: str
     closed: Span | None
-
-    def notes(self) -> tuple[Note, ...]:
-        """Place at which the pipe above was closed, if there is one."""
-        return () if self.closed is None else (Note("the pipe above ends here", self.closed),)
 
 
 class InsidePipe(Diagnostic):
