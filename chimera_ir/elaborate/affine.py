@@ -14,7 +14,7 @@ where one of the arguments stays ahead.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
@@ -91,8 +91,8 @@ def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> L
     --------
     >>> from chimera_ir.source import Span
     >>> here = Span(0, 0)
-    >>> m, two = ast.Name("m", here), ast.Integer(2, here)
-    >>> law(ast.Binary(ast.Arithmetic.DIVIDE, m, two, here), Scope({}, {}, {}), "m", 100)
+    >>> m, two = ast.Name("m", span=here), ast.Integer(2, span=here)
+    >>> law(ast.Binary(ast.Arithmetic.DIVIDE, m, two, span=here), Scope({}, {}, {}), "m", 100)
     Law(values=(0, 0), increment=1, since=0)
     """
     return walk(expression, _Laws(scope, {variable: COUNT}, most, {}))
@@ -303,21 +303,12 @@ def _smaller(left: Law, right: Law, period: int) -> Law:
 
 def _reduced(values: Iterable[int], increment: int, since: int) -> Law:
     """The law with these values and the shortest period."""
-    shortest = tuple(values)  # the shortest period divides every other one, so it is found prime by prime
-    for factor in _prime_factors(len(shortest)):
-        period, rest = len(shortest) // factor, increment % factor
-        if not rest and all(b - a == increment // factor for a, b in zip(shortest, shortest[period:], strict=False)):
-            shortest, increment = shortest[:period], increment // factor
-    return Law(shortest, increment, since)
-
-
-def _prime_factors(number: int) -> Iterator[int]:
-    """The prime factors of a number, with multiplicity, ascending."""
-    factor = 2
-    while factor * factor <= number:
-        while number % factor == 0:
-            yield factor
-            number //= factor
-        factor += 1
-    if number > 1:
-        yield number
+    whole = tuple(values)
+    size = len(whole)
+    period = next(
+        period
+        for period in range(1, size + 1)
+        if size % period == 0 == increment * period % size
+        if all(b - a == increment * period // size for a, b in zip(whole, whole[period:], strict=False))
+    )
+    return Law(whole[:period], increment * period // size, since)

@@ -280,7 +280,7 @@ class _Checker:
         match node:
             case ast.Integer():
                 return Type.INTEGER
-            case ast.Name(text, span):
+            case ast.Name(text, span=span):
                 return self._name(text, span, scope, defining)
             case ast.Call():
                 return self._call(node, scope, defining)

@@ -12,11 +12,17 @@ from chimera_ir.source import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Node:
+    """A part of a tree, with its place in the text."""
+
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Word(Node):
     """A name at its definition."""
 
     text: str
-    span: Span = field(compare=False, repr=False)
 
 
 class Arithmetic(Enum):
@@ -48,125 +54,111 @@ class Logic(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Integer:
+class Integer(Node):
     """A number as it is written, never negative."""
 
     value: int
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class Name(Node):
     """A name in a formula."""
 
     text: str
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Node):
     """A call of a function in a formula."""
 
     function: Word
     arguments: tuple["Expression", ...]
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Minus:
+class Minus(Node):
     """The negative of an operand, as in ``-m``."""
 
     operand: "Expression"
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Node):
     """``left operator right``, of integers."""
 
     operator: Arithmetic
     left: "Expression"
     right: "Expression"
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Node):
     """A chain ``a < b <= c``: one more operand than comparators."""
 
     operands: tuple["Expression", ...]
     comparators: tuple[Comparator, ...]
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Not:
+class Not(Node):
     """``not operand``."""
 
     operand: "Expression"
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Logical:
+class Logical(Node):
     """``left operator right``, of truths."""
 
     operator: Logic
     left: "Expression"
     right: "Expression"
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Node):
     """``if condition then .. else ..``."""
 
     condition: "Expression"
     then: "Expression"
     otherwise: "Expression"
-    span: Span = field(compare=False, repr=False)
 
 
 Expression = Integer | Name | Call | Minus | Binary | Comparison | Not | Logical | Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class Range(Node):
     """The integers from ``start`` to before ``stop``."""
 
     start: Expression
     stop: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Endless:
+class Endless(Node):
     """The integers from ``start`` on."""
 
     start: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class Stages(Node):
     """``stages s in 0..D on [worker =] place``."""
 
     variable: Word
     range: Range
     worker: Word | None
     place: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class Halves(Node):
     """``halves``: m counts half micro-batches."""
 
-    span: Span = field(compare=False, repr=False)
-
 
 @dataclass(frozen=True, slots=True)
-class Micros:
+class Micros(Node):
     """``micros m in range [halves] [by step] [as number]``."""
 
     variable: Word
@@ -174,7 +166,6 @@ class Micros:
     halves: Halves | None
     step: Expression | None
     number: Expression | None
-    span: Span = field(compare=False, repr=False)
 
 
 class Letter(Enum):
@@ -187,49 +178,44 @@ class Letter(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PipeName:
+class PipeName(Node):
     """``of name[index]``: another pipe than the one in which the line stands."""
 
     name: Word
     index: Expression | None
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Node):
     """``F(micro, stage) [of pipe]``."""
 
     letter: Letter
     micro: Expression | Range
     stage: Expression
     pipe: PipeName | None
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Node):
     """``subject [& subject] @ clock [when guard]``: two subjects are a pair."""
 
     subjects: tuple[Subject, ...]
     clock: Expression
     guard: Expression | None
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class Reads(Node):
     """``reads version expression``."""
 
     version: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute:
+class Recompute(Node):
     """``recompute [when guard]``."""
 
     guard: Expression | None
-    span: Span = field(compare=False, repr=False)
 
 
 class SyncMode(Enum):
@@ -241,68 +227,61 @@ class SyncMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
+class Sync(Node):
     """``sync mode [when guard]``."""
 
     mode: SyncMode
     guard: Expression | None
-    span: Span = field(compare=False, repr=False)
 
 
 Clause = Stages | Micros | Operation | Reads | Recompute | Sync
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Node):
     """A parameter and the value it has unless the user sets another."""
 
     name: Word
     default: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class Workers(Node):
     """``workers count``."""
 
     count: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Let:
+class Let(Node):
     """``let name = value``."""
 
     name: Word
     value: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class Function(Node):
     """``fn name(parameters) = body``."""
 
     name: Word
     parameters: tuple[Word, ...]
     body: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Require:
+class Require(Node):
     """``require condition, "message"``."""
 
     condition: Expression
     message: str
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Update(Node):
     """``update every count``."""
 
     count: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 class MemoryQuantity(Enum):
@@ -313,44 +292,40 @@ class MemoryQuantity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Node):
     """``memory quantity <= limit``."""
 
     quantity: MemoryQuantity
     limit: Expression
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class Index(Node):
     """``[i in range]`` after the name of a pipe: one pipe for each i."""
 
     variable: Word
     range: Range
-    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class PipeBlock:
+class PipeBlock(Node):
     """``pipe name[index] { clauses }``."""
 
     name: Word
     index: Index | None
     clauses: tuple[Clause, ...]
-    span: Span = field(compare=False, repr=False)
 
 
 Item = Workers | Let | Function | Require | Update | Memory | PipeBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class Scheme(Node):
     """A whole text. A name is defined from its definition on, so the order of the items matters."""
 
     name: Word
     parameters: tuple[Parameter, ...]
     items: tuple[Item, ...]
-    span: Span = field(compare=False, repr=False)
 
 
 def operands(expression: Expression) -> tuple[Expression, ...]:

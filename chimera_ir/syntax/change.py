@@ -29,6 +29,6 @@ class Change:
             if not replaced:
                 yield clause
         if self.recompute:
-            yield Recompute(None, pipe.name.span)
+            yield Recompute(None, span=pipe.name.span)
         if self.sync:
-            yield Sync(self.sync, None, pipe.name.span)
+            yield Sync(self.sync, None, span=pipe.name.span)

@@ -17,89 +17,88 @@ from chimera_ir.syntax.parser import parse
 from chimera_ir.syntax.spelling import KEYWORDS
 from tests.repeatable import examples
 
-HERE = Span(0, 0)
+here = st.just(Span(0, 0))
 LIBRARY = sorted(schemes().glob("*.chim"))
 TEXTS = [path.read_text(encoding="utf-8") for path in LIBRARY]
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z_0-9]{0,5}", fullmatch=True).filter(lambda name: name not in KEYWORDS)
-words = st.builds(ast.Word, names, st.just(HERE))
+words = st.builds(ast.Word, names, span=here)
 
 
 def _extended(inner: st.SearchStrategy[ast.Expression]) -> st.SearchStrategy[ast.Expression]:
-    here = st.just(HERE)
     comparisons = st.integers(1, 3).flatmap(
         lambda count: st.builds(
             ast.Comparison,
             st.tuples(*[inner] * (count + 1)),
             st.tuples(*[st.sampled_from(ast.Comparator)] * count),
-            here,
+            span=here,
         )
     )
     return st.one_of(
-        st.builds(ast.Call, words, st.lists(inner, max_size=3).map(tuple), here),
-        st.builds(ast.Minus, inner, here),
-        st.builds(ast.Binary, st.sampled_from(ast.Arithmetic), inner, inner, here),
+        st.builds(ast.Call, words, st.lists(inner, max_size=3).map(tuple), span=here),
+        st.builds(ast.Minus, inner, span=here),
+        st.builds(ast.Binary, st.sampled_from(ast.Arithmetic), inner, inner, span=here),
         comparisons,
-        st.builds(ast.Not, inner, here),
-        st.builds(ast.Logical, st.sampled_from(ast.Logic), inner, inner, here),
-        st.builds(ast.Choice, inner, inner, inner, here),
+        st.builds(ast.Not, inner, span=here),
+        st.builds(ast.Logical, st.sampled_from(ast.Logic), inner, inner, span=here),
+        st.builds(ast.Choice, inner, inner, inner, span=here),
     )
 
 
 expressions: st.SearchStrategy[ast.Expression] = st.recursive(
-    st.builds(ast.Integer, st.integers(0, 2**63 - 1), st.just(HERE)) | st.builds(ast.Name, names, st.just(HERE)),
+    st.builds(ast.Integer, st.integers(0, 2**63 - 1), span=here) | st.builds(ast.Name, names, span=here),
     _extended,
     max_leaves=12,
 )
 guards = st.none() | expressions
-ranges = st.builds(ast.Range, expressions, expressions, st.just(HERE))
-pipes = st.none() | st.builds(ast.PipeName, words, guards, st.just(HERE))
+ranges = st.builds(ast.Range, expressions, expressions, span=here)
+pipes = st.none() | st.builds(ast.PipeName, words, guards, span=here)
 
 
 def subjects(of: st.SearchStrategy[ast.PipeName | None] = st.none()) -> st.SearchStrategy[ast.Subject]:  # noqa: B008
-    return st.builds(ast.Subject, st.sampled_from(ast.Letter), expressions | ranges, expressions, of, st.just(HERE))
+    return st.builds(ast.Subject, st.sampled_from(ast.Letter), expressions | ranges, expressions, of, span=here)
 
 
 clauses: st.SearchStrategy[ast.Clause] = st.one_of(
-    st.builds(ast.Stages, words, ranges, st.none() | words, expressions, st.just(HERE)),
+    st.builds(ast.Stages, words, ranges, st.none() | words, expressions, span=here),
     st.builds(
         ast.Micros,
         words,
-        ranges | st.builds(ast.Endless, expressions, st.just(HERE)),
-        st.none() | st.builds(ast.Halves, st.just(HERE)),
+        ranges | st.builds(ast.Endless, expressions, span=here),
+        st.none() | st.builds(ast.Halves, span=here),
         guards,
         guards,
-        st.just(HERE),
+        span=here,
     ),
     st.builds(
         ast.Operation,
         st.tuples(subjects()) | st.tuples(subjects(), subjects(pipes)),
         expressions,
         guards,
-        st.just(HERE),
+        span=here,
     ),
-    st.builds(ast.Reads, expressions, st.just(HERE)),
-    st.builds(ast.Recompute, guards, st.just(HERE)),
-    st.builds(ast.Sync, st.sampled_from(ast.SyncMode), guards, st.just(HERE)),
+    st.builds(ast.Reads, expressions, span=here),
+    st.builds(ast.Recompute, guards, span=here),
+    st.builds(ast.Sync, st.sampled_from(ast.SyncMode), guards, span=here),
 )
-indices = st.none() | st.builds(ast.Index, words, ranges, st.just(HERE))
+indices = st.none() | st.builds(ast.Index, words, ranges, span=here)
 messages = st.text(st.characters(blacklist_characters='"\ufffd', blacklist_categories=("Cc", "Cs")))
 items: st.SearchStrategy[ast.Item] = st.one_of(
-    st.builds(ast.Workers, expressions, st.just(HERE)),
-    st.builds(ast.Let, words, expressions, st.just(HERE)),
-    st.builds(ast.Function, words, st.lists(words, max_size=3).map(tuple), expressions, st.just(HERE)),
-    st.builds(ast.Require, expressions, messages, st.just(HERE)),
-    st.builds(ast.Update, expressions, st.just(HERE)),
-    st.builds(ast.Memory, st.sampled_from(ast.MemoryQuantity), expressions, st.just(HERE)),
-    st.builds(ast.PipeBlock, words, indices, st.lists(clauses, max_size=4).map(tuple), st.just(HERE)),
+    st.builds(ast.Workers, expressions, span=here),
+    st.builds(ast.Let, words, expressions, span=here),
+    st.builds(ast.Function, words, st.lists(words, max_size=3).map(tuple), expressions, span=here),
+    st.builds(ast.Require, expressions, messages, span=here),
+    st.builds(ast.Update, expressions, span=here),
+    st.builds(ast.Memory, st.sampled_from(ast.MemoryQuantity), expressions, span=here),
+    st.builds(ast.PipeBlock, words, indices, st.lists(clauses, max_size=4).map(tuple), span=here),
 )
-parameters = st.builds(ast.Parameter, words, expressions, st.just(HERE))
+parameters = st.builds(ast.Parameter, words, expressions, span=here)
 schemes = st.builds(
     ast.Scheme,
     words,
     st.lists(parameters, max_size=3).map(tuple),
     st.lists(items, max_size=4).map(tuple),
-    st.just(HERE),
+    span=here,
 )
 
 
