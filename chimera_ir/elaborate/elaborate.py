@@ -16,7 +16,7 @@ from chimera_ir.elaborate.unrolling import FinitePipes, unrolled
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
 from chimera_ir.syntax import ast
 
-__all__ = ["Outline", "Sized", "elaborate", "outline", "parameter_names", "sized"]
+__all__ = ["Outline", "elaborate", "outline", "parameter_names"]
 
 
 def elaborate(
@@ -70,39 +70,15 @@ class Outline:
         return Plan(self.header, tuple(_planned(self.shapes, self.header.pipes, self.values)))
 
 
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A scheme that is not too large: the values of its names, its pipes as ranges, and these cut to a length."""
-
-    values: Globals
-    shapes: tuple[Shape, ...]
-    finite: FinitePipes
-    warnings: tuple[Diagnostic, ...]
-
-
-def sized(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Sized:
-    """The size of a scheme, counted in time that does not grow with the values of its parameters.
-
-    Raises
-    ------
-    SettingError
-        If a setting is not of a parameter of the scheme.
-    Rejected
-        If the scheme is too large, or has errors in the lines from which its size follows.
-    """
+def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
+    """The header of the plan; raises what `elaborate` raises, except for errors in operations."""
     require_settable(scheme, settings)
     warnings = _warnings(_Tree(scheme))
     values = evaluate_globals(scheme, settings)
+    # The pipes as ranges, and cut to a finite length: counted in time that does not grow with the parameters.
     ranges = shapes(scheme, values, max_operations)
     per_update = values.per_update
     finite = FinitePipes(ranges) if per_update is None else unrolled(ranges, per_update, max_operations)
-    return Sized(values, ranges, finite, warnings)
-
-
-def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
-    """The header of the plan; raises what `elaborate` raises, except for errors in operations."""
-    size = sized(scheme, settings, max_operations)
-    values, ranges, finite = size.values, size.shapes, size.finite
     pipes = place(finite.shapes, values)
     stages = len(ranges[0].stage_range)
     header = Header(
@@ -118,7 +94,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         updates=finite.updates,
         period=finite.period,
     )
-    return Outline(header, finite.shapes, values, size.warnings)
+    return Outline(header, finite.shapes, values, warnings)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

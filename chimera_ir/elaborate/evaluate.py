@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, assert_never, cast
 
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Instance, Overflow, Values
-from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.builtins import ARITHMETIC, BUILTINS, COMPARE, DIVISIONS, shareable
 from chimera_ir.elaborate.formulas import Part, walk
 from chimera_ir.source import Span
@@ -114,12 +114,12 @@ class Scope:
         return compiled(self.formulas[name], self)(frame) if name in self.formulas else self.values[name]
 
 
-def evaluate(expression: ast.Expression, scope: Scope, instance: Instance | None = None) -> int | Diagnostic:
-    """The value of an expression without variables, or the diagnostic if it has none."""
+def evaluate(expression: ast.Expression, scope: Scope, instance: Instance) -> int:
+    """The value of an expression without variables; raises ``Rejected`` if it has none."""
     try:
         return compiled(expression, scope)(())
     except Fault as fault:
-        return fault.diagnostic(instance or Instance())
+        raise Rejected([fault.diagnostic(instance)]) from None
 
 
 def compiled(expression: ast.Expression, scope: Scope) -> Formula:

@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 from chimera_ir.diagnostics.catalogue import groups, pairs
 from chimera_ir.diagnostics.catalogue import values as say
-from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate
 from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
 from chimera_ir.elaborate.pipes import Shape
@@ -48,29 +48,24 @@ class _Single(NamedTuple):
 def operations(shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> Iterator[Planned | Diagnostic]:
     """The operations of a pipe, line by line; a line that fails ends with the diagnostic of its first failure."""
     for line in shape.operations:
-        singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
-        failed = [single for single in singles if isinstance(single, Diagnostic)]
-        if failed:
-            yield from failed
-            continue
-        parts = [single for single in singles if isinstance(single, _Single)]
         try:
-            yield from _all_at_once(line, parts, shape, reads)
+            singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
+            yield from _all_at_once(line, singles, shape, reads)
+        except Rejected as rejected:
+            yield from rejected.diagnostics
         except UndefinedOnGrid:  # computed again one by one, for the operations before the first that fails
-            yield from _instances(line, parts, shape, reads)
+            yield from _instances(line, singles, shape, reads)
 
 
-def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Single | Diagnostic:
+def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Single:
     if subject.pipe is None:
         return _Single(subject, shape, pipe)
     name, index = subject.pipe.name.text, subject.pipe.index
     if index is not None:
-        number = evaluate(index, shape.scope, shape.instance())
-        if isinstance(number, Diagnostic):
-            return number
-        name = f"{name}[{number}]"
+        name = f"{name}[{evaluate(index, shape.scope, shape.instance())}]"
     if name not in pipes:
-        return pairs.NoSuchPipe(subject.pipe.span, (), shape.instance(), name, ", ".join(f"`{pipe}`" for pipe in pipes))
+        known = ", ".join(f"`{pipe}`" for pipe in pipes)
+        raise Rejected([pairs.NoSuchPipe(subject.pipe.span, (), shape.instance(), name, known)])
     return _Single(subject, *pipes[name])
 
 

@@ -8,9 +8,8 @@ pipe p[i in 0..2] {                    Shape p[1]: stage_range 0..2, micro_range
 }
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
@@ -53,15 +52,6 @@ class Shape:
         return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
 
 
-class _PipeClauses(NamedTuple):
-    stages: ast.Stages
-    micros: ast.Micros
-    operations: tuple[ast.Operation, ...]
-    recompute: ast.Recompute | None
-    syncs: tuple[ast.Sync, ...]
-    reads: ast.Reads | None
-
-
 def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Shape, ...]:
     """All pipes in the order of the text; an indexed pipe once for each index.
 
@@ -71,9 +61,15 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
         If a range runs backward, pipes differ in their stages, there is nothing to run, or there is too much.
     """
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
-    outcomes = [shape for pipe in _indexed(pipes, values.scope) for shape in _shapes_of(pipe, values.scope)]
-    reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
-    pipe_shapes = tuple(outcome for outcome in outcomes if isinstance(outcome, Shape))
+    made: list[Shape] = []
+    failed: list[Diagnostic] = []
+    for pipe, name, scope in _instances(pipes, values.scope):
+        try:
+            made.append(_shape(pipe, name, scope))
+        except Rejected as rejected:
+            failed += rejected.diagnostics
+    reject(failed)
+    pipe_shapes = tuple(made)
     reject(_disagreements(pipe_shapes))
     reject(_halves(pipe_shapes))
     reject(_too_many(pipe_shapes, pipes, values, max_operations))
@@ -87,87 +83,65 @@ def reject(failed: Iterable[Diagnostic]) -> None:
         raise Rejected(distinct.values())
 
 
-def _indexed(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, range | None]]:
-    """The pipes, each with the values of its index. All pipes are counted before any is elaborated."""
-    indexed: list[tuple[ast.PipeBlock, range | None]] = []
-    count = 0
+def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, str, Scope]]:
+    """The pipes with their names and scopes, one for each index. All are counted before any is elaborated."""
+    instances: list[tuple[ast.PipeBlock, str, Scope]] = []
     for pipe in pipes:
-        indices = None if pipe.index is None else _range(pipe.index.range, scope, Instance(), MAX_PIPES, "pipe")
-        if isinstance(indices, Diagnostic):
-            raise Rejected([indices])
-        indexed.append((pipe, indices))
-        count += 1 if indices is None else len(indices)
-        if count > MAX_PIPES:
-            raise Rejected([say.TooMany(pipe.name.span, (), Instance(), "pipe", count, MAX_PIPES)])
-    return indexed
+        name = pipe.name.text
+        if pipe.index is None:
+            instances.append((pipe, name, scope))
+        else:
+            variable = pipe.index.variable.text
+            indices = _range(pipe.index.range, scope, Instance(), MAX_PIPES, "pipe")
+            instances += [(pipe, f"{name}[{i}]", scope.with_value(variable, i)) for i in indices]
+        if len(instances) > MAX_PIPES:
+            raise Rejected([say.TooMany(pipe.name.span, (), Instance(), "pipe", len(instances), MAX_PIPES)])
+    return instances
 
 
-def _shapes_of(indexed: tuple[ast.PipeBlock, range | None], scope: Scope) -> Iterator[Shape | Diagnostic]:
-    pipe, indices = indexed
-    name, lines = pipe.name.text, _lines(pipe)
-    if pipe.index is None or indices is None:
-        yield _shape(lines, name, scope)
-    else:
-        variable = pipe.index.variable.text
-        yield from (_shape(lines, f"{name}[{i}]", scope.with_value(variable, i)) for i in indices)
-
-
-def _lines(pipe: ast.PipeBlock) -> _PipeClauses:
-    clauses = pipe.clauses
-    return _PipeClauses(
-        next(clause for clause in clauses if isinstance(clause, ast.Stages)),
-        next(clause for clause in clauses if isinstance(clause, ast.Micros)),
-        tuple(clause for clause in clauses if isinstance(clause, ast.Operation)),
-        next((clause for clause in clauses if isinstance(clause, ast.Recompute)), None),
-        tuple(clause for clause in clauses if isinstance(clause, ast.Sync)),
-        next((clause for clause in clauses if isinstance(clause, ast.Reads)), None),
+def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
+    """The shape of a pipe; raises ``Rejected`` for its first range without a value."""
+    clauses, instance = pipe.clauses, Instance(name)
+    stages = next(clause for clause in clauses if isinstance(clause, ast.Stages))
+    micros = next(clause for clause in clauses if isinstance(clause, ast.Micros))
+    stage_range = _range(stages.range, scope, instance, MAX_STAGES, "stage")
+    step = 1 if micros.step is None else evaluate(micros.step, scope, instance)
+    if micros.step is not None and step < 1:
+        raise Rejected([groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), instance, step)])
+    micro_range = _micro_range(micros, step, scope, instance)
+    return Shape(
+        name,
+        stages,
+        micros,
+        operations=tuple(clause for clause in clauses if isinstance(clause, ast.Operation)),
+        recompute=next((clause for clause in clauses if isinstance(clause, ast.Recompute)), None),
+        syncs=tuple(clause for clause in clauses if isinstance(clause, ast.Sync)),
+        reads=next((clause for clause in clauses if isinstance(clause, ast.Reads)), None),
+        scope=scope if stages.worker is None else scope.with_formula(stages.worker.text, stages.place),
+        stage_range=stage_range,
+        micro_range=micro_range,
+        steps=micro_range[::step],
     )
 
 
-def _shape(lines: _PipeClauses, name: str, scope: Scope) -> Shape | Diagnostic:
-    """The shape of a pipe, or the diagnostic of its first range without a value."""
-    micros, instance = lines.micros, Instance(name)
-    stage_range = _range(lines.stages.range, scope, instance, MAX_STAGES, "stage")
-    if isinstance(stage_range, Diagnostic):
-        return stage_range
-    step = 1 if micros.step is None else evaluate(micros.step, scope, instance)
-    if isinstance(step, Diagnostic):
-        return step
-    if micros.step is not None and step < 1:
-        return groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), instance, step)
-    micro_range = _micro_range(micros, step, scope, instance)
-    if isinstance(micro_range, Diagnostic):
-        return micro_range
-    worker = lines.stages.worker
-    inside = scope if worker is None else scope.with_formula(worker.text, lines.stages.place)
-    return Shape(name, *lines, inside, stage_range, micro_range, micro_range[::step])
-
-
-def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range | Diagnostic:
+def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range:
     """The micro-batches of a pipe; the first step of an endless pipe."""
     if isinstance(micros.range, ast.Range):
         return _range(micros.range, scope, instance, MAX_MICRO_BATCHES, "micro-batch")
     start = evaluate(micros.range.start, scope, instance)
-    if isinstance(start, Diagnostic):
-        return start
     if micros.step is not None and step > MAX_MICRO_BATCHES:
         values = scope.values_in(micros.step, ())
-        return say.TooMany(micros.step.span, values, instance, "micro-batch", step, MAX_MICRO_BATCHES)
+        raise Rejected([say.TooMany(micros.step.span, values, instance, "micro-batch", step, MAX_MICRO_BATCHES)])
     return range(start, start + step)
 
 
-def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range | Diagnostic:
-    """The range of a text, with at most ``most`` elements, or the diagnostic if there is none."""
-    start = evaluate(text.start, scope, instance)
-    stop = evaluate(text.stop, scope, instance)
-    if isinstance(start, Diagnostic):
-        return start
-    if isinstance(stop, Diagnostic):
-        return stop
+def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range:
+    """The range of a text; raises ``Rejected`` if it has no value, or more than ``most`` elements."""
+    start, stop = evaluate(text.start, scope, instance), evaluate(text.stop, scope, instance)
     if stop < start:
-        return say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)
+        raise Rejected([say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)])
     if stop - start > most:
-        return say.TooMany(text.span, _range_values(text, scope), instance, thing, stop - start, most)
+        raise Rejected([say.TooMany(text.span, _range_values(text, scope), instance, thing, stop - start, most)])
     return range(start, stop)
 
 

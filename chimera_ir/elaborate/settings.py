@@ -179,7 +179,7 @@ class _GlobalsEvaluator:
 
 def _value(expression: ast.Expression, scope: Scope, failed: list[Diagnostic]) -> int:
     """The value of an expression. If it has none, the diagnostics so far are raised or, if there are none, its own."""
-    value = evaluate(expression, scope)
-    if isinstance(value, Diagnostic):
-        raise Rejected(failed or [value])
-    return value
+    try:
+        return evaluate(expression, scope, Instance())
+    except Rejected as rejected:
+        raise Rejected(failed or rejected.diagnostics) from None

@@ -65,7 +65,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 from chimera_ir.flow.flow import Flow, crossing
@@ -105,9 +105,9 @@ class Posting(NamedTuple):
     transfer: Transfer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Traffic:
-    """The communication of one lane; every index is the place of a compute operation.
+    """The communication of one lane, gathered peer by peer; every index is the place of a compute operation.
 
     Attributes
     ----------
@@ -123,21 +123,7 @@ class Traffic:
         The sends that are waited for at the end.
     """
 
-    postings: list[Posting]
-    sent: Mapping[int, list[Transfer]]
-    received: Mapping[int, list[Transfer]]
-    retired: Mapping[int, list[Transfer]]
-    unanswered: list[Transfer]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The traffic of a lane while it is gathered, peer by peer.
-
-    ``posts`` holds the receives, each with the place before which it is posted; a negative one is the lane's start.
-    """
-
-    posts: list[tuple[int, Transfer]] = field(default_factory=list)
+    postings: list[Posting] = field(default_factory=list)
     sent: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
     received: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
     retired: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
@@ -179,13 +165,20 @@ def communicate(
     communicators
         The messages that share one: from one worker to another, or between two workers.
     """
-    drafts = _drafts(schedule, ahead, run, communicators)[::-1]
-    while drafts:  # each draft is freed with its lane: all drafts together take as much memory as the program
-        yield _traffic(drafts.pop())
+    traffics = _gathered(schedule, ahead, run, communicators)[::-1]
+    while traffics:  # each is freed with its lane: all together take as much memory as the program
+        traffic = traffics.pop()
+        for transfers in (traffic.unanswered, *traffic.retired.values()):
+            transfers.sort(key=attrgetter("produced"))
+        # Of several postings with the same place, the lower sender stays first. Negative places are the lane's start.
+        traffic.postings.sort(key=attrgetter("before"))
+        traffic.postings = [Posting(max(0, before), transfer) for before, transfer in traffic.postings]
+        yield traffic
 
 
-def _drafts(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[_Draft]:
-    drafts = [_Draft() for _ in schedule.lanes]
+def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[Traffic]:
+    """The traffic of every lane, not yet in the order of the lane; a receive may be posted before a negative place."""
+    traffics = [Traffic() for _ in schedule.lanes]
     # The hand-overs between workers are the messages. Without answers it is decided now where their sends are waited
     # for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
@@ -194,13 +187,13 @@ def _drafts(schedule: Schedule, ahead: int, run: EarliestRun | None, communicato
     if run is not None:
         links = _kept_for_sends(schedule.header, places, links, waits)
     for (sender, receiver), transfers in links.items():
-        at_receiver, at_sender = drafts[receiver], drafts[sender]
+        at_receiver, at_sender = traffics[receiver], traffics[sender]
         answers = links.get((receiver, sender), [])
         # Receives are posted ahead of their use, in the order of the sends.
         posts = [use - ahead for use in _first_uses(transfers)]
         if communicators is Communicators.PAIR:
             posts = [*_in_one_order(posts, transfers, answers)]
-        at_receiver.posts += zip(posts, transfers, strict=True)
+        at_receiver.postings += map(Posting, posts, transfers)
         # Messages are sent when they are made, and waited for when they are used.
         for transfer in transfers:
             at_receiver.received[transfer.used].append(transfer)
@@ -210,20 +203,7 @@ def _drafts(schedule: Schedule, ahead: int, run: EarliestRun | None, communicato
         retired = _answered(transfers, answers, end) if run is None else (waits[sent.message] for sent in transfers)
         for place, transfer in zip(retired, transfers, strict=True):
             (at_sender.retired[place] if place < end else at_sender.unanswered).append(transfer)
-    return drafts
-
-
-def _traffic(draft: _Draft) -> Traffic:
-    for transfers in (draft.unanswered, *draft.retired.values()):
-        transfers.sort(key=attrgetter("produced"))
-    posts = sorted(draft.posts, key=itemgetter(0))  # of several with the same place, the lower sender stays first
-    return Traffic(
-        postings=[Posting(max(0, before), transfer) for before, transfer in posts],
-        sent=draft.sent,
-        received=draft.received,
-        retired=draft.retired,
-        unanswered=draft.unanswered,
-    )
+    return traffics
 
 
 def _links(schedule: Schedule, places: Flow) -> dict[_Link, list[Transfer]]:
