@@ -108,9 +108,9 @@ def one(system: str, depth: int, micro_batches: int) -> None:
 
 def nodes(schedule: Any) -> int:
     """The nodes of a schedule's DAG, sums and steps included."""
-    from chimera_ir.flow.dag import build
+    from chimera_ir.flow.dag import Dag
 
-    return len(build(schedule))
+    return len(Dag(schedule).graph)
 
 
 def measured(system: str, size: tuple[int, int]) -> Run:

@@ -103,15 +103,10 @@ def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
 
 def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
     """Diagnostics of lines that the language allows and the compiler cannot compile."""
-    for item in scheme.items:
-        if isinstance(item, ast.PipeBlock):
-            for clause in item.clauses:
-                yield from _unsupported_clause(clause)
-
-
-def _unsupported_clause(clause: ast.Clause) -> Iterator[Diagnostic]:
-    match clause:
-        case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
-            yield say.HalvesNotSupported(span)
-        case _:
-            pass
+    for pipe in scheme.items:
+        for clause in pipe.clauses if isinstance(pipe, ast.PipeBlock) else ():
+            match clause:
+                case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
+                    yield say.HalvesNotSupported(span)
+                case _:
+                    pass

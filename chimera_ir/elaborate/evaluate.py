@@ -5,21 +5,18 @@ not depend on a variable are computed when it is compiled:
 
     2*m + (2*D - 1 - s), with D = 4     lambda frame: (2 * frame[0]) + (7 - frame[1])
 
-Values stay within 64 bits, or a ``Fault`` is raised. A formula that is compiled may be called a million times, so the
-most frequent cases have closures of their own: constant operands, functions of one and two arguments.
+Values stay within 64 bits, or a ``Fault`` is raised.
 """
 
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol, assert_never, cast
 
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Instance, Overflow, Values
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.builtins import ARITHMETIC, BUILTINS, COMPARE, DIVISIONS, shareable
 from chimera_ir.elaborate.formulas import Part, walk
-from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show_expression
 
@@ -31,8 +28,6 @@ Frame = tuple[int, ...]
 
 Formula = Callable[[Frame], int]
 """A compiled expression."""
-
-_Apply = Callable[[int, int], int]
 
 
 class _Describe(Protocol):
@@ -162,17 +157,21 @@ class _Closures:
         return self._folded(lambda frame: not formula(frame), operand)
 
     def arithmetic(self, node: ast.Binary, left: _Closure, right: _Closure) -> _Closure:
-        apply = ARITHMETIC[node.operator]
-        value = _constant(apply, node.operator in DIVISIONS, left.constant, right.constant)
-        if value is not None:
-            return self.constant(value)
+        apply, first, second = ARITHMETIC[node.operator], left.formula, right.formula
 
-        def bad(frame: Frame, divisor: int) -> Fault:
-            return self._fault(BadDivisor, node.right, frame, show_expression(node.right), divisor)
+        def within(frame: Frame) -> int:
+            value = apply(first(frame), second(frame))
+            if -LIMIT <= value <= LIMIT:
+                return value
+            raise self._fault(Overflow, node, frame)
 
-        if node.operator in DIVISIONS:
-            return self._folded(_quotient(apply, left.formula, right, bad), left, right)
-        return self._folded(_within(apply, left, right.formula, partial(self._fault, Overflow, node)), left, right)
+        def quotient(frame: Frame) -> int:
+            divisor = second(frame)
+            if divisor > 0:
+                return apply(first(frame), divisor)
+            raise self._fault(BadDivisor, node.right, frame, show_expression(node.right), divisor)
+
+        return self._folded(quotient if node.operator in DIVISIONS else within, left, right)
 
     def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: _Closure, right: _Closure) -> _Closure:
         holds, first, second = COMPARE[comparator], left.formula, right.formula
@@ -206,8 +205,17 @@ class _Closures:
         return self._folded(formula, *arguments)
 
     def call(self, node: ast.Call, arguments: Sequence[_Closure]) -> _Closure:
-        name, formulas = node.function.text, tuple(argument.formula for argument in arguments)
-        return self._folded(_function(name, self.scope.functions[name].body, formulas, node.span), *arguments)
+        name, formulas = node.function.text, [argument.formula for argument in arguments]
+        body = self.scope.functions[name].body
+
+        def result(frame: Frame) -> int:
+            values = tuple([formula(frame) for formula in formulas])
+            try:
+                return body(values)
+            except Fault as fault:
+                raise fault.through(Called(name, values, node.span)) from None
+
+        return self._folded(result, *arguments)
 
     def _fault(self, describe: Callable[..., Diagnostic], node: ast.Expression, frame: Frame, *facts: object) -> Fault:
         scope = self.scope
@@ -221,82 +229,3 @@ class _Closures:
             return self.constant(formula(()))
         except Fault:
             return _Closure(formula, None)
-
-
-def _constant(apply: _Apply, division: bool, left: int | None, right: int | None) -> int | None:
-    """The value of an operation on constants; None if the operands are not constant, or there is no value."""
-    if left is None or right is None or (division and right <= 0):
-        return None
-    value = apply(left, right)
-    return value if -LIMIT <= value <= LIMIT else None
-
-
-def _within(apply: _Apply, left: _Closure, second: Formula, overflow: Callable[[Frame], Fault]) -> Formula:
-    """The closure of a sum, difference or product."""
-    first = left.formula
-
-    def general(frame: Frame) -> int:
-        value = apply(first(frame), second(frame))
-        if -LIMIT <= value <= LIMIT:
-            return value
-        raise overflow(frame)
-
-    def of_constant(frame: Frame) -> int:
-        value = apply(fixed, second(frame))
-        if -LIMIT <= value <= LIMIT:
-            return value
-        raise overflow(frame)
-
-    if left.constant is None:
-        return general
-    fixed = left.constant
-    return of_constant
-
-
-def _quotient(apply: _Apply, dividend: Formula, divisor: _Closure, bad: Callable[[Frame, int], Fault]) -> Formula:
-    """The closure of a quotient or remainder."""
-    formula = divisor.formula
-
-    def general(frame: Frame) -> int:
-        value = formula(frame)
-        if value > 0:
-            return apply(dividend(frame), value)
-        raise bad(frame, value)
-
-    if divisor.constant is None or divisor.constant <= 0:
-        return general
-    fixed = divisor.constant
-    return lambda frame: apply(dividend(frame), fixed)
-
-
-def _function(name: str, body: Formula, arguments: tuple[Formula, ...], span: Span) -> Formula:
-    """The closure of a call; a fault in the body names the call."""
-
-    def call(frame: Frame) -> int:
-        values = tuple([argument(frame) for argument in arguments])
-        try:
-            return body(values)
-        except Fault as fault:
-            raise fault.through(Called(name, values, span)) from None
-
-    def call_with_one(frame: Frame) -> int:
-        values = (only(frame),)
-        try:
-            return body(values)
-        except Fault as fault:
-            raise fault.through(Called(name, values, span)) from None
-
-    def call_with_two(frame: Frame) -> int:
-        values = (only(frame), second(frame))
-        try:
-            return body(values)
-        except Fault as fault:
-            raise fault.through(Called(name, values, span)) from None
-
-    match arguments:
-        case (only,):
-            return call_with_one
-        case (only, second):
-            return call_with_two
-        case _:
-            return call

@@ -17,7 +17,6 @@ sync
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
-from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -68,38 +67,44 @@ class _Graph(_IntGraph):
 
 
 class Dag:
-    """The graph of a schedule, made by `build`. It is a DAG only if `cycle` finds no cycle."""
+    """The graph of a schedule. It is a DAG only if `cycle` finds no cycle.
 
-    def __init__(self, schedule: Schedule, reads: Reads) -> None:
+    Parameters
+    ----------
+    schedule
+        Complete and placed.
+    reads
+        The reads of its operations, if they are known already.
+
+    Examples
+    --------
+    >>> from chimera_ir.ir.levels import Header, Pipe
+    >>> from chimera_ir.ir.kinds import BACKWARD, FORWARD
+    >>> from chimera_ir.ir.ops import Compute
+    >>> header = Header("one", (), 1, 1, 1, (Pipe("down", (Worker(0),), (0,)),))
+    >>> dag = Dag(Schedule(header, ((Compute(FORWARD, (0,), 0), Compute(BACKWARD, (0,), 0)),)))
+    >>> dag.graph.edges, dag.cycle()
+    (OutEdgeView([(0, 1), (1, 2), (2, 3)]), ())
+    """
+
+    def __init__(self, schedule: Schedule, reads: Reads | None = None) -> None:
         self.operations: tuple[Operation, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
         self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
         self._header = schedule.header
-        self._graph = _Graph()
-        self._graph.add_nodes_from(range(len(self.operations)))
-        self._graph.connect(chain.from_iterable(map(pairwise, numbered(schedule))))
-        self._reads = reads
-        self._graph.connect((before, after) for after, read in enumerate(reads) for before in read)
-        self._graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
-
-    def __len__(self) -> int:
-        """The number of nodes, sums and steps included."""
-        return len(self._graph)
+        self.graph = _Graph()
+        self.graph.add_nodes_from(range(len(self.operations)))
+        self.graph.connect(chain.from_iterable(map(pairwise, numbered(schedule))))
+        self._reads = reads or reads_of(schedule)
+        self.graph.connect((before, after) for after, read in enumerate(self._reads) for before in read)
+        self.graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
 
     def clear(self) -> None:
         """Removes nodes and edges to free their memory: networkx keeps a graph alive that nobody uses any more."""
-        self._graph.clear()
+        self.graph.clear()
 
     def worker_of(self, node: int) -> Worker:
         """The worker that runs a compute operation."""
         return self._owners[node]
-
-    def predecessors(self, node: int) -> tuple[int, ...]:
-        """The nodes that a node waits for, the operation before it in the lane and steps included."""
-        return tuple(self._graph.pred[node])
-
-    def successors(self, node: int) -> tuple[int, ...]:
-        """The nodes that wait for a node, sums and steps included."""
-        return tuple(self._graph.succ[node])
 
     def kind(self, before: int, after: int) -> Edge:
         """The reason why a node comes before another: data also where the operations are neighbours in a lane.
@@ -125,20 +130,6 @@ class Dag:
             if not {*reader.micros}.isdisjoint(maker.micros)
         )
 
-    @cached_property
-    def topological(self) -> tuple[int, ...]:
-        """The compute operations in an order that respects all edges.
-
-        Raises
-        ------
-        ValueError
-            If there is a cycle.
-        """
-        try:
-            return tuple(node for node in nx.topological_sort(self._graph) if node < len(self.operations))
-        except nx.NetworkXUnfeasible as cyclic:
-            raise ValueError("the operations close a cycle") from cyclic
-
     def summed_before(self, group: WeightGroup) -> tuple[int, ...]:
         """The number of a group's updates that are certainly summed before each compute operation runs.
 
@@ -149,9 +140,9 @@ class Dag:
         """
         updates = self._header.updates
         first = len(self.operations) + self._header.group_numbers[group] * updates
-        counts = [0] * len(self)
-        for node in nx.topological_sort(self._graph):
-            before = max((counts[predecessor] for predecessor in self._graph.pred[node]), default=0)
+        counts = [0] * len(self.graph)
+        for node in nx.topological_sort(self.graph):
+            before = max((counts[predecessor] for predecessor in self.graph.pred[node]), default=0)
             counts[node] = node - first + 1 if first <= node < first + updates else before
         return tuple(counts[: len(self.operations)])
 
@@ -160,10 +151,10 @@ class Dag:
 
         The cycle is a shortest one, as far as a bounded search can tell. Sums and steps on it are left out.
         """
-        if nx.is_directed_acyclic_graph(self._graph):
+        if nx.is_directed_acyclic_graph(self.graph):
             return ()
         # The smallest component has the shortest messages.
-        cycle = _shortest(self._graph.succ, min(_knots(self._graph), key=lambda knot: (len(knot), min(knot))))
+        cycle = _shortest(self.graph.succ, min(_knots(self.graph), key=lambda knot: (len(knot), min(knot))))
         return tuple(node for node in cycle if node < len(self.operations))
 
 
@@ -221,29 +212,6 @@ def _around(
                 came_from[after] = node
                 queue.append(after)
     return (), searched
-
-
-def build(schedule: Schedule, reads: Reads | None = None) -> Dag:
-    """The DAG of a schedule.
-
-    Parameters
-    ----------
-    schedule
-        Complete and placed. It may have a cycle, which `Dag.cycle` finds.
-    reads
-        The reads of its operations, if they are known already.
-
-    Examples
-    --------
-    >>> from chimera_ir.ir.levels import Header, Pipe
-    >>> from chimera_ir.ir.kinds import BACKWARD, FORWARD
-    >>> from chimera_ir.ir.ops import Compute
-    >>> header = Header("one", (), 1, 1, 1, (Pipe("down", (Worker(0),), (0,)),))
-    >>> dag = build(Schedule(header, ((Compute(FORWARD, (0,), 0), Compute(BACKWARD, (0,), 0)),)))
-    >>> dag.topological, dag.predecessors(1), len(dag)
-    ((0, 1), (0,), 4)
-    """
-    return Dag(schedule, reads or reads_of(schedule))
 
 
 def _sync(operations: tuple[Operation, ...], owners: list[Worker], header: Header) -> Iterator[tuple[int, int]]:

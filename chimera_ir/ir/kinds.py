@@ -75,7 +75,7 @@ class Kind:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles a kind as its letter, so that every process has one object for it."""
-        return kind, (self.letter,)
+        return costed, (self.letter,)
 
     @property
     def opens(self) -> bool:
@@ -159,11 +159,6 @@ def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
 
     subsets = chain.from_iterable(combinations(rows, size) for size in range(1, len(rows) + 1))
     return tuple(filter(complete, subsets))
-
-
-def kind(letter: str) -> Kind:
-    """The kind with a letter."""
-    return KINDS[letter]
 
 
 def costed(letter: str) -> Kind | Pairing:

@@ -15,7 +15,6 @@ The policies are in the modules of the passes: `comm` (messages), `buffers` (slo
 """
 
 from collections.abc import Iterable
-from typing import overload
 
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Slot
@@ -32,26 +31,6 @@ from chimera_ir.lower.sync import Duration, Insertions, synchronise
 
 def _unit_time(_: Operation) -> int:
     return 1
-
-
-@overload
-def lower(
-    schedule: Schedule,
-    ahead: int = AHEAD,
-    duration: Duration = _unit_time,
-    net: Net | None = None,
-    communicators: Communicators = Communicators.DIRECTED,
-) -> Program: ...
-
-
-@overload
-def lower(
-    schedule: ScheduleStream,
-    ahead: int = AHEAD,
-    duration: Duration = _unit_time,
-    net: Net | None = None,
-    communicators: Communicators = Communicators.DIRECTED,
-) -> ProgramStream: ...
 
 
 def lower(

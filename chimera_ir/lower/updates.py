@@ -141,9 +141,9 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
     uneven = {group for number, lane in enumerate(schedule.lanes) for group in _uneven(schedule.header, number, lane)}
     if not uneven:
         return [{}] * len(schedule.lanes)
-    from chimera_ir.flow.dag import build  # few schemes need it, and its import takes as long as lowering does
+    from chimera_ir.flow.dag import Dag  # few schemes need it, and its import takes as long as lowering does
 
-    dag = build(schedule)
+    dag = Dag(schedule)
     by_group = {group: dag.summed_before(group) for group in uneven}
     ends = accumulate(map(len, schedule.lanes))
     return [

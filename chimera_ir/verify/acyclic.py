@@ -13,7 +13,7 @@ from chimera_ir.diagnostics.catalogue.schedule import (
     CycleStep,
 )
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.dag import Dag, Edge, build
+from chimera_ir.flow.dag import Dag, Edge
 from chimera_ir.flow.net import Reads
 from chimera_ir.ir.ids import Clock
 from chimera_ir.ir.levels import Header, Plan, Schedule
@@ -33,7 +33,7 @@ def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Dia
     reads
         The reads of its operations.
     """
-    dag = build(schedule, reads)
+    dag = Dag(schedule, reads)
     nodes = dag.cycle()
     if nodes:
         yield _Story(dag, nodes, schedule.header, plan).diagnostic()
