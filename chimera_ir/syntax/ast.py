@@ -12,14 +12,14 @@ from chimera_ir.source import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SyntaxNode:
     """A part of a tree, with its place in the text."""
 
     span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Word(Node):
+class Word(SyntaxNode):
     """A name at its definition."""
 
     text: str
@@ -54,21 +54,21 @@ class Logic(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Integer(Node):
+class Integer(SyntaxNode):
     """A number as it is written, never negative."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
-class Name(Node):
+class Name(SyntaxNode):
     """A name in a formula."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Node):
+class Call(SyntaxNode):
     """A call of a function in a formula."""
 
     function: Word
@@ -76,14 +76,14 @@ class Call(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Minus(Node):
+class Minus(SyntaxNode):
     """The negative of an operand, as in ``-m``."""
 
     operand: "Expression"
 
 
 @dataclass(frozen=True, slots=True)
-class Binary(Node):
+class Binary(SyntaxNode):
     """``left operator right``, of integers."""
 
     operator: Arithmetic
@@ -92,7 +92,7 @@ class Binary(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Node):
+class Comparison(SyntaxNode):
     """A chain ``a < b <= c``: one more operand than comparators."""
 
     operands: tuple["Expression", ...]
@@ -100,14 +100,14 @@ class Comparison(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Not(Node):
+class Not(SyntaxNode):
     """``not operand``."""
 
     operand: "Expression"
 
 
 @dataclass(frozen=True, slots=True)
-class Logical(Node):
+class Logical(SyntaxNode):
     """``left operator right``, of truths."""
 
     operator: Logic
@@ -116,7 +116,7 @@ class Logical(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Node):
+class Choice(SyntaxNode):
     """``if condition then .. else ..``."""
 
     condition: "Expression"
@@ -128,7 +128,7 @@ Expression = Integer | Name | Call | Minus | Binary | Comparison | Not | Logical
 
 
 @dataclass(frozen=True, slots=True)
-class Range(Node):
+class Range(SyntaxNode):
     """The integers from ``start`` to before ``stop``."""
 
     start: Expression
@@ -136,14 +136,14 @@ class Range(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Endless(Node):
+class Endless(SyntaxNode):
     """The integers from ``start`` on."""
 
     start: Expression
 
 
 @dataclass(frozen=True, slots=True)
-class Stages(Node):
+class Stages(SyntaxNode):
     """``stages s in 0..D on [worker =] place``."""
 
     variable: Word
@@ -153,12 +153,12 @@ class Stages(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Halves(Node):
+class Halves(SyntaxNode):
     """``halves``: m counts half micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Micros(Node):
+class Micros(SyntaxNode):
     """``micros m in range [halves] [by step] [as number]``."""
 
     variable: Word
@@ -178,7 +178,7 @@ class Letter(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PipeName(Node):
+class PipeName(SyntaxNode):
     """``of name[index]``: another pipe than the one in which the line stands."""
 
     name: Word
@@ -186,7 +186,7 @@ class PipeName(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject(Node):
+class Subject(SyntaxNode):
     """``F(micro, stage) [of pipe]``."""
 
     letter: Letter
@@ -196,7 +196,7 @@ class Subject(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Operation(Node):
+class Operation(SyntaxNode):
     """``subject [& subject] @ clock [when guard]``: two subjects are a pair."""
 
     subjects: tuple[Subject, ...]
@@ -205,14 +205,14 @@ class Operation(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Reads(Node):
+class Reads(SyntaxNode):
     """``reads version expression``."""
 
     version: Expression
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute(Node):
+class Recompute(SyntaxNode):
     """``recompute [when guard]``."""
 
     guard: Expression | None
@@ -227,7 +227,7 @@ class SyncMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sync(Node):
+class Sync(SyntaxNode):
     """``sync mode [when guard]``."""
 
     mode: SyncMode
@@ -238,7 +238,7 @@ Clause = Stages | Micros | Operation | Reads | Recompute | Sync
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter(Node):
+class Parameter(SyntaxNode):
     """A parameter and the value it has unless the user sets another."""
 
     name: Word
@@ -246,14 +246,14 @@ class Parameter(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Workers(Node):
+class Workers(SyntaxNode):
     """``workers count``."""
 
     count: Expression
 
 
 @dataclass(frozen=True, slots=True)
-class Let(Node):
+class Let(SyntaxNode):
     """``let name = value``."""
 
     name: Word
@@ -261,7 +261,7 @@ class Let(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Function(Node):
+class Function(SyntaxNode):
     """``fn name(parameters) = body``."""
 
     name: Word
@@ -270,7 +270,7 @@ class Function(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Require(Node):
+class Require(SyntaxNode):
     """``require condition, "message"``."""
 
     condition: Expression
@@ -278,7 +278,7 @@ class Require(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Update(Node):
+class Update(SyntaxNode):
     """``update every count``."""
 
     count: Expression
@@ -292,7 +292,7 @@ class MemoryQuantity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory(Node):
+class Memory(SyntaxNode):
     """``memory quantity <= limit``."""
 
     quantity: MemoryQuantity
@@ -300,7 +300,7 @@ class Memory(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Index(Node):
+class Index(SyntaxNode):
     """``[i in range]`` after the name of a pipe: one pipe for each i."""
 
     variable: Word
@@ -308,7 +308,7 @@ class Index(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class PipeBlock(Node):
+class PipeBlock(SyntaxNode):
     """``pipe name[index] { clauses }``."""
 
     name: Word
@@ -320,7 +320,7 @@ Item = Workers | Let | Function | Require | Update | Memory | PipeBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme(Node):
+class Scheme(SyntaxNode):
     """A whole text. A name is defined from its definition on, so the order of the items matters."""
 
     name: Word
