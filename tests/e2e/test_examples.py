@@ -9,13 +9,13 @@ import pytest
 import chimera_ir
 from chimera_ir import library
 from tests.e2e.ranks import Job, Outcome, compiled, run_all, torchrun
-from tests.repeatable import searching
+from tests.repeatable import also, searching
 from tests.sizes import on_workers, with_a_flush
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 SAMPLE = (*("chimera", "chimera_halving", "dapple", "interleaved", "pipedream", "zb_h1", "zb_v"),)
 NETWORKS = {
-    "bert48": ("dapple", "pipedream_2bw", "zb_h1"),
+    "bert48": also(("dapple", "pipedream_2bw", "zb_h1"), ("chimera",)),
     "gpt2": tuple(library.names()) if searching() else SAMPLE,
 }
 """With the schemes that each is trained under."""
