@@ -151,7 +151,7 @@ def test_no_two_types_of_the_runtime_share_a_name() -> None:
 
 def test_vague_names_are_seen_wherever_a_value_is_bound() -> None:
     text = """
-def f(each, *, own=1):
+def f(each, *, own=1, given=2, heard=3, kept=4, known=5, moved=6, said=7, seen=8):
     for found in each:
         told: int = 2
         self.taken = [its for its in found]
