@@ -212,7 +212,7 @@ class State:
             return None
         what = f"rank {self.rank}: wait for the ranks of another row of the mesh to export the weights"
         key = f"exported/{self._exports}/{self._leader}"
-        return wait_for_key(self._store_of_all, key, self._leader, what, patience).decode() or None
+        return wait_for_key(self._store_of_all, key, self._leader, what, seconds=patience).decode() or None
 
     def publish_verdict(self, complaint: str | None) -> None:
         """Publishes for the other rows of the mesh whether the file is written."""
