@@ -44,7 +44,7 @@ CEILINGS = {
     "cost": 3,
     "diagnostics": 1,
     "diagnostics/catalogue": 4,
-    "elaborate": 7,
+    "elaborate": 8,
     "flow": 1,
     "ir": 2,
     "library": 4,
