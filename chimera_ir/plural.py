@@ -1,6 +1,7 @@
-"""Numbers before nouns, in the singular or the plural."""
+"""Numbers before nouns, in the singular or the plural, and lists of things."""
 
 import re
+from collections.abc import Iterable
 
 
 def counted(number: int, noun: str) -> str:
@@ -12,6 +13,18 @@ def counted(number: int, noun: str) -> str:
     ('1 micro-batch', '3 copies', '1,024 more stages')
     """
     return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def listed(things: Iterable[object]) -> str:
+    """Things one after another, with a last "and".
+
+    Examples
+    --------
+    >>> listed([0]), listed([0, 1, 3])
+    ('0', '0, 1 and 3')
+    """
+    *most, last = map(str, things)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def and_more(count: int) -> str:

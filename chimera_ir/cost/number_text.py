@@ -1,5 +1,6 @@
 """Exact numbers and times as text for people."""
 
+from collections.abc import Collection
 from enum import Enum
 from fractions import Fraction
 from typing import TypeVar, assert_never
@@ -40,8 +41,8 @@ def seconds(value: float) -> str:
     >>> seconds(1.9618), seconds(0.0004344), seconds(0.0)
     ('1.962 s', '434.4 us', '0')
     """
-    number, unit = time_unit(value)
-    return f"{value * number:.4g} {unit}" if value else "0"
+    factor, unit = time_unit(value)
+    return f"{value * factor:.4g} {unit}" if value else "0"
 
 
 def rounded(content: _Content) -> _Content:
@@ -61,6 +62,11 @@ def rounded(content: _Content) -> _Content:
             return [rounded(value) for value in content]  # type: ignore[return-value]
         case _:
             return content
+
+
+def number(value: Fraction) -> int | float:
+    """A number of a JSON file: an integer where it is integral, else a float."""
+    return value.numerator if value.denominator == 1 else float(value)
 
 
 def time_unit(value: float) -> tuple[int, str]:
@@ -83,6 +89,11 @@ class Unit(Enum):
                 return seconds(float(time))
             case _:
                 assert_never(self)
+
+    def show_range(self, times: Collection[Fraction]) -> str:
+        """The smallest and the largest of some times as text; one text if both are equal."""
+        least, most = self.show(min(times)), self.show(max(times))
+        return least if least == most else f"{least} to {most}"
 
     def axis(self, span: Fraction) -> tuple[int, str]:
         """The axis of a picture of a time span: the number of axis units in one of this unit, and the unit's name."""

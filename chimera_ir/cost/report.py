@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from chimera_ir.cost.durations import Durations
+from chimera_ir.cost.number_text import number
 from chimera_ir.cost.simulate import Launched, Timeline, idle, mean, simulate
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Micro
@@ -108,16 +109,14 @@ class Report:
         """The share of the makespan, over all workers, in which they idle."""
         return self.figures.bubble_ratio
 
-    def _ages(self) -> _Json:
-        return {
-            "updates_shown": self.figures.header.updates,
-            "staleness": list(self.stale.updates),
-            "stale_micro_batches": self.stale.micro_batches,
-        }
-
     def as_json(self) -> _Json:
         """The report in the shape of ``report.json``: integers where a number is integral, else floats."""
         figures, header = self.figures, self.figures.header
+        ages = {
+            "updates_shown": header.updates,
+            "staleness": list(self.stale.updates),
+            "stale_micro_batches": self.stale.micro_batches,
+        }
         return {
             "scheme": header.scheme,
             "parameters": dict(header.parameters),
@@ -126,13 +125,13 @@ class Report:
             "micro_batches": header.whole_micro_batches,
             "pipelines": len(header.pipes),
             "critical_path": _critical_path(figures),
-            "makespan": _number(figures.makespan),
-            "bubble_ratio": _number(figures.bubble_ratio),
-            "clock_span": _number(figures.clock_span),
+            "makespan": number(figures.makespan),
+            "bubble_ratio": number(figures.bubble_ratio),
+            "clock_span": number(figures.clock_span),
             **_memory(figures),
             "baseline": {
-                "makespan": _number(self.baseline.makespan),
-                "bubble_ratio": _number(self.baseline.bubble_ratio),
+                "makespan": number(self.baseline.makespan),
+                "bubble_ratio": number(self.baseline.bubble_ratio),
                 "scheme": self.baseline.header.scheme,
                 "critical_path": _critical_path(self.baseline),
                 **_memory(self.baseline),
@@ -148,7 +147,7 @@ class Report:
             **_repeated(figures),
             **_between_halves(figures),
             "asynchronous": header.asynchronous,
-            **(self._ages() if header.asynchronous else {}),
+            **(ages if header.asynchronous else {}),
         }
 
 
@@ -302,34 +301,34 @@ def _costs(figures: Figures) -> Iterator[tuple[str, int | float]]:
     """Yields each kind with its cost; pairs only if the schedule has any."""
     for kind, cost in figures.costs.report_costs(figures.header, figures.path, figures.counts):
         if kind != PAIR.letter or kind in figures.counts:
-            yield kind, _number(cost)
+            yield kind, number(cost)
 
 
 def _critical_path(figures: Figures) -> _Json:
     counts = {"F": Fraction(0), "B": Fraction(0), **figures.counts}
-    return {f"C_{letter.lower()}": _number(count) for letter, count in counts.items()}
+    return {f"C_{letter.lower()}": number(count) for letter, count in counts.items()}
 
 
 def _memory(figures: Figures) -> _Json:
     return {
-        "weights": [_number(copies) for copies in figures.weights],
-        "activations": [_number(live) for live in figures.activations],
-        "stashed_inputs": [_number(kept) for kept in figures.stashed_inputs],
+        "weights": [number(copies) for copies in figures.weights],
+        "activations": [number(live) for live in figures.activations],
+        "stashed_inputs": [number(kept) for kept in figures.stashed_inputs],
     }
 
 
 def _between_halves(figures: Figures) -> _Json:
     splits = any(figures.between_halves)
-    return {"between_halves": list(map(_number, figures.between_halves))} if splits else {}
+    return {"between_halves": list(map(number, figures.between_halves))} if splits else {}
 
 
 def _repeated(figures: Figures) -> _Json:
     """The other two lengths of an iteration next to the makespan, each with its bubble ratio."""
-    spans = {"spans": list(map(_number, figures.spans)), "span_bubble_ratio": _number(figures.span_bubble_ratio)}
+    spans = {"spans": list(map(number, figures.spans)), "span_bubble_ratio": number(figures.span_bubble_ratio)}
     return {
         **(spans if figures.spans else {}),
-        "steady_period": _number(figures.steady_period),
-        "steady_bubble_ratio": _number(figures.steady_bubble_ratio),
+        "steady_period": number(figures.steady_period),
+        "steady_bubble_ratio": number(figures.steady_bubble_ratio),
     }
 
 
@@ -339,16 +338,12 @@ def _launch(launched: Launched) -> _Json:
         "stage": launched.group[0],
         **({"tied": list(launched.group)} if len(launched.group) > 1 else {}),
         "strategy": launched.strategy.value,
-        "launched": _number(launched.at),
-        "free": _number(launched.free),
-        "flush": _number(launched.flush),
+        "launched": number(launched.at),
+        "free": number(launched.free),
+        "flush": number(launched.flush),
     }
 
 
 def _communicators(choice: CommunicatorChoice) -> _Json:
     blocked = {"blocked": choice.blocked} if choice.blocked else {}
     return {"count": choice.number, "proven": not choice.blocked, **blocked}
-
-
-def _number(value: Fraction) -> int | float:
-    return value.numerator if value.denominator == 1 else float(value)

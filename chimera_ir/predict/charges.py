@@ -6,7 +6,7 @@ the smallest of its stages: T may be too high, but is never too low. The step of
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from chimera_ir.cost.durations import Durations
 from chimera_ir.ir.ids import WeightGroup, Worker
@@ -31,35 +31,6 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Link
 
 
-class Tariff(Protocol):
-    """The costs of a program's instructions, in one unit of time; `Charges` defines each of them."""
-
-    @property
-    def header(self) -> Header:
-        """The header of the program."""
-
-    def compute(self, operation: Operation) -> float:
-        """The time of an operation."""
-
-    def step(self, group: WeightGroup) -> float:
-        """The time of an optimizer step."""
-
-    def size(self, message: Message) -> float:
-        """The bytes of a message."""
-
-    def link(self, source: Worker, target: Worker) -> Link:
-        """The link from a worker to another."""
-
-    def overhead(self, worker: Worker, instruction: Instruction) -> float:
-        """The time for which posting an instruction occupies its lane."""
-
-    def ranks(self, group: WeightGroup) -> int:
-        """The number of ranks that sum the gradients of a group."""
-
-    def all_reduce(self, group: WeightGroup) -> float:
-        """The time of a sum of gradients."""
-
-
 @dataclass(frozen=True, slots=True)
 class FreeMessages:
     """Costs of a program whose operations alone take time, as in a timeline."""
@@ -68,31 +39,31 @@ class FreeMessages:
     durations: Durations
 
     def compute(self, operation: Operation) -> float:
-        """The duration of an operation."""
+        """The time of an operation."""
         return float(self.durations.duration(operation, self.header))
 
     def step(self, _: WeightGroup) -> float:
-        """No time."""
+        """The time of an optimizer step."""
         return 0.0
 
     def size(self, _: Message) -> float:
-        """No bytes."""
+        """The bytes of a message."""
         return 0.0
 
     def link(self, _: Worker, __: Worker) -> Link:
-        """A link that costs nothing."""
+        """The link from a worker to another."""
         return FREE
 
     def overhead(self, _: Worker, __: Instruction) -> float:
-        """No time."""
+        """The time for which posting an instruction occupies its lane."""
         return 0.0
 
     def ranks(self, group: WeightGroup) -> int:
-        """The number of workers that hold a group."""
+        """The number of ranks that sum the gradients of a group."""
         return len(self.header.members(group))
 
     def all_reduce(self, _: WeightGroup) -> float:
-        """No time."""
+        """The time of a sum of gradients."""
         return 0.0
 
 

@@ -41,7 +41,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.predict.charges import Tariff
+from chimera_ir.predict.charges import Charges, FreeMessages
 from chimera_ir.profile.cluster import Link
 
 
@@ -113,7 +113,7 @@ class Events(NamedTuple):
         return after
 
 
-def events_of(program: Program, charges: Tariff) -> Events:
+def events_of(program: Program, charges: Charges | FreeMessages) -> Events:
     """The events of a verified program, in time linear in its instructions."""
     gathered = _Gathered(charges)
     for number, lane in enumerate(program.lanes):
@@ -127,7 +127,7 @@ class _Gathered:
     The first end of a message or sum that is met adds its event; the other ends add what it waits for.
     """
 
-    def __init__(self, charges: Tariff) -> None:
+    def __init__(self, charges: Charges | FreeMessages) -> None:
         self.nodes: list[Node] = []
         self.before: list[list[int]] = []
         self.posted: dict[int, list[int]] = {}

@@ -111,7 +111,9 @@ class Measured:
             places = ((micros, stage) for (stage, _), micros in micros_of.items())
             return [self.duration(operation(kind, *place), header) for place in places]
 
-        return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in COSTED.items() if letter in kinds)
+        return ", ".join(
+            f"{letter} = {Unit.SECOND.show_range(times(kind))}" for letter, kind in COSTED.items() if letter in kinds
+        )
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """A remark if the schedule has operations whose times the profile lacks."""
@@ -147,8 +149,3 @@ def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
         )
         for number in range(into)
     )
-
-
-def _range(times: Sequence[Fraction]) -> str:
-    least, most = Unit.SECOND.show(min(times)), Unit.SECOND.show(max(times))
-    return least if least == most else f"{least} to {most}"

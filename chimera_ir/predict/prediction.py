@@ -1,10 +1,9 @@
 """Prediction of a program's time and memory on a cluster."""
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import NamedTuple
 
-from chimera_ir.cost.number_text import rounded
+from chimera_ir.cost.number_text import number, rounded
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.equation import Equation, equation
@@ -66,10 +65,10 @@ class Prediction:
                 "F_t": terms.forward,
                 "B_t": terms.backward,
                 **recomputing,
-                "C_f": _number(terms.forwards),
-                "C_b": _number(terms.backwards),
+                "C_f": number(terms.forwards),
+                "C_b": number(terms.backwards),
                 **{f"{term.kind}_t": term.seconds for term in terms.further},
-                **{f"C_{term.kind.lower()}": _number(term.count) for term in terms.further},
+                **{f"C_{term.kind.lower()}": number(term.count) for term in terms.further},
                 "Comm_p2p": terms.p2p,
                 "Comm_allreduce": list(terms.all_reduce),
                 "free_regions": [
@@ -95,10 +94,6 @@ class Prediction:
 def _group_entries(group: WeightGroup) -> dict[str, object]:
     """The entries of a group in a JSON object: its first stage and, for a tie, all of its stages."""
     return {"stage": group[0], **({"tied": list(group)} if len(group) > 1 else {})}
-
-
-def _number(value: Fraction) -> int | float:
-    return value.numerator if value.denominator == 1 else float(value)
 
 
 class BaselinePrediction(NamedTuple):

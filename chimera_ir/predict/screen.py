@@ -1,7 +1,7 @@
 """The first screen of a compilation: a line for each of the answers that a user looks for first."""
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import assert_never
 
@@ -197,16 +197,10 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
     free_of = hiding_time(report)
     late = [group for group in free_of if not free_of[group]]
     hidden = [free_of[group] for group in free_of if free_of[group]]
-    show = report.figures.costs.unit.show
-    span = f" of {_span(hidden, show)}" if hidden else ""
+    span = f" of {report.figures.costs.unit.show_range(hidden)}" if hidden else ""
     words = f"{len(hidden) or 'none'} with idle time{span} to hide in"
     names = [group_name(group) for group in late[:NAMED]]
     return f"{counted(len(free_of), 'gradient sum')}, {words}{_exposed(names, late)}" if free_of else ""
-
-
-def _span(values: Sequence[Fraction], show: Callable[[Fraction], str]) -> str:
-    least, most = show(min(values)), show(max(values))
-    return least if least == most else f"{least} to {most}"
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:

@@ -177,50 +177,40 @@ def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, p
 
 def _shapes(looks: Looks, span: LaneSpan, window: UpdateWindow, y: int, row: int, pixel: float) -> Iterator[Rectangle]:
     """Yields the rectangle of an operation, or the two rectangles of a pair."""
-    operation = span.operation
-    if not isinstance(operation, Compute | Pair):
-        yield _shape(
-            looks, span, window, (y, row), FILLS[activity(operation)][0], INK, "", 12 if row > 16 else 9, pixel
-        )
-        return
-    for part, single in rows_of(operation):
-        group = looks.group(replace(single, micros=(shown_micro(looks.header, single.micros[0]),)))
-        text, font = label(single) + looks.letter(group.chunk), part.font(12 if row > 16 else 9, row)
-        place = part.within(y, row)
-        yield _shape(looks, span, window, place, looks.fill(group), ink(single.kind), text, font, pixel)
-
-
-def _shape(
-    looks: Looks,
-    span: LaneSpan,
-    window: UpdateWindow,
-    place: tuple[int, int],
-    fill: str,
-    ink: str,
-    text: str,
-    font: int,
-    pixel: float,
-) -> Rectangle:
-    """The rectangle of an operation, or of one of a pair; ``place`` has its top and its height."""
+    operation, largest = span.operation, 12 if row > 16 else 9
+    waited = cause(looks.header, operation)
+    times = f"{span.start / 1e6:.3f} to {span.end / 1e6:.3f} ms ({(span.end - span.start) / 1e6:.3f} ms)"
     start, end = max(span.start, window.start), min(span.end, window.end)
     width = max(end - start, 0) * pixel
-    waited = cause(looks.header, span.operation)
-    times = f"{span.start / 1e6:.3f} to {span.end / 1e6:.3f} ms ({(span.end - span.start) / 1e6:.3f} ms)"
-    fits = font >= LEGIBLE and len(text) * font * 0.62 + 3 <= width
-    y, height = place
-    return Rectangle(
-        x=_pixels(_LEFT + start * pixel),
-        y=y,
-        width=_pixels(width),
-        height=height,
-        baseline=y + height // 2 + 4,
-        font=font,
-        fill=fill,
-        ink=ink,
-        middle=_pixels(_LEFT + (start + end) / 2 * pixel),
-        label=text if fits else "",
-        title=f"{words(span.operation)}: {times}{f', {waited}' if waited else ''}",
-    )
+    # Top and height, colours, text and font size of each rectangle.
+    if isinstance(operation, Compute | Pair):
+        parts = [
+            (part.within(y, row), *_colours(looks, single), part.font(largest, row))
+            for part, single in rows_of(operation)
+        ]
+    else:
+        parts = [((y, row), FILLS[activity(operation)][0], INK, "", largest)]
+    for (top, height), fill, ink_colour, text, font in parts:
+        fits = font >= LEGIBLE and len(text) * font * 0.62 + 3 <= width
+        yield Rectangle(
+            x=_pixels(_LEFT + start * pixel),
+            y=top,
+            width=_pixels(width),
+            height=height,
+            baseline=top + height // 2 + 4,
+            font=font,
+            fill=fill,
+            ink=ink_colour,
+            middle=_pixels(_LEFT + (start + end) / 2 * pixel),
+            label=text if fits else "",
+            title=f"{words(operation)}: {times}{f', {waited}' if waited else ''}",
+        )
+
+
+def _colours(looks: Looks, operation: Compute) -> tuple[str, str, str]:
+    """The colour of an operation, and the colour and text of its label."""
+    group = looks.group(replace(operation, micros=(shown_micro(looks.header, operation.micros[0]),)))
+    return looks.fill(group), ink(operation.kind), label(operation) + looks.letter(group.chunk)
 
 
 def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Caption]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from chimera_ir.picture.sheet import Drawing
 from chimera_ir.picture.svg import filled
-from chimera_ir.plural import counted
+from chimera_ir.plural import counted, listed
 from chimera_ir.trace.compare import Residual, TraceComparison
 from chimera_ir.trace.drawing import milliseconds, summary
 from chimera_ir.trace.spans import BUSY, Activity, words
@@ -139,19 +139,14 @@ def basis(comparison: TraceComparison) -> str:
     )
 
 
-def _kinds(comparison: TraceComparison) -> str:
-    *others, last = comparison.about.rehearse or ("F", "B")
-    return f"{', '.join(others)} and {last}"
-
-
 def ground(comparison: TraceComparison) -> str:
     """A sentence on the source of the prediction."""
     slept = comparison.about.rehearse is not None
-    source = comparison.source
+    kinds, source = listed(comparison.about.rehearse or ("F", "B")), comparison.source
     if source:
-        sleeps = f"; {_kinds(comparison)} are those of the rehearsal" if slept else ""
+        sleeps = f"; {kinds} are those of the rehearsal" if slept else ""
         return f"predicted by a replay, from the profile '{source.profile}' and the cluster '{source.cluster}'{sleeps}"
-    costs = f"{_kinds(comparison)} of the rehearsal" if slept else "the run's own medians"
+    costs = f"{kinds} of the rehearsal" if slept else "the run's own medians"
     return f"predicted from {costs}; messages, sums and posting take no time"
 
 
@@ -171,11 +166,12 @@ def page(comparison: TraceComparison, drawing: str) -> str:
 
 def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=total is not None)
-    table.add_column(name, footer=total.name if total else "", overflow="fold")
-    table.add_column("predicted", footer=total.predicted if total else "", justify="right")
-    table.add_column("measured", footer=total.measured if total else "", justify="right", style="bold")
-    table.add_column("difference", footer=total.difference if total else "", justify="right")
-    table.add_column("share", footer=total.share if total else "", justify="right")
+    footer = total or Line("", "", "", "", "")
+    table.add_column(name, footer=footer.name, overflow="fold")
+    table.add_column("predicted", footer=footer.predicted, justify="right")
+    table.add_column("measured", footer=footer.measured, justify="right", style="bold")
+    table.add_column("difference", footer=footer.difference, justify="right")
+    table.add_column("share", footer=footer.share, justify="right")
     for line in lines:
         table.add_row(line.name, line.predicted, line.measured, line.difference, line.share)
     return table

@@ -45,7 +45,7 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
     disorder = tuple(_disorder(program))
     transports = [Transport.TAGGED] if disorder else list(Transport)
     result = replay(program)
-    if not _finished(program, result):
+    if [*result.places] != [*map(len, program.lanes)]:
         return (*disorder, _deadlock(program, transports, result))
     return disorder or tuple(Certificate(transport, result) for transport in transports)
 
@@ -64,10 +64,6 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
             if send.message is not recv.message and send.message != recv.message:
                 yield ReceivesOutOfOrder(recv.origin, worker, line(recv), peer, line(send), number, send.origin)
                 break
-
-
-def _finished(program: Program, result: Played) -> bool:
-    return all(place == len(lane) for place, lane in zip(result.places, program.lanes, strict=True))
 
 
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:

@@ -27,6 +27,7 @@ from chimera_ir.ir.ids import Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Instruction, Step, WaitAllReduce
 from chimera_ir.ir.text.printer import group_name, kinds_line, line
+from chimera_ir.plural import listed
 from chimera_ir.source import Span
 from chimera_ir.verify.index import Synchronisation, sum_key, update_of
 from chimera_ir.verify.wording import summed, workers
@@ -53,9 +54,8 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, group: We
     """The diagnostic of a line whose group does not exist or is not held by its worker; None if the line is right."""
     exists = group in header.group_numbers
     if not exists and len(group) > 1:
-        stages = ", ".join(map(str, group[:-1]))
         header_line = f"tied {' '.join(f's{stage}' for stage in group)}"
-        return NotTied(instruction.origin, worker, line(instruction), f"{stages} and {group[-1]}", header_line)
+        return NotTied(instruction.origin, worker, line(instruction), listed(group), header_line)
     if exists and worker in header.members(group):
         return None
     holders = workers(header.members(group)) if exists else "no worker"

@@ -37,15 +37,9 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
 
 def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
     """Yields the declared bound on weights if an asynchronous program exceeds it."""
-    for bound in program.header.bounds:
-        match bound.quantity:
-            case Quantity.ACTIVATIONS:
-                continue
-            case Quantity.WEIGHTS:
-                if program.header.asynchronous:
-                    yield from _weights(VersionsExceed, program, bound, copies(program))
-            case _:
-                assert_never(bound.quantity)
+    for bound in program.header.bounds if program.header.asynchronous else ():
+        if bound.quantity is Quantity.WEIGHTS:
+            yield from _weights(VersionsExceed, program, bound, copies(program))
 
 
 def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:

@@ -38,6 +38,12 @@ Group = tuple[int, ...]
 Micros = int | Group
 """Micro-batches as scripts write them: one as a number, several as a tuple."""
 
+
+def group_of(micros: Micros) -> Group:
+    """Micro-batches as a tuple."""
+    return micros if isinstance(micros, tuple) else (micros,)
+
+
 Route = tuple[int, int, int]
 """A link: the stage that sends, the stage that receives, and the other worker."""
 
@@ -99,7 +105,7 @@ class StreamRun(WholeRun):
 
     def has(self, micros: Micros) -> bool:
         """Whether micro-batches are in the run; those of one operation are all in it or all outside."""
-        return 0 <= (micros[0] if isinstance(micros, tuple) else micros) < self._micro_batches
+        return 0 <= group_of(micros)[0] < self._micro_batches
 
     def makes(self, version: int) -> bool:
         """Whether an update of the run makes a version of the weights."""
@@ -111,13 +117,36 @@ class StreamRun(WholeRun):
 
 
 class _RecordedLink:
-    """One direction of the messages between two stages; ``_under_way`` are the micro-batches of open messages."""
+    """One direction of the messages between two stages.
+
+    ``_under_way`` are the micro-batches of open messages, and ``_over`` those of messages that are waited for.
+    """
+
+    _wait: type[WaitSend | WaitRecv]
+    _preposition: str
 
     def __init__(self, lines: LaneLines, run: WholeRun, route: Route) -> None:
         self._lines, self._run = lines, run
         self._source, self._target, self._worker = route
         self._kind = _OUTPUTS if self._source < self._target else _GRADIENTS
         self._under_way: set[Group] = set()
+        self._over: set[Group] = set()
+
+    def wait(self, micros: Micros) -> None:
+        """Expects the line ``wait send`` or ``wait recv`` of a message that is posted on this link."""
+        if not self._run.has(micros):
+            return
+        group = group_of(micros)
+        line = self._lines.take()
+        if (
+            not isinstance(line, self._wait)
+            or line.message != (group, self._source, self._target)
+            or group not in self._under_way
+        ):
+            done = _call_text(self._wait(self._message(group)))
+            raise Differs(line, f"{done} {self._preposition} w{self._worker}")
+        self._under_way.remove(group)
+        self._over.add(group)
 
     def _message(self, group: Group) -> Message:
         return Message(_micros(group), Stage(self._source), Stage(self._target))
@@ -126,11 +155,13 @@ class _RecordedLink:
 class RecordedOutgoing(_RecordedLink):
     """A link to a stage on another worker."""
 
+    _wait, _preposition = WaitSend, "to"
+
     def isend(self, micros: Micros, tensors: object) -> None:
         """Expects the line ``send``, with the value that the stage has made of the same micro-batches."""
         if not self._run.has(micros):
             return
-        group = micros if isinstance(micros, tuple) else (micros,)
+        group = group_of(micros)
         line = self._lines.take()
         if (
             type(line) is not Send
@@ -141,34 +172,21 @@ class RecordedOutgoing(_RecordedLink):
             raise Differs(line, _call_text(Send(self._message(group), Worker(self._worker)), tensors))
         self._under_way.add(group)
 
-    def wait(self, micros: Micros) -> None:
-        """Expects the line ``wait send`` of a message that is sent on this link."""
-        if not self._run.has(micros):
-            return
-        group = micros if isinstance(micros, tuple) else (micros,)
-        line = self._lines.take()
-        if (
-            type(line) is not WaitSend
-            or line.message != (group, self._source, self._target)
-            or group not in self._under_way
-        ):
-            raise Differs(line, f"{_call_text(WaitSend(self._message(group)))} to w{self._worker}")
-        self._under_way.remove(group)
-
 
 class RecordedIncoming(_RecordedLink):
     """A link from a stage on another worker; slot k has room for ``rooms[k]`` micro-batches."""
 
+    _wait, _preposition = WaitRecv, "from"
+
     def __init__(self, lines: LaneLines, run: WholeRun, route: Route, rooms: Sequence[int]) -> None:
         super().__init__(lines, run, route)
         self._rooms = rooms
-        self._arrived: set[Group] = set()
 
     def irecv(self, micros: Micros, into: int) -> None:
         """Expects the line ``recv``, into a slot that has room."""
         if not self._run.has(micros):
             return
-        group = micros if isinstance(micros, tuple) else (micros,)
+        group = group_of(micros)
         line = self._lines.take()
         if (
             type(line) is not Recv
@@ -181,30 +199,15 @@ class RecordedIncoming(_RecordedLink):
             raise Differs(line, f"has no room in slot {into}: program.json gives the slots {list(self._rooms)}")
         self._under_way.add(group)
 
-    def wait(self, micros: Micros) -> None:
-        """Expects the line ``wait recv`` of a message that is received on this link."""
-        if not self._run.has(micros):
-            return
-        group = micros if isinstance(micros, tuple) else (micros,)
-        line = self._lines.take()
-        if (
-            type(line) is not WaitRecv
-            or line.message != (group, self._source, self._target)
-            or group not in self._under_way
-        ):
-            raise Differs(line, f"{_call_text(WaitRecv(self._message(group)))} from w{self._worker}")
-        self._under_way.remove(group)
-        self._arrived.add(group)
-
     def take(self, micros: Micros) -> Value | None:
         """Returns the value that a message has brought, which is possible once."""
         if not self._run.has(micros):
             return None
-        group = micros if isinstance(micros, tuple) else (micros,)
+        group = group_of(micros)
         value = self._kind, group, self._source
-        if group not in self._arrived:
+        if group not in self._over:
             raise self._lines.differs(f"takes the {_value_text(value)} from w{self._worker}, which have not come")
-        self._arrived.remove(group)
+        self._over.remove(group)
         return value
 
 
@@ -306,7 +309,7 @@ class RecordedStage(RecordedWeights):
 
     def _does(self, line: Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
         """Whether a call matches a line and gets the values that it reads; if so, the value that it makes is there."""
-        group = micros if isinstance(micros, tuple) else (micros,)
+        group = group_of(micros)
         if (
             type(line) is not Compute
             or line.kind is not kind
@@ -334,7 +337,7 @@ class RecordedStage(RecordedWeights):
     def _handed_on(self, kind: str, micros: Micros) -> Value | None:
         if not self._run.has(micros):
             return None
-        value = kind, micros if isinstance(micros, tuple) else (micros,), self._stage
+        value = kind, group_of(micros), self._stage
         if value not in self._values:
             raise self._lines.differs(f"reads the {_value_text(value)}, which are not on this worker")
         self._values.remove(value)
@@ -342,8 +345,7 @@ class RecordedStage(RecordedWeights):
 
     def _operation(self, kind: Kind, micros: Micros) -> Compute:
         version = None if self._version is None else Version(self._version)
-        group = micros if isinstance(micros, tuple) else (micros,)
-        return Compute(kind, _micros(group), Stage(self._stage), version=version)
+        return Compute(kind, _micros(group_of(micros)), Stage(self._stage), version=version)
 
 
 def _micros(group: Group) -> tuple[Micro, ...]:

@@ -33,6 +33,7 @@ from chimera_ir.verify.recording import (
     StreamRun,
     Value,
     WholeRun,
+    group_of,
 )
 
 FACTS = "program.json"
@@ -125,11 +126,11 @@ class RecordedLane:
 
     def input(self, micros: Micros) -> Value:
         """The input of micro-batches."""
-        return INPUT, micros if isinstance(micros, tuple) else (micros,), DATASET
+        return INPUT, group_of(micros), DATASET
 
     def target(self, micros: Micros) -> Value:
         """The target of micro-batches."""
-        return TARGET, micros if isinstance(micros, tuple) else (micros,), DATASET
+        return TARGET, group_of(micros), DATASET
 
     def end(self) -> None:
         """Passes if no line is left.

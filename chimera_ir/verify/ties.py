@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from chimera_ir.diagnostics.catalogue.schedule import TiesDiffer
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import Compute, singles
+from chimera_ir.ir.ops import singles
 from chimera_ir.ir.text.printer import line
 
 
@@ -33,17 +33,10 @@ def ties(schedule: Schedule) -> Iterator[Diagnostic]:
     }
     for tie in header.ties:
         for stage in tie[1:]:
-            pair = _differing(forwards, header.micro_batches, tie[0], stage)
-            if pair is not None:
-                first, other = pair
+            pairs = (
+                (forwards[micro, tie[0]], forwards[micro, stage]) for micro in map(Micro, range(header.micro_batches))
+            )
+            differing = next(((first, other) for first, other in pairs if first.version != other.version), None)
+            if differing is not None:
+                first, other = differing
                 yield TiesDiffer(other.origin, tie[0], stage, line(first), line(other), first.origin)
-
-
-def _differing(
-    forwards: dict[tuple[Micro, Stage], Compute], micro_batches: int, first: Stage, other: Stage
-) -> tuple[Compute, Compute] | None:
-    for micro in map(Micro, range(micro_batches)):
-        pair = forwards[micro, first], forwards[micro, other]
-        if pair[0].version != pair[1].version:
-            return pair
-    return None

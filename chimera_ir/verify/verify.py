@@ -1,6 +1,6 @@
 """Verification: the rules, level by level, and the type of programs for which all of them hold."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -181,7 +181,10 @@ def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings,
     if len(schedule.lanes) != schedule.header.workers:
         return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), ()
     # The other rules need a micro-batch to meet every stage once, on the worker that holds the stage.
-    findings = _operations(schedule.header, tuple(_by_worker(schedule))) + check("complete", paired(schedule))
+    operations = [
+        (Worker(number), operation) for number, lane in enumerate(schedule.lanes) for operation in singles(lane)
+    ]
+    findings = _operations(schedule.header, operations) + check("complete", paired(schedule))
     if findings.errors:
         return findings, ()
     reads = reads_of(schedule)
@@ -333,10 +336,3 @@ def _updates(program: Program) -> Findings:
     if streams and sums.errors:
         return sums
     return sums + apply(Rule.VERSIONS, versions(program), surplus(program) if streams else ())
-
-
-def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:
-    for number, lane in enumerate(schedule.lanes):
-        worker = Worker(number)
-        for operation in singles(lane):
-            yield worker, operation

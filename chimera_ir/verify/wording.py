@@ -3,6 +3,7 @@
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import Message
 from chimera_ir.ir.text.printer import group_name
+from chimera_ir.plural import listed
 from chimera_ir.verify.index import Synchronisation
 
 
@@ -23,5 +24,4 @@ def summed(instruction: Synchronisation) -> str:
 
 def workers(numbers: tuple[Worker, ...]) -> str:
     """``worker 1``, or ``workers 0 and 3``."""
-    *most, last = [str(number) for number in numbers]
-    return f"workers {', '.join(most)} and {last}" if most else f"worker {last}"
+    return f"worker{'s' if len(numbers) > 1 else ''} {listed(numbers)}"

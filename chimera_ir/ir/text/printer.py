@@ -19,7 +19,7 @@ worker 1:
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, assert_never
 
-from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup
+from chimera_ir.ir.ids import Micro, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -38,6 +38,7 @@ from chimera_ir.ir.ops import (
 )
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, shelf
+from chimera_ir.plural import listed
 
 
 def show(level: Level) -> str:
@@ -122,8 +123,7 @@ def group_text(group: WeightGroup) -> str:
 
 def group_name(group: WeightGroup) -> str:
     """A weight group in messages: ``stage 1``, or ``the tie of stages 0 and 3``."""
-    *most, last = map(str, group)
-    return f"the tie of stages {', '.join(most)} and {last}" if most else f"stage {last}"
+    return f"the tie of stages {listed(group)}" if len(group) > 1 else f"stage {group[0]}"
 
 
 def message_text(message: Message, numbers: Numbers = ABSOLUTE) -> str:
@@ -169,7 +169,7 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
     yield from (f"memory {bound.quantity.value} <= {bound.limit}" for bound in header.bounds)
     for strategy in Strategy:
         stages = tuple(stage for stage, chosen in header.strategies if chosen is strategy)
-        yield from [f"sync {strategy.value} {_runs(stages)}"] if stages else []
+        yield from [f"sync {strategy.value} {_runs_text(stages)}"] if stages else []
     yield from (f"tied {' '.join(f's{stage}' for stage in tie)}" for tie in header.ties)
     yield from (_pipe(pipe) for pipe in header.pipes)
 
@@ -181,16 +181,24 @@ def kinds_line(header: Header) -> str:
 
 def _pipe(pipe: Pipe) -> str:
     placement = " ".join(str(worker) for worker in pipe.workers)
-    recompute = f" recompute {_runs(pipe.recompute)}" if pipe.recompute else ""
-    return f"pipe {pipe.name} on {placement} micros {_runs(pipe.micros)}{recompute}"
+    recompute = f" recompute {_runs_text(pipe.recompute)}" if pipe.recompute else ""
+    return f"pipe {pipe.name} on {placement} micros {_runs_text(pipe.micros)}{recompute}"
 
 
-def _runs(numbers: tuple[Micro, ...] | tuple[Stage, ...]) -> str:
-    """Numbers as half-open runs, in their order: ``0..2 4..6``."""
-    runs: list[list[int]] = []
+def _runs_text(numbers: Iterable[int]) -> str:
+    return " ".join(f"{start}..{end}" for start, end in runs(numbers)) or "none"
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as half-open runs, in their order.
+
+    Examples
+    --------
+    >>> runs([0, 1, 4, 5, 6])
+    [(0, 2), (4, 7)]
+    """
+    runs: list[tuple[int, int]] = []
     for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1][1] += 1
-        else:
-            runs.append([number, number + 1])
-    return " ".join(f"{start}..{end}" for start, end in runs) or "none"
+        start, _ = runs.pop() if runs and runs[-1][1] == number else (number, number)
+        runs.append((start, number + 1))
+    return runs
