@@ -1,7 +1,7 @@
 """program.json: facts of a program that the runtime needs. chimera_runtime/program/program.py reads it."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
@@ -13,6 +13,7 @@ from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header, LaneParts, Program
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ProgramStream
+from chimera_ir.ir.text.printer import runs
 from chimera_ir.ir.turns import initial, updates_a_turn
 from chimera_ir.verify.verify import Verified
 
@@ -22,11 +23,6 @@ INTERFACE = 5
 Facts = dict[str, Any]
 
 
-def title(header: Header) -> str:
-    """The scheme with its parameters, as in ``name(D=4, N=8)``."""
-    return f"{header.scheme}({', '.join(f'{name}={value}' for name, value in header.parameters)})"
-
-
 def facts(verified: Verified, evaluation: Verified) -> Facts:
     """The content of program.json without the digest of the program; ``evaluation`` has the forwards alone."""
     program = verified.program
@@ -34,7 +30,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
     turns = runnable_turns(verified.level) if isinstance(verified.level, ProgramStream) else []
     return {
         "interface": INTERFACE,
-        "name": title(header),
+        "name": header.title,
         "workers": header.workers,
         "stages": header.stages,
         "micro_batches": header.whole_micro_batches,
@@ -171,7 +167,7 @@ def _loaded(header: Header, worker: Worker, stage: int) -> list[tuple[int, int]]
     """The whole micro-batches of a cycle whose first or last stage a worker holds, as runs."""
     cycle = header.period or header.micro_batches
     passes = {micro % cycle for pipe in header.pipes for micro in pipe.micros if pipe.workers[stage] == worker}
-    return list(_runs(sorted({micro // header.parts for micro in passes})))
+    return runs(sorted({micro // header.parts for micro in passes}))
 
 
 def _recomputed(header: Header, worker: Worker, stage: Stage) -> list[tuple[int, int]]:
@@ -183,14 +179,7 @@ def _recomputed(header: Header, worker: Worker, stage: Stage) -> list[tuple[int,
         for micro in pipe.micros
         if pipe.workers[stage] == worker and stage in pipe.recompute
     }
-    return list(_runs(sorted(micros)))
-
-
-def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Ascending numbers as runs: the first number, and the number after the last."""
-    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in run]
-        yield members[0], members[-1] + 1
+    return runs(sorted(micros))
 
 
 def _rooms(parts: LaneParts) -> dict[tuple[Stage, bool], tuple[int, ...]]:

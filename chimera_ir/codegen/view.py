@@ -1,9 +1,8 @@
 """The values with which the templates of scripts are filled."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from chimera_ir.codegen.facts import title
 from chimera_ir.codegen.loops import counter, lane_lines, turn_lines
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.codegen.rolling import Loop, roll
@@ -12,7 +11,7 @@ from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Header, LaneParts
 from chimera_ir.ir.ops import singles
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.plural import counted
+from chimera_ir.plural import counted, listed
 from chimera_ir.verify.verify import Verified
 
 
@@ -66,7 +65,7 @@ class TrainView:
 
 def train_view(header: Header) -> TrainView:
     """The values of train.py for a program."""
-    return TrainView(title(header), header.workers, counted(header.workers, "worker"), header.asynchronous)
+    return TrainView(header.title, header.workers, counted(header.workers, "worker"), header.asynchronous)
 
 
 def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankView:
@@ -74,13 +73,13 @@ def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankV
     header = verified.program.header
     return RankView(
         worker=worker,
-        title=title(header),
+        title=header.title,
         micro_batches_text=counted(header.whole_micro_batches, "micro-batch"),
         evaluated_text=counted(evaluation.program.header.whole_micro_batches, "micro-batch"),
         counting=" (counted in halves)" if header.halves else "",
         counter=counter(header) if header.asynchronous else "",
         per_update=header.per_update,
-        stages_text=_listed("stage", header.stages_of[worker]),
+        stages_text=_stages_text(header.stages_of[worker]),
         training=_body(verified, worker),
         evaluation=_body(evaluation, worker),
     )
@@ -120,12 +119,5 @@ def _bindings(groups: Iterable[WeightGroup], used: LinkVariables) -> Iterator[st
             yield f"{name} = lane.{method}({route.source}, {route.target}, worker={route.worker})"
 
 
-def _listed(word: str, numbers: Iterable[int]) -> str:
-    words = [str(n) for n in numbers]
-    match words:
-        case []:
-            return f"no {word}"
-        case [number]:
-            return f"{word} {number}"
-        case _:
-            return f"{word}s {', '.join(words[:-1])} and {words[-1]}"
+def _stages_text(stages: Sequence[int]) -> str:
+    return f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}" if stages else "no stage"

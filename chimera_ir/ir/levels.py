@@ -148,6 +148,11 @@ class Header:
 
         return {kind: Growth(change(kind, first=True), change(kind, first=False)) for kind in self.kinds}
 
+    @property
+    def title(self) -> str:
+        """The scheme with its parameters, as in ``name(D=4, N=8)``."""
+        return f"{self.scheme}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
+
     def strategy(self, group: WeightGroup) -> Strategy:
         """The strategy by which the sum of a group's gradients is launched; eager_opt if its stages differ."""
         chosen = dict(self.strategies)

@@ -3,21 +3,36 @@
 All places are computed here; ``templates/replay.svg.j2`` only writes them down. Equal replays give equal bytes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from chimera_ir.cost.number_text import percent
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
-from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
-from chimera_ir.picture.shapes import Box, Entry, Family, Label, Tick, WorkerRow
-from chimera_ir.picture.svg import FAIR, FONT, LEFT, LEGIBLE, MOST_BOXES, WIDEST, WIDTH, Scale, filled, pixels, room
-from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, plain, scheme_title, step
+from chimera_ir.picture.looks import Looks
+from chimera_ir.picture.shapes import Box, Entry, Family, Tick, WorkerRow
+from chimera_ir.picture.svg import (
+    FAIR,
+    FONT,
+    LEFT,
+    MOST_BOXES,
+    WIDEST,
+    WIDTH,
+    PlacedOperation,
+    Scale,
+    families,
+    filled,
+    pixels,
+    placed_operations,
+    room,
+)
+from chimera_ir.picture.words import INK, PAPER, STEP, label, plain, step
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle, shares
@@ -83,7 +98,7 @@ def drawing(replay: Replay) -> ReplayPicture:
     scale = _scale(replay)
     right, workers = scale.x(replay.span), len(replay.lanes)
     bottom = scale.y(workers) - scale.gap
-    heading, summary = plain(scheme_title(replay.header)), plain(_summary(replay))
+    heading, summary = plain(replay.header.title), plain(_summary(replay))
     idle_paths = _idle(replay, scale)
     messages = "".join(_arrow(message, scale) for message in replay.messages if message.end > message.start)
     looks = Looks(replay.header)
@@ -113,7 +128,11 @@ def drawing(replay: Replay) -> ReplayPicture:
         summary=summary,
         rows=tuple(map(scale.worker_row, range(workers))),
         ticks=tuple(_ticks(replay, scale)),
-        idle=tuple(_idle_entry(cause, path, entry_of[cause.value]) for cause, path in idle_paths.items() if path),
+        idle=tuple(
+            IdlePath(cause.name.lower(), path, entry.x, entry.y, entry.name)
+            for cause, path in idle_paths.items()
+            if path and (entry := entry_of[cause.value])
+        ),
         families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
         messages=messages,
         sums=tuple(_strip(event, worker, replay, scale) for event, worker in _summing(replay)) if one_by_one else (),
@@ -136,7 +155,7 @@ def _scale(replay: Replay) -> Scale:
     span = Fraction(replay.span) or Fraction(1)
     row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, FONT)
     looks = Looks(replay.header)
-    labels = (looks.label(bar.operation) for bar in _bars(replay))
+    labels = (looks.label(placed.operation) for placed in _operations(replay))
     labelled = max((room(text, font) for text in labels), default=Fraction(0)) / shortest
     least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
     most = _MOST if _timed(chain(replay.messages, replay.sums)) else _MOST // 2
@@ -147,23 +166,10 @@ def _computes(replay: Replay) -> Iterator[Event]:
     return (event for event in chain.from_iterable(replay.lanes) if event.role is Role.COMPUTE)
 
 
-class _Bar(NamedTuple):
-    """A compute operation with its event; ``row`` is the half of the lane that one of a pair takes."""
-
-    event: Event
-    operation: Compute
-    row: Row
-
-    def area(self, scale: Scale) -> tuple[float, float, int, int]:
-        """The start, the end, the upper edge and the height of its box."""
-        top, height = self.row.within(scale.y(self.event.workers[0]), scale.row)
-        return self.event.start, self.event.end, top, height
-
-
-def _bars(replay: Replay) -> Iterator[_Bar]:
+def _operations(replay: Replay) -> Iterator[PlacedOperation]:
     for event in _computes(replay):
         assert isinstance(event.instruction, Compute | Pair)
-        yield from (_Bar(event, operation, row) for row, operation in rows_of(event.instruction))
+        yield from placed_operations(event.workers[0], event.start, event.end, event.instruction)
 
 
 def _steps(replay: Replay) -> Iterator[Event]:
@@ -199,7 +205,7 @@ def _time(replay: Replay, time: float) -> str:
     return replay.unit.show(Fraction(time))
 
 
-def _period(replay: Replay, event: Event) -> str:
+def _period(replay: Replay, event: Event | PlacedOperation) -> str:
     return f"{_time(replay, event.start)} to {_time(replay, event.end)}"
 
 
@@ -222,25 +228,21 @@ def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
     return {cause: "".join(parts) for cause, parts in paths.items()}
 
 
-def _idle_entry(cause: Cause, path: str, entry: Entry) -> IdlePath:
-    return IdlePath(cause.name.lower(), path, entry.x, entry.y, entry.name)
-
-
 def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """Yields the operations, one family for each colour group and row."""
-    members: dict[tuple[ColourGroup, Row], list[_Bar]] = {}
-    for bar in _bars(replay):
-        members.setdefault((looks.group(bar.operation), bar.row), []).append(bar)
-    for (group, row), several in sorted(members.items(), key=lambda member: member[0]):
-        font = row.font(scale.font, scale.row)
-        yield Family(
-            fill=looks.fill(group),
-            ink=ink(several[0].operation.kind),
-            font=font,
-            boxes=tuple(_box(bar, replay, scale) for bar in several) if one_by_one else (),
-            outline="" if one_by_one else "".join(scale.outline(*bar.area(scale)) for bar in several),
-            labels=tuple(_labels(several, font, looks, scale)),
-        )
+    """Yields the families of a replay; operations have labels if all of their family have room for them."""
+
+    def with_room(several: Sequence[PlacedOperation], font: int) -> Sequence[PlacedOperation]:
+        widths = [scale.x(placed.end) - scale.x(placed.start) for placed in several]
+        labels = [looks.label(placed.operation) for placed in several]
+        fits = all(room(text, font) <= width for text, width in zip(labels, widths, strict=True))
+        return several if fits else ()
+
+    return families(_operations(replay), looks, scale, partial(_title, replay) if one_by_one else None, with_room)
+
+
+def _title(replay: Replay, placed: PlacedOperation) -> str:
+    what = placed.operation
+    return f"{what.kind.noun} of {label(what)} on stage {what.stage}, {_period(replay, placed)}"
 
 
 def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family]:
@@ -257,23 +259,8 @@ def _step(event: Event, replay: Replay, scale: Scale) -> Box:
     return scale.box(event.start, event.end, scale.y(event.workers[0]), scale.row, title)
 
 
-def _box(bar: _Bar, replay: Replay, scale: Scale) -> Box:
-    event, what, _ = bar
-    title = f"{what.kind.noun} of {label(what)} on stage {what.stage}, {_period(replay, event)}"
-    return scale.box(*bar.area(scale), title)
-
-
 def _outline(event: Event, scale: Scale) -> str:
     return scale.outline(event.start, event.end, scale.y(event.workers[0]), scale.row)
-
-
-def _labels(several: list[_Bar], font: int, looks: Looks, scale: Scale) -> Iterator[Label]:
-    """Yields the labels of operations, if all of them have room for their labels."""
-    widths = [scale.x(bar.event.end) - scale.x(bar.event.start) for bar in several]
-    labels = [looks.label(bar.operation) for bar in several]
-    if font >= LEGIBLE and all(room(text, font) <= width for text, width in zip(labels, widths, strict=True)):
-        for bar, text in zip(several, labels, strict=True):
-            yield scale.label(*bar.area(scale), font, text)
 
 
 def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:

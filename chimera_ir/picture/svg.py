@@ -3,10 +3,10 @@
 All places are computed here; ``templates/timeline.svg.j2`` only writes them down. Equal timelines give equal bytes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from math import ceil
 from pathlib import Path
@@ -18,7 +18,7 @@ from chimera_ir.cost.number_text import Unit
 from chimera_ir.cost.simulate import Event, Launched, Stepped, Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.escapes import visible_lines
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Operation
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
@@ -33,7 +33,6 @@ from chimera_ir.picture.words import (
     label,
     mark,
     plain,
-    scheme_title,
     summary,
 )
 from chimera_ir.resources import templates
@@ -109,17 +108,23 @@ class Scale:
         return Label(pixels(middle), pixels(y + Fraction(height, 2) + font * RISE), text)
 
 
-class _PlacedOperation(NamedTuple):
+class PlacedOperation(NamedTuple):
     """A compute operation with its worker and times; ``row`` is the half of the lane that one of a pair takes."""
 
     worker: int
-    timed: Timed
+    start: float
+    end: float
     operation: Compute
     row: Row
 
-    def area(self, scale: Scale) -> tuple[int, int, int, int]:
+    def area(self, scale: Scale) -> tuple[float, float, int, int]:
         """The start, the end, the upper edge and the height of its box."""
-        return self.timed.start, self.timed.end, *self.row.within(scale.y(self.worker), scale.row)
+        return self.start, self.end, *self.row.within(scale.y(self.worker), scale.row)
+
+
+def placed_operations(worker: int, start: float, end: float, operation: Operation) -> Iterator[PlacedOperation]:
+    """Yields an operation with its place, or the two of a pair."""
+    return (PlacedOperation(worker, start, end, part, row) for row, part in rows_of(operation))
 
 
 def draw(timeline: Timeline) -> str:
@@ -161,7 +166,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     scale = _scale(timeline, unit)
     right = scale.x(timeline.span)
     bottom = scale.y(len(timeline.lanes)) - scale.gap
-    title, note = plain(scheme_title(timeline.header)), summary(timeline)
+    title, note = plain(timeline.header.title), summary(timeline)
     margin = 14 + 4 * len(mark(timeline, timeline.shown))
     ends = (scale.x(lane[-1].end) for lane in timeline.lanes if lane)
     operations = [timed.operation for timed in chain(*timeline.lanes)]
@@ -238,32 +243,51 @@ def room(text: str, font: int) -> Fraction:
     return len(text) * font * _GLYPH + 3
 
 
-def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
-    """Yields the operations by colour group and row; boxes of one length have labels if the longest of these fits."""
-    # A family has the operations that look the same, so that the picture names their colours once.
-    one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
-    members: dict[tuple[ColourGroup, Row], list[_PlacedOperation]] = {}
-    for worker, lane in enumerate(timeline.lanes):
-        for timed in lane:
-            for row, operation in rows_of(timed.operation):
-                placed = _PlacedOperation(worker, timed, operation, row)
-                members.setdefault((looks.group(operation), row), []).append(placed)
-    longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
+def families(
+    operations: Iterable[PlacedOperation],
+    looks: Looks,
+    scale: Scale,
+    title: Callable[[PlacedOperation], str] | None,
+    with_room: Callable[[Sequence[PlacedOperation], int], Iterable[PlacedOperation]],
+) -> Iterator[Family]:
+    """Yields operations by colour group and row, so that a picture names their colours once.
 
-    def fits(timed: Timed, font: int) -> bool:
-        length = timed.end - timed.start
-        return font >= LEGIBLE and room(longest[length], font) <= length * scale.pixel
-
-    for (group, row), operations in sorted(members.items(), key=lambda member: member[0]):
+    ``title`` writes the text of a box; without it, each family is drawn as one outline. ``with_room`` picks the
+    operations of a family that have room for their labels in a font of some size.
+    """
+    members: dict[tuple[ColourGroup, Row], list[PlacedOperation]] = {}
+    for placed in operations:
+        members.setdefault((looks.group(placed.operation), placed.row), []).append(placed)
+    for (group, row), several in sorted(members.items(), key=lambda member: member[0]):
         font = row.font(scale.font, scale.row)
+        labelled = with_room(several, font) if font >= LEGIBLE else ()
         yield Family(
             fill=looks.fill(group),
-            ink=ink(operations[0].operation.kind),
+            ink=ink(several[0].operation.kind),
             font=font,
-            boxes=tuple(_box(placed, timeline, scale) for placed in operations) if one_by_one else (),
-            outline="" if one_by_one else "".join(scale.outline(*placed.area(scale)) for placed in operations),
-            labels=tuple(_label(placed, font, looks, scale) for placed in operations if fits(placed.timed, font)),
+            boxes=() if title is None else tuple(scale.box(*placed.area(scale), title(placed)) for placed in several),
+            outline="" if title else "".join(scale.outline(*placed.area(scale)) for placed in several),
+            labels=tuple(scale.label(*placed.area(scale), font, looks.label(placed.operation)) for placed in labelled),
         )
+
+
+def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
+    """Yields the families of a timeline; operations of one length have labels if the longest of these fits."""
+    longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
+
+    def with_room(operations: Sequence[PlacedOperation], font: int) -> Iterator[PlacedOperation]:
+        lengths = [int(placed.end - placed.start) for placed in operations]
+        fits = {length: room(longest[length], font) <= length * scale.pixel for length in set(lengths)}
+        return (placed for placed, length in zip(operations, lengths, strict=True) if fits[length])
+
+    operations = (
+        operation
+        for worker, lane in enumerate(timeline.lanes)
+        for timed in lane
+        for operation in placed_operations(worker, timed.start, timed.end, timed.operation)
+    )
+    title = partial(_title, timeline) if sum(map(len, timeline.lanes)) <= MOST_BOXES else None
+    return families(operations, looks, scale, title, with_room)
 
 
 def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]:
@@ -275,20 +299,12 @@ def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]
     return longest
 
 
-def _box(placed: _PlacedOperation, timeline: Timeline, scale: Scale) -> Box:
-    return scale.box(*placed.area(scale), _title(placed, timeline))
-
-
-def _label(placed: _PlacedOperation, font: int, looks: Looks, scale: Scale) -> Label:
-    return scale.label(*placed.area(scale), font, looks.label(placed.operation))
-
-
-def _title(placed: _PlacedOperation, timeline: Timeline) -> str:
-    _, timed, operation, _ = placed
+def _title(timeline: Timeline, placed: PlacedOperation) -> str:
+    operation = placed.operation
     tick, show = timeline.tick, timeline.costs.unit.show
     pipe = timeline.header.pipe_of[operation.micros[0]].name
     micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(operation)
-    when = f"{show(timed.start * tick)} to {show(timed.end * tick)}"
+    when = f"{show(Fraction(placed.start) * tick)} to {show(Fraction(placed.end) * tick)}"
     read = "" if operation.version is None else f", reads version {operation.version}"
     return plain(f"{operation.kind.noun} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
 

@@ -21,6 +21,7 @@ from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.ops import Pair
+from chimera_ir.ir.text.printer import runs
 from chimera_ir.picture.legend import chunks_shown, kinds_of, signs
 from chimera_ir.picture.looks import ColourGroup, Looks, Shade
 from chimera_ir.picture.words import (
@@ -30,7 +31,6 @@ from chimera_ir.picture.words import (
     event_name,
     ink,
     mark,
-    scheme_title,
     strands,
     summary,
 )
@@ -79,7 +79,7 @@ class _Labelled(NamedTuple):
 def draw(timeline: Timeline, width: int) -> Text:
     """The timeline below a heading; see `picture`."""
     return Text("\n").join(
-        [Text(scheme_title(timeline.header), "bold"), Text(summary(_shown(timeline, width))), picture(timeline, width)]
+        [Text(timeline.header.title, "bold"), Text(summary(_shown(timeline, width))), picture(timeline, width)]
     )
 
 
@@ -302,10 +302,8 @@ def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
 
 def _ranges(micros: Sequence[Micro]) -> str:
     """The first few runs of consecutive micro-batches."""
-    ends = [at for at in range(1, len(micros)) if micros[at] != micros[at - 1] + 1]
-    runs = [micros[start:end] for start, end in pairwise([0, *ends, len(micros)])] if micros else []
-    words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RUNS]]
-    return ", ".join(words + ([".."] if len(runs) > RUNS else [])) or "none"
+    ranges = [f"{start}" if end == start + 1 else f"{start}-{end - 1}" for start, end in runs(micros)]
+    return ", ".join(ranges[:RUNS] + ([".."] if len(ranges) > RUNS else [])) or "none"
 
 
 def _lengths(timeline: Timeline, scale: _ColumnScale) -> list[int]:

@@ -104,12 +104,6 @@ def ink(kind: Kind) -> str:
     return PAPER if kind.hands_on and not kind.opens else INK
 
 
-def scheme_title(header: Header) -> str:
-    """The scheme and its parameters, as in ``x(D=4, N=8)``."""
-    parameters = ", ".join(f"{name}={value}" for name, value in header.parameters)
-    return f"{header.scheme}({parameters})"
-
-
 def summary(timeline: Timeline) -> str:
     """The costs, the makespan and the bubble ratio."""
     header = timeline.header
