@@ -25,10 +25,9 @@ from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.norms import agree_on_infinite, gradients_of, scale_down, total_norm
-from chimera_runtime.start.assemble import assemble, remarks
+from chimera_runtime.start.assemble import assemble, located_at, prepare, remarks
 from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.start.loader_maker import LoaderMaker
-from chimera_runtime.start.prepare import located_at, prepare
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.varying_shapes import VaryingShapes
 from chimera_runtime.state.averages import Average, AverageState

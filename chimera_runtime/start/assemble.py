@@ -1,11 +1,14 @@
-"""Makes the stages of a rank: modules with their initial weights, optimizers, gradient sums, receive buffers."""
+"""Makes the stages of a rank: modules with their initial weights, then optimizers, gradient sums, receive buffers."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.blame import Located
+from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors.start import initial_weights_differ
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
@@ -13,26 +16,51 @@ from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, declared, unite
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.program.rank_facts import spread
+from chimera_runtime.program.rank_facts import RankFacts, spread
 from chimera_runtime.program.weight_groups import Group, group_text
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.devices import cuda_queue_warning
+from chimera_runtime.ranks.rendezvous import failures_shared
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.sums import GradientSum, WideGradientSum
 from chimera_runtime.stage.weight_group import WeightGroup
 from chimera_runtime.stage.weight_versions import Unstepped, Versions, Weights, masters
-from chimera_runtime.start.probe import ProbeResult
+from chimera_runtime.start.memory_report import memory_report
+from chimera_runtime.start.probe import ProbeResult, probe_stages
 from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.values.boundary import keyword_names
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import Count
 from chimera_runtime.values.nested import to_device
 from chimera_runtime.values.shards import local
-from chimera_runtime.values.tensors import digest
+from chimera_runtime.values.tensors import digest, generators_kept
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
 """A function from the parameters of a weight group to their optimizer."""
+
+
+def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
+    """The context of errors for everything that this rank runs; ``explains`` is as in `World.leak_groups`."""
+    abandon = partial(world.leak_groups, explains=explains)
+    return Located(world.place.rank, world.place.worker, lambda: memory_report(world.device, facts), abandon)
+
+
+def prepare(
+    world: World, located: Located, model: Model, feed: Feed, *, seed: int, measures: bool
+) -> tuple[dict[int, torch.nn.Module], ProbeResult]:
+    """The modules of this rank's stages, and the result of their probe; every rank calls it.
+
+    The feed has the example; afterwards it has the names of keyword arguments, too. An error on one rank reaches the
+    others while they wait for it.
+    """
+    with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
+        built = modules(world, model, seed)
+        agree_on_weights(world.control_group, world.job, built)
+        probed = probe_stages(world, model, feed, built, seed=seed, measures=measures)
+    feed.names = keyword_names(probed.traits, built)
+    return built, probed
 
 
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:
