@@ -27,7 +27,7 @@ from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
-from chimera_ir.request import Request, require_settable
+from chimera_ir.request import Request, groups, require_settable
 from chimera_ir.syntax.ast import Scheme
 
 if TYPE_CHECKING:
@@ -337,7 +337,9 @@ class Compilation:
         outlined = outline(scheme, settings, self.request.max_operations)
         for warning in outlined.warnings:
             self.warn(warning)
-        return replace(outlined, header=replace(outlined.header, ties=self.request.groups(outlined.header.stages)))
+        return replace(
+            outlined, header=replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
+        )
 
     @_level
     def _durations(self) -> "Durations":

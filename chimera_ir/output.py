@@ -58,7 +58,7 @@ def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, o
     OutputRefused
         If the directory is not ours or cannot be written.
     """
-    try:
+    with _refusals(f"{option}{directory}"):
         target = _resolved(directory)
         if target.exists() and not target.is_dir():
             raise OutputRefused("exists and is not a directory")
@@ -70,8 +70,6 @@ def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, o
         except BaseException:
             _remove_empty(missing)
             raise
-    except (OSError, OutputRefused) as error:
-        raise OutputRefused(f"{option}{directory}: {_reason(error)}") from error
 
 
 def refuse_file(file: Path, mark: str, force: bool) -> None:
@@ -82,10 +80,21 @@ def refuse_file(file: Path, mark: str, force: bool) -> None:
     OutputRefused
         If it cannot, or if there is a file that does not begin with ``mark`` and nobody uses ``force``.
     """
-    try:
-        _refuse_file(file, mark, force)
-    except (OSError, OutputRefused) as error:
-        raise OutputRefused(f"--out {file}: {_reason(error)}") from error
+    with _refusals(f"--out {file}"):
+        if file.is_dir():
+            raise OutputRefused("is a directory")
+        if file.exists():
+            if not file.is_file():
+                raise OutputRefused("is no regular file")
+            if not force and not contents(file).startswith(mark.encode()):
+                raise OutputRefused(
+                    "exists and was not written by this command, or is to be kept; "
+                    "choose another file, or write over it with --force"
+                )
+        folder = _resolved(file).parent
+        folder.stat()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OutputRefused(f"{folder} cannot be written")
 
 
 def write_file(file: Path, text: str, mark: str, force: bool) -> None:
@@ -97,7 +106,7 @@ def write_file(file: Path, text: str, mark: str, force: bool) -> None:
         As `refuse_file`; the file is as it was then.
     """
     refuse_file(file, mark, force)
-    try:
+    with _refusals(f"--out {file}"):
         target = _resolved(file)
         with _turn(target.parent):
             for left in target.parent.glob(f"{escape(f'.{target.name}.')}*.part"):
@@ -111,25 +120,15 @@ def write_file(file: Path, text: str, mark: str, force: bool) -> None:
                 fresh.replace(target)
             finally:
                 fresh.unlink(missing_ok=True)
+
+
+@contextmanager
+def _refusals(where: str) -> Iterator[None]:
+    """Names the place in every refusal and error of the system."""
+    try:
+        yield
     except (OSError, OutputRefused) as error:
-        raise OutputRefused(f"--out {file}: {_reason(error)}") from error
-
-
-def _refuse_file(file: Path, mark: str, force: bool) -> None:
-    if file.is_dir():
-        raise OutputRefused("is a directory")
-    if file.exists():
-        if not file.is_file():
-            raise OutputRefused("is no regular file")
-        if not force and not contents(file).startswith(mark.encode()):
-            raise OutputRefused(
-                "exists and was not written by this command, or is to be kept; "
-                "choose another file, or write over it with --force"
-            )
-    folder = _resolved(file).parent
-    folder.stat()
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputRefused(f"{folder} cannot be written")
+        raise OutputRefused(f"{where}: {_reason(error)}") from error
 
 
 def _resolved(path: Path) -> Path:

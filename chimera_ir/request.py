@@ -49,21 +49,16 @@ class Request:
         """The source of durations: the forecast, or fixed costs."""
         return self.forecast or self.costs
 
-    def groups(self, stages: int) -> tuple[WeightGroup, ...]:
-        """The ties as weight groups, ascending, each once, in a scheme of ``stages`` stages.
-
-        Raises
-        ------
-        NoSuchTie
-            If the scheme lacks a stage of a tie, or a tie is of fewer than two.
-        """
-        return groups(self.ties, stages)
-
 
 def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:
-    """Ties as weight groups; order and errors as in `Request.groups`.
+    """Ties as weight groups, ascending, each once, in a scheme of ``stages`` stages.
 
     A tie of the first and the last stage is none where these are one: its module has one parameter.
+
+    Raises
+    ------
+    NoSuchTie
+        If the scheme lacks a stage of a tie, or a tie is of fewer than two.
     """
     across = (tie for tie in ties if not (stages == 1 and {"first", "last"} <= {*tie} <= {"first", "last", 0}))
     return tuple(sorted({_group(tie, stages) for tie in across}))

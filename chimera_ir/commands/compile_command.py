@@ -68,12 +68,10 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 
 
 def _entries(further: tuple[Path, ...]) -> list[dict[str, str]]:
-    """Name and description of each library scheme."""
     return [{"name": name, "description": _described(name, further)} for name in library.names(further)]
 
 
 def _listed(further: tuple[Path, ...]) -> str:
-    """A line for each library scheme."""
     names = library.names(further)
     width = max(map(len, names))
     return "".join(f"{visible(f'{name:<{width}}  {_described(name, further)}')}\n" for name in names)

@@ -86,7 +86,6 @@ def _entries(described: type, shown: Example | None) -> dict[str, object]:
 
 
 def _paragraphs(described: type, shown: Example | None) -> list[str]:
-    """The explanation for people."""
     if not issubclass(described, Diagnostic):
         return [
             f"{described.__module__}.{described.__name__}",

@@ -31,7 +31,6 @@ class _Commands(click.Group):
     """The commands, none of which is imported before it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the commands."""
         return [*COMMANDS]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -150,7 +150,6 @@ class _WithModelArguments(SectionedCommand):
         return super().parse_args(ctx, args[:end])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Options and arguments in the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
 
 

@@ -74,7 +74,6 @@ class _Signature:
         return [self.of(layer) for layer in station.module.children()]
 
     def of(self, value: object) -> object:
-        """The signature of a value."""
         if isinstance(value, (Enum, type)) or type(value) in _PLAIN:
             return type(value), value
         if id(value) in self._places:

@@ -63,7 +63,6 @@ class _MessageNames(Names):
     """Names of messages that belong to no line of a schedule."""
 
     def operation(self, verb: str, tag: int) -> str:
-        """Direction and number of a message."""
         return f"{verb} of message {tag}"
 
 

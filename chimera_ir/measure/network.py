@@ -113,16 +113,14 @@ def described(name: str, measured: LinkTimes) -> Described:
         remarks.append(
             f"nodes have {per_node[0]} to {counted(per_node[-1], 'rank')}; the file says {per_node[-1]} for all of them"
         )
-    table = [] if len(links) > 1 else [_one_kind(True in links)]
+    table: list[str] = []
+    if links.keys() == {True}:
+        table.append("All ranks were on one node: [links.between] is what was measured within it.")
+    elif links.keys() == {False}:
+        table.append("Every rank had a node of its own: [links.within] is what was measured between them.")
     table += [line for kind in series for line in _table(kind)]
     table += [_at_once(measured, within) for within in links]
     return Described(cluster, tuple(table), tuple(remarks))
-
-
-def _one_kind(within: bool) -> str:
-    if not within:
-        return "Every rank had a node of its own: [links.within] is what was measured between them."
-    return "All ranks were on one node: [links.between] is what was measured within it."
 
 
 def _message_link(measured: LinkTimes, within: bool) -> Link:

@@ -17,7 +17,7 @@ _NAME = "chimera-profile"
 
 
 def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress) -> LinkTimes | None:
-    """Times of messages and sums, on rank 0; there ``ready`` is called first, and ``progress`` after every step.
+    """Times of messages and sums, on rank 0, where ``ready`` is called first; ``progress`` is called after every step.
 
     Does not return if anything fails on any rank: all ranks end, with one message.
     """
@@ -29,7 +29,7 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
             raise Misuse("links lie between ranks: start at least two, as in --nproc-per-node=2")
         if rank == 0:
             ready()
-        return measure(store, rank, size, request, progress if rank == 0 else _silent)
+        return measure(store, rank, size, request, progress)
     except (Misuse, OutputRefused) as error:
         faults.end(f"{_NAME}: {error}", MISUSED)
     except PeerLost as error:
@@ -38,7 +38,3 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
         faults.fail(error)
     except Exception as error:
         faults.end(f"{_NAME}: rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", OUR_FAULT)
-
-
-def _silent(_doing: str, _done: int, _steps: int) -> None:
-    """Ignores progress: a rank other than the first shows none."""

@@ -128,7 +128,12 @@ class _StageClock:
         def measured() -> tuple[float]:
             for parameter, value in zip(station.trained, initial, strict=True):
                 parameter.data.copy_(value)
-            _forward_and_backward(station, next(micros))
+            # A micro-batch, so that there are gradients, and the caches are as after a backward.
+            turn = next(micros)
+            station.refill()
+            station.forward(turn)
+            station.backward(turn)
+            station.forget_losses(turn)
             return (self._clock(station.step),)
 
         (samples,) = in_rounds(measured, WARM_UP, self._rounds)
@@ -178,17 +183,14 @@ class _Once:
         self._equal: dict[int, set[int]] = {}
 
     def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
-        """The passes of a station, or of an equal one."""
         return self._once(
             self._passes, equal.passes(station), number, lambda: self._measure.passes(cut, number, station)
         )
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
-        """The step of a station, or of an equal one."""
         return self._once(self._steps, equal.step(station), number, lambda: self._measure.step(cut, number, station))
 
     def overhead(self, cut: ModelCut) -> Overhead:
-        """The overhead of an operation."""
         return self._measure.overhead(cut)
 
     def _once(
@@ -241,7 +243,6 @@ class _Work:
     """Counts work in FLOP; torch.utils.flop_counter counts none in a step."""
 
     def passes(self, cut: ModelCut, _number: int, station: Station) -> tuple[_Passes, float | None]:
-        """Floating-point operations, which have no noise."""
         runs = (station.forward, station.backward, station.forward_for_halves, station.backward_input)
         with cut.here(), FlopCounterMode(display=False) as flops:
             totals = [0]
@@ -252,7 +253,6 @@ class _Work:
         return _Passes(forward, backward, forward + backward, *halves), None
 
     def step(self, _cut: ModelCut, _number: int, _station: Station) -> tuple[float, float | None]:
-        """No operations, and no noise."""
         return 0.0, None
 
     def overhead(self, _cut: ModelCut) -> Overhead:
@@ -352,14 +352,6 @@ def _round(station: Station, turn: int, clock: "_Clock") -> _Passes:
     weight_gradient = clock(lambda: station.backward_weights(turn))
     station.forget_losses(turn)
     return _Passes(forward, backward, recomputing, input_gradient, weight_gradient)
-
-
-def _forward_and_backward(station: Station, turn: int) -> None:
-    """Runs a micro-batch, so that there are gradients, and the caches are as after a backward."""
-    station.refill()
-    station.forward(turn)
-    station.backward(turn)
-    station.forget_losses(turn)
 
 
 _Clock = Callable[[Callable[[], None]], float]

@@ -297,7 +297,6 @@ class Variant:
         return self._lowerings[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
-        """The relative durations in a setting."""
         if all(len(held) < 2 for held in self.header.groups_of):
             return ()
         # Integers without a common divisor: settings with proportional durations share one lowering.
@@ -310,7 +309,6 @@ class Variant:
 
     @cached_property
     def _representatives(self) -> dict[DurationKey, Operation]:
-        """One operation for each key."""
         return dict(zip(self._all_alike, chain.from_iterable(self.compiled.lanes), strict=True))
 
     @cached_property
@@ -356,7 +354,6 @@ class Lowering:
 
     @property
     def _duration(self) -> Duration:
-        """The duration of an operation, as a function."""
         if not self._known:
             return lambda _: 1
         header, known = self._schedule.header, self._known

@@ -28,11 +28,7 @@ from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
 
-MODES = {
-    Recomputation.WHERE_NEEDED: (False, True),
-    Recomputation.ALWAYS: (True,),
-    Recomputation.NEVER: (False,),
-}
+MODES = {Recomputation.WHERE_NEEDED: (False, True), Recomputation.ALWAYS: (True,), Recomputation.NEVER: (False,)}
 """Whether every stage recomputes, in the order in which this is tried until the configuration fits."""
 
 ALONE = "data parallelism"
@@ -189,7 +185,6 @@ class _Compiler:
         self._variants: dict[Change, Variant] = {}
 
     def verdict(self, choice: Configuration) -> Verdict:
-        """The prediction, or the reason why the configuration is left out."""
         try:
             if self._judge.profile.layers:
                 return self._split(choice)
@@ -262,7 +257,6 @@ class _Compiler:
         )
 
     def weighed(self, judged: Judged) -> Judged:
-        """The configuration with its bytes by worker."""
         return replace(judged, memory=tuple(self.needed(judged.choice)))
 
     def replayed(self, judged: Judged) -> Judged:
@@ -284,22 +278,18 @@ class _Compiler:
         return replace(judged, replayed=replay(self.variant(judged.choice).lowered(setting), setting).seconds)
 
     def needed(self, choice: Configuration) -> list[int]:
-        """The bytes of each worker of a configuration."""
         setting, variant = self._judge.setting(choice), self.variant(choice)
         needed = memory_of(variant.header, setting, variant.holdings(setting))
         return [worker.total for worker in needed]
 
     def variant(self, choice: Configuration) -> Variant:
-        """The scheme of a configuration with its parameters and its change."""
         # Configurations come sorted by scheme and parameters: the last compiled scheme is the only one worth keeping.
         judge, key, change = self._judge, (choice.source, choice.settings), choice.change
         if self._last is None or self._last[0] != key:
             scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
             limit, ties = judge.max_operations, judge.ties
-            self._last, self._variants = (
-                (key, CompiledScheme(scheme, choice.settings, change, limit, trusted, ties)),
-                {},
-            )
+            self._last = key, CompiledScheme(scheme, choice.settings, change, limit, trusted, ties)
+            self._variants = {}
         if change not in self._variants:
             self._variants[change] = Variant(self._last[1], change)
         return self._variants[change]

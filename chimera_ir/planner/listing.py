@@ -37,7 +37,9 @@ class View:
 def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: View) -> RenderableType:
     """The recommendation, the first choices, the notes, and what was left out, ready to be printed."""
     return Group(
-        *_recommended(answer),
+        Text(_sentence(answer.answer), "bold"),
+        *map(_note, answer.reasons),
+        Text(),
         _heading(ranking),
         _choices(ranking, view),
         *map(_note, notes),
@@ -51,12 +53,6 @@ def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
     files = replace(files, sharded_optimizer=files.sharded_optimizer and not judged.asynchronous)
     started = torchrun_line(judged, ranking.judge.cluster, files, ranking.judge.profile.file)
     return f"{compile_line(judged.choice, files)}\n{started}\n"
-
-
-def _recommended(answer: Recommendation) -> Iterator[RenderableType]:
-    yield Text(_sentence(answer.answer), "bold")
-    yield from map(_note, answer.reasons)
-    yield Text()
 
 
 def _heading(ranking: Ranking) -> Text:
@@ -129,7 +125,8 @@ def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
     if not groups:
         return
     if ranking.choices and not why:
-        counts = ", ".join(f"{len(members)} {reason}" for (_, reason), members in sorted(groups.items(), key=_number))
+        largest_first = sorted(groups.items(), key=lambda group: -len(group[1]))
+        counts = ", ".join(f"{len(members)} {reason}" for (_, reason), members in largest_first)
         yield Text(f"Left out: {counts}; --why says which and why.")
         return
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -145,11 +142,6 @@ def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
             *named, reason, str(len(members)), example if why else f"{scheme_argument(nearest.source)} {example}"
         )
     yield from (Text(), shown)
-
-
-def _number(group: tuple[object, Sequence[LeftOut]]) -> int:
-    """The sort key of groups: the largest first."""
-    return -len(group[1])
 
 
 def _example(left_out: LeftOut, roles: Roles) -> str:

@@ -227,7 +227,6 @@ class _Search:
         return self._fixed.keys() >= set(self._roles.sizes)
 
     def _values(self, name: str, values: Iterable[int]) -> list[_Setting]:
-        """The values of a parameter as settings."""
         return [(name, value) for value in ([self._fixed[name]] if name in self._fixed else values)]
 
     def _defaults(self) -> list[list[_Setting]]:

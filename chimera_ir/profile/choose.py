@@ -124,7 +124,8 @@ class Inputs:
         in_profile = tuple(_lacks(model.depths, wanted, self.profile_source) if lacks is None else lacks)
         in_cluster = (*_too_small(self.cluster, wanted, self.cluster_source), *unknown)
         if in_profile or in_cluster:
-            raise Unfit(_with_errors((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
+            errors = (self.profile_source, in_profile), (self.cluster_source, in_cluster)
+            raise Unfit((source, diagnostics) for source, diagnostics in errors if diagnostics)
         split = self.split(wanted)
         return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
 
@@ -182,10 +183,6 @@ def are_swapped(profile_source: Source, cluster_source: Source) -> bool:
         return "cluster" in entries(profile_source) and "model" in entries(cluster_source)
     except Rejected:
         return False
-
-
-def _with_errors(*errors: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
-    return tuple((source, diagnostics) for source, diagnostics in errors if diagnostics)
 
 
 def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source: Source) -> Iterator[Diagnostic]:

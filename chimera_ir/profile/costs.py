@@ -1,6 +1,6 @@
 """A model's profile: the costs of each of its stages at each micro-batch size."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 LEAST = 1e-9
@@ -52,10 +52,7 @@ class Timing:
             backward=self.backward + times * overhead.backward,
             recomputing=self.recomputing + times * overhead.recomputing,
             halves=self.halves
-            and (
-                self.halves[0] + times * overhead.each_half[0],
-                self.halves[1] + times * overhead.each_half[1],
-            ),
+            and (self.halves[0] + times * overhead.each_half[0], self.halves[1] + times * overhead.each_half[1]),
         )
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
@@ -151,14 +148,12 @@ class ModelProfile:
 
     def with_overhead(self, overhead: Overhead) -> "ModelProfile":
         """The profile with the same times, which include this overhead."""
-        return replace(
-            self,
-            depths={
-                depth: tuple(replace(stage, overhead=overhead) for stage in stages)
-                for depth, stages in self.depths.items()
-            },
-            layers=tuple(replace(layer, overhead=overhead) for layer in self.layers),
-        )
+        return self.mapped(lambda part: replace(part, overhead=overhead))
+
+    def mapped(self, change: Callable[[StageCosts], StageCosts]) -> "ModelProfile":
+        """The profile with a change of every stage and every layer."""
+        depths = {depth: tuple(map(change, stages)) for depth, stages in self.depths.items()}
+        return replace(self, depths=depths, layers=tuple(map(change, self.layers)))
 
     @property
     def overhead(self) -> Overhead:

@@ -109,7 +109,6 @@ class _CostEntries:
         return cost
 
     def overhead(self, table: Table, name: str, default: float | None) -> float:
-        """The overhead of an operation, in seconds."""
         stated = None if default is None else Fraction(repr(default))
         seconds, _ = table.quantity(name, (TIME,), stated, Fraction(0))
         if table.has(name):
@@ -117,7 +116,6 @@ class _CostEntries:
         return float(seconds)
 
     def step(self, table: Table) -> float:
-        """The time of the optimizer's step, in seconds."""
         seconds, _ = table.quantity("step", (TIME,), Fraction(0), Fraction(0))
         if table.has("step"):
             self.steps.append(table)

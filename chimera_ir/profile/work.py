@@ -32,12 +32,7 @@ class WorkProfile:
 
     def on(self, device: Device) -> ModelProfile:
         """The profile in seconds, on a device."""
-        length = self.counts.length
-        depths = {
-            depth: tuple(_on(device, stage, length) for stage in stages) for depth, stages in self.counts.depths.items()
-        }
-        layers = tuple(_on(device, layer, length) for layer in self.counts.layers)
-        return replace(self.counts, depths=depths, layers=layers)
+        return self.counts.mapped(lambda part: _on(device, part, self.counts.length))
 
 
 def _on(device: Device, stage: StageCosts, length: int) -> StageCosts:

@@ -1,7 +1,7 @@
 """The writer of profiles and cluster files: text that reads back as the same value."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
@@ -40,7 +40,7 @@ def _profile(profile: ModelProfile, cost: Callable[[float], str]) -> Iterator[st
             yield f"split = {_quoted(','.join(map(str, profile.splits[depth])))}"
         for stage in stages:
             yield ""
-            yield from _indented("  ", _part("depth.stage", stage, stage is stages[-1], cost))
+            yield from (f"  {line}" for line in _part("depth.stage", stage, stage is stages[-1], cost))
     for layer in profile.layers:
         yield ""
         yield from _part("layer", layer, layer is profile.layers[-1], cost)
@@ -70,10 +70,6 @@ def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]
         yield f"  [[{table}.at]]"
         yield f"  micro_batch_size = {size}"
         yield from (f'  {name} = "{text}"' for name, text in _timing(timing, last, cost))
-
-
-def _indented(by: str, lines: Iterable[str]) -> Iterator[str]:
-    return (f"{by}{line}" for line in lines)
 
 
 def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> Iterator[tuple[str, str]]:

@@ -46,10 +46,7 @@ FOREIGN: dict[str, tuple[str, str]] = {
     "++": ("nothing changes its value", "write `n + 1`; a plus alone stands before no value"),
     ":=": ("did you mean `=`?", "a value gets its name by `let name = value`"),
     "...": ("did you mean `..`?", "a range is written with two dots: `0..D`"),
-    "..=": (
-        "did you mean `..`?",
-        "`0..D` counts from 0 to D - 1; write `0..D+1` for one more",
-    ),
+    "..=": ("did you mean `..`?", "`0..D` counts from 0 to D - 1; write `0..D+1` for one more"),
 }
 """Signs of other languages, each with the operator that is meant and the way to write it in a scheme."""
 
