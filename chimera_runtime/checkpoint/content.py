@@ -164,10 +164,7 @@ class CheckpointContent:
     def part(self, state: Mapping[str, Any]) -> RankContent:
         """Collects what this rank saves; ``state`` is that of the pipeline. Tensors are not copied.
 
-        Raises
-        ------
-        Misuse, ModelError
-            If an object cannot return its state, or the state cannot be saved.
+        Raises `Misuse` or `ModelError` if an object cannot return its state, or the state cannot be saved.
         """
         # Optimizers: the state of each parameter, and each group once, under its hash.
         pipe = self.pipe
@@ -212,10 +209,7 @@ class CheckpointContent:
     def complete(self, part: RankContent, facts: Sequence[SavedFacts], items: int) -> dict[str, Any]:
         """Adds the `CheckpointInfo` to what this rank saves, from the facts of all ranks and the items so far.
 
-        Raises
-        ------
-        Misuse
-            If a state that must be the same on several ranks differs.
+        Raises `Misuse` if a state that must be the same on several ranks differs.
         """
         require_equal("shared", [(rank, of.shared) for rank, of in enumerate(facts)], "of_copy= or of_rank=")
         for copy in sorted({of.copy for of in facts}):
@@ -320,10 +314,7 @@ class CheckpointContent:
     def take(self, read: Mapping[str, Any], info: CheckpointInfo, groups: Mapping[str, SavedGroup]) -> None:
         """Restores everything that was read into `wanted`, but for the state of the pipeline.
 
-        Raises
-        ------
-        BadCheckpoint, ModelError
-            If an object does not take its state.
+        Raises `BadCheckpoint` or `ModelError` if an object does not take its state.
         """
         for name, average in self._average_states().items():
             average.load(read["averages"][name], self.replica(info))

@@ -66,10 +66,7 @@ class Lock:
 
     Removes what a job that was killed has left.
 
-    Raises
-    ------
-    BadCheckpoint
-        If another job has locked it, or it cannot be made or written.
+    Raises `BadCheckpoint` if another job has locked it, or it cannot be made or written.
     """
 
     def __init__(self, directory: Path) -> None:

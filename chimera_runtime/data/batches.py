@@ -50,10 +50,8 @@ class Batches:
     def check(self) -> None:
         """Passes if the dataset can be trained on.
 
-        Raises
-        ------
-        Misuse
-            If it is neither map-style nor iterable, too small for one update, or iterable and has a sampler.
+        Raises `Misuse` if it is neither map-style nor iterable, too small for one update, or iterable and has a
+        sampler.
         """
         if not is_stream(self.dataset):
             require_enough(self._order.count(0), self._share)

@@ -106,10 +106,7 @@ def elements(
 
     The random generators of this process do not change.
 
-    Raises
-    ------
-    Misuse, ModelError
-        The error that the dataset raises; ModelError also if a worker ends.
+    Raises `Misuse` or `ModelError`: the error that the dataset raises; ModelError also if a worker ends.
     """
     if workers.count:
         return _by_workers(source, tasks, workers)

@@ -48,10 +48,7 @@ class EpochLength:
     def send_items(self, items: int) -> None:
         """Sends the items that the next mini-batch has over all copies, 0 at the end of an epoch.
 
-        Raises
-        ------
-        PeerLost
-            If a receiver is far behind and does not catch up in time, or has ended.
+        Raises `PeerLost` if a receiver is far behind and does not catch up in time, or has ended.
         """
         place = self._control_group.place
         if place.worker != self._sender:
@@ -74,10 +71,7 @@ class EpochLength:
     def receive_items(self) -> int:
         """Receives what the reader of this copy has sent with `send_items`.
 
-        Raises
-        ------
-        PeerLost
-            If the message does not come in time.
+        Raises `PeerLost` if the message does not come in time.
         """
         message, place = torch.zeros(1, dtype=torch.int64), self._control_group.place
         sender = place.rank_of(place.copy, self._sender)
@@ -95,10 +89,7 @@ class EpochLength:
     def share_state(self, state: Any) -> Any:
         """Returns the state that the reader of the first copy has. All ranks must call it.
 
-        Raises
-        ------
-        PeerLost
-            If the state does not come in time.
+        Raises `PeerLost` if the state does not come in time.
         """
         control, place = self._control_group, self._control_group.place
         key, sender = f"data/{self._number}/{self._shared}", place.rank_of(0, self._sender)

@@ -45,11 +45,8 @@ class Feed:
     def put(self, update: int, batch: Any) -> None:
         """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
 
-        Raises
-        ------
-        Misuse
-            If it has none of these forms, has not B*N items or other keyword arguments than the example, or holds
-            something that cannot be cut into micro-batches.
+        Raises `Misuse` if it has none of these forms, has not B*N items or other keyword arguments than the example, or
+        holds something that cannot be cut into micro-batches.
         """
         self._facts.pop(update, None)
         self._tensors.pop(update, None)
@@ -76,10 +73,7 @@ class Feed:
     def put_micro_batches(self, update: int, pairs: Sequence[Pair]) -> None:
         """Takes the micro-batches of an update.
 
-        Raises
-        ------
-        Misuse
-            If there are not N of them, or one has other keyword arguments than the example.
+        Raises `Misuse` if there are not N of them, or one has other keyword arguments than the example.
         """
         if len(pairs) != self.job.micro_batches:
             raise mistakes.wrong_number_of_pairs(self.job.name, self.job.micro_batches, len(pairs))
@@ -102,10 +96,7 @@ class Feed:
     def require_unwritten_batches(self) -> None:
         """Passes if the mini-batches in use are as they were when the last step ended.
 
-        Raises
-        ------
-        Misuse
-            If the loop has written one.
+        Raises `Misuse` if the loop has written one.
         """
         for update, before in self._versions.items():
             if versions(self._tensors[update]) != before:
@@ -202,10 +193,7 @@ def _other_sizes(value: Any, size: int) -> Iterator[int]:
 def items_of(example: Any) -> int:
     """Micro-batch size B: the items along dimension 0 of the tensors of an example.
 
-    Raises
-    ------
-    Misuse
-        If it has no tensor with a dimension 0, or tensors that differ in it.
+    Raises `Misuse` if it has no tensor with a dimension 0, or tensors that differ in it.
     """
     if isinstance(example, Batches):
         return example.micro_batch_size

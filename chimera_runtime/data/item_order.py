@@ -100,10 +100,7 @@ def length(dataset: Any) -> int:
 def is_stream(dataset: Any) -> bool:
     """Whether a dataset is iterable, and not map-style.
 
-    Raises
-    ------
-    Misuse
-        If it is neither, or can be read only once.
+    Raises `Misuse` if it is neither, or can be read only once.
     """
     with _COUNTING:
         if isinstance(dataset, torch.utils.data.IterableDataset):
@@ -130,10 +127,7 @@ def length_of_stream(dataset: Any) -> int | None:
 def require_enough(items: int, share: Share) -> None:
     """Passes if an epoch has enough items for a mini-batch.
 
-    Raises
-    ------
-    Misuse
-        If it has fewer.
+    Raises `Misuse` if it has fewer.
     """
     if items < share.items:
         raise mistakes.dataset_is_too_small(items, share.formula)

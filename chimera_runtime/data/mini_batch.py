@@ -62,13 +62,9 @@ class ItemLoading:
     ) -> Triple:
         """The micro-batch of some items, of which the first has ``place`` in the epoch; unused parts are None.
 
-        Raises
-        ------
-        Misuse
-            If an item, or the value of ``collate``, is neither a pair nor a triple; if its keyword arguments differ
-            from ``names`` or from another item's; if the value of ``collate`` has another number of items.
-        ModelError
-            If collating fails.
+        Raises `Misuse` if an item, or the value of ``collate``, is neither a pair nor a triple; if its keyword
+        arguments differ from ``names`` or from another item's; if the value of ``collate`` has another number of items.
+        Raises `ModelError` if collating fails.
         """
         if self.collate is None:
             triples = [
@@ -124,10 +120,7 @@ class MiniBatch:
     def require_whole(self) -> None:
         """Passes if the mini-batch has enough items for an update.
 
-        Raises
-        ------
-        Misuse
-            If it lacks items, as the last one of an epoch may.
+        Raises `Misuse` if it lacks items, as the last one of an epoch may.
         """
         if self.items != self.share.items_of_copy(self.share.items):
             raise mistakes.mini_batch_lacks_items(self.items, self.share.micro_batch_size, self.share.micro_batches)
@@ -165,10 +158,7 @@ def failure(error: ModelError | Misuse) -> Failure:
 def sendable(batch: MiniBatch) -> MiniBatch:
     """A mini-batch in the form in which a data worker sends it: in few pieces of memory, without graphs.
 
-    Raises
-    ------
-    ModelError
-        If something in it cannot be pickled.
+    Raises `ModelError` if something in it cannot be pickled.
     """
     for triple in batch.micro_batches.values():
         with UserCode("sending a micro-batch from a data worker", MISUSED):
@@ -203,10 +193,7 @@ def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
 def as_triple(value: Any, name: str) -> Triple:
     """Input, target and keyword arguments of a pair, which has none of the last, or of a triple.
 
-    Raises
-    ------
-    Misuse
-        If it is neither a pair nor a triple with a dict of names.
+    Raises `Misuse` if it is neither a pair nor a triple with a dict of names.
     """
     match value:
         case (inputs, target):
@@ -223,10 +210,7 @@ _PLACES = {"[0]": "the input", "[1]": "the target", "[2]": "the keyword argument
 def require_cut(triple: Triple, items: int, name: str) -> None:
     """Passes if inputs, target and keyword arguments of ``items`` items can be cut into parts with fewer items.
 
-    Raises
-    ------
-    Misuse
-        If a value in them cannot be cut, although it may hold something for each item.
+    Raises `Misuse` if a value in them cannot be cut, although it may hold something for each item.
     """
     uncut = obstacle(triple, items)
     if uncut is not None:

@@ -263,11 +263,8 @@ class Evaluation:
     def evaluation_batches(self, batch: Any) -> Iterator[EvaluationBatch]:
         """Cuts a batch into rounds that can be run.
 
-        Raises
-        ------
-        Misuse
-            As the function `evaluation_batches`; if a micro-batch lacks items and a stage hands on tensors whose rows
-            are not of items; if a tensor is larger than that of the example.
+        Raises `Misuse` as the function `evaluation_batches`; if a micro-batch lacks items and a stage hands on tensors
+        whose rows are not of items; if a tensor is larger than that of the example.
         """
         for micro_batches in evaluation_batches(self._job, self._size, batch, self._names):
             if self._varying is not None:
@@ -279,10 +276,7 @@ class Evaluation:
     def run(self, micro_batches: EvaluationBatch) -> None:
         """Runs the forwards of a round.
 
-        Raises
-        ------
-        BadModel, ModelError, PeerLost
-            If a forward or a message fails.
+        Raises `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
         """
         self._current.round = micro_batches
         if self._varying is not None:

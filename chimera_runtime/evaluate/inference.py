@@ -49,12 +49,8 @@ class Inference:
     def mean_loss(self, batches: Iterable[Any]) -> float:
         """The mean loss over all items of this copy's batches and those of the others: the same on every rank.
 
-        Raises
-        ------
-        Misuse
-            If a batch has none of the forms of `evaluation_batches`, or there is no item at all.
-        BadModel, ModelError, PeerLost
-            If a forward or a message fails.
+        Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all. Raises
+        `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
         """
         losses = LossTotal(self._context.model.judge)
         evaluation = self._evaluation(losses)

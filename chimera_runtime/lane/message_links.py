@@ -33,10 +33,8 @@ class Outgoing(_MessageLink):
     def wait(self, micros: Micros) -> None:
         """Returns when the peer has taken a message; errors as in `MessageTransfer.wait`.
 
-        Raises
-        ------
-        BadModel
-            If the memory was written while the message was under way: what the peer gets depends on chance.
+        Raises `BadModel` if the memory was written while the message was under way: what the peer gets depends on
+        chance.
         """
         transfer, before = self._under_way.pop(micros)
         if versions(transfer.tensors) != before:

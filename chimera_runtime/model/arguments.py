@@ -18,10 +18,7 @@ _NAME = "_name_in_model"
 def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
     """Binds the offered arguments that a function takes by name; it is called with ``positional`` further ones.
 
-    Raises
-    ------
-    Misuse
-        If it needs an argument that is not offered.
+    Raises `Misuse` if it needs an argument that is not offered.
     """
     by_name = _by_name(function, positional)
     by_keyword = {p.name: offered[p.name] for p in by_name if p.name in offered}

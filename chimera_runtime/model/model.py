@@ -210,10 +210,7 @@ class _NoOptimizer:
 def require_build_stage(build_stage: object) -> None:
     """Passes if ``build_stage`` can make stages.
 
-    Raises
-    ------
-    Misuse
-        If it is neither a function nor `Layers`.
+    Raises `Misuse` if it is neither a function nor `Layers`.
     """
     if isinstance(build_stage, Layers) or (callable(build_stage) and not isinstance(build_stage, torch.nn.Module)):
         return
@@ -256,13 +253,9 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int] | None = None) -> ModelFile:
     """Loads a model file. Its functions may take ``offered`` arguments by name; ``split`` cuts its layers into stages.
 
-    Raises
-    ------
-    Misuse
-        If the file cannot be read, lacks a function, or a function needs an argument that is not offered; if ``args``
-        are offered and no function takes them; if the split does not fit the layers.
-    ModelError
-        If importing the file raises an error.
+    Raises `Misuse` if the file cannot be read, lacks a function, or a function needs an argument that is not offered;
+    if ``args`` are offered and no function takes them; if the split does not fit the layers. Raises `ModelError` if
+    importing the file raises an error.
     """
     try:
         file = path.resolve()

@@ -17,10 +17,7 @@ def name_in_model(model: Model, stage: int, name: str) -> str:
     The model file's ``name`` decides. Without that function it is ``stages.<stage>.<name>``, or with layers
     ``layers.<layer>.<name in the layer>``.
 
-    Raises
-    ------
-    Misuse, ModelError
-        If the model file's function does not return a text, or raises an error.
+    Raises `Misuse` or `ModelError` if the model file's function does not return a text, or raises an error.
     """
     kind, number, inside = model.locate(stage, name)
     if model.name is None:
@@ -44,10 +41,7 @@ def parameters_by_name(model: Model, built: Modules, ties: Sequence[Tie]) -> dic
 
     A shared parameter has the name of the end that is declared first, the same on every rank.
 
-    Raises
-    ------
-    Misuse
-        If two parameters have the same name.
+    Raises `Misuse` if two parameters have the same name.
     """
     parameters: dict[str, torch.nn.Parameter] = {}
     ends: dict[str, tuple[int, str]] = {}

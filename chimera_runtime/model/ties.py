@@ -40,10 +40,7 @@ class Tie:
 def declared(model: Model, job: Job) -> tuple[Tie, ...]:
     """Returns the ties that a model declares, in the order of the program; then those within one stage.
 
-    Raises
-    ------
-    Misuse
-        If the declaration is malformed, or the program was compiled for other ties.
+    Raises `Misuse` if the declaration is malformed, or the program was compiled for other ties.
     """
     returned: Any = []
     if model.tied is not None:
@@ -87,10 +84,8 @@ def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]
 def unite(control_group: ControlGroup, job: Job, built: Modules, ties: Sequence[Tie], model: Model) -> None:
     """Makes each tied parameter one object on this rank, with the value of its first end; every rank calls it.
 
-    Raises
-    ------
-    Misuse
-        If an end does not exist, ends differ in shape, dtype or requires_grad, or stages share an undeclared parameter.
+    Raises `Misuse` if an end does not exist, ends differ in shape, dtype or requires_grad, or stages share an
+    undeclared parameter.
     """
     refuse_undeclared(built, ties, model)
     place = control_group.place
@@ -223,10 +218,7 @@ def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None
 
     It can be found out for stages of one process, and for modules that have ``_tied_weights_keys``.
 
-    Raises
-    ------
-    Misuse
-        If they share others; the message has the line that declares the tie.
+    Raises `Misuse` if they share others; the message has the line that declares the tie.
     """
     tied = {end for tie in ties for ends in tie.parameters for end in ends}
     for first, other in shared(built, model):

@@ -59,10 +59,8 @@ def by_name(
 ) -> OptimizerState:
     """Returns the state of optimizers and of their schedulers; the tensors in it are not copied.
 
-    Raises
-    ------
-    Misuse
-        If one steps a parameter that has no name, two step the same, or one has a ``state_dict`` of another form.
+    Raises `Misuse` if one steps a parameter that has no name, two step the same, or one has a ``state_dict`` of another
+    form.
     """
     named, of_parameter = OptimizerState(), schedulers_of(schedulers, names)
     for optimizer in optimizers:

@@ -78,10 +78,7 @@ class ShardedOptimizer(optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps the shards of this rank, with the gradients of the parameters, and gathers the other shards.
 
-        Raises
-        ------
-        PeerLost
-            If another rank does not step in time, or has ended.
+        Raises `PeerLost` if another rank does not step in time, or has ended.
         """
         value = None
         if closure is not None:
@@ -106,10 +103,7 @@ class ShardedOptimizer(optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, as the constructor does for each that ``make`` has made.
 
-        Raises
-        ------
-        Misuse
-            If it is called later.
+        Raises `Misuse` if it is called later.
         """
         if self._is_made:
             raise mistakes.sharded_takes_no_further_parameters()

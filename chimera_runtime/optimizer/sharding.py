@@ -127,10 +127,7 @@ class Sharding:
     def gather(self) -> None:
         """Copies the stepped shards of the other ranks into the parameters; all ranks that hold the group call it.
 
-        Raises
-        ------
-        PeerLost
-            If that takes longer than the time-out, or a rank has ended.
+        Raises `PeerLost` if that takes longer than the time-out, or a rank has ended.
         """
         for bucket in self._buckets:
             self._gather(bucket)

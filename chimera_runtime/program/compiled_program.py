@@ -45,10 +45,7 @@ class CompiledProgram:
     def script(self, worker: int) -> RankScript:
         """Loads the script of a worker. Scripts are written last: if this one is of this program, so are the facts.
 
-        Raises
-        ------
-        Misuse
-            If the script is missing, or of another program.
+        Raises `Misuse` if the script is missing, or of another program.
         """
         path = self.directory / f"rank_{worker}.py"
         spec = importlib.util.spec_from_file_location(f"chimera_{path.stem}", path)
@@ -68,10 +65,7 @@ class CompiledProgram:
 def require_interface(number: int, path: Path) -> None:
     """Passes if a file was written for the interface of this package.
 
-    Raises
-    ------
-    Misuse
-        If it was written for another one.
+    Raises `Misuse` if it was written for another one.
     """
     if number != INTERFACE:
         raise mistakes.interface_is_another(path, number, INTERFACE)
@@ -80,10 +74,7 @@ def require_interface(number: int, path: Path) -> None:
 def load(directory: Path) -> CompiledProgram:
     """Reads the program in a directory.
 
-    Raises
-    ------
-    Misuse
-        If there is no program, or it is for another interface.
+    Raises `Misuse` if there is no program, or it is for another interface.
     """
     path = directory / FILE
     try:
@@ -101,10 +92,7 @@ def load(directory: Path) -> CompiledProgram:
 def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
     """Parses a program.json.
 
-    Raises
-    ------
-    ValueError, TypeError, KeyError, AttributeError
-        If the text is not a program.json.
+    Raises `ValueError`, `TypeError` or `KeyError` or `AttributeError` if the text is not a program.json.
     """
     facts = json.loads(text)
     ranks = tuple(map(_rank, facts.pop("ranks")))

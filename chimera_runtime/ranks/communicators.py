@@ -22,10 +22,7 @@ CHOICES = (DIRECTED, PAIR)
 def chosen(job: Job, backend: str, communicators: str | None) -> str:
     """Returns the choice of communicators; for None, the fewest with which the program is proven to finish.
 
-    Raises
-    ------
-    Misuse
-        If the program is not proven to finish with the choice, or the backend leaves none.
+    Raises `Misuse` if the program is not proven to finish with the choice, or the backend leaves none.
     """
     if communicators is None:
         return PAIR if PAIR in job.communicators else DIRECTED

@@ -51,10 +51,7 @@ class ControlGroup:
     def wait_for_key(self, key: str, source: int, what: str, seconds: float | None = None) -> bytes:
         """Returns what another rank leaves in the store.
 
-        Raises
-        ------
-        PeerLost
-            If it takes longer than ``seconds``, by default the time-out.
+        Raises `PeerLost` if it takes longer than ``seconds``, by default the time-out.
         """
         doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
         return wait_for_key(self.store, key, source, doing, self.timeout if seconds is None else seconds)
@@ -63,10 +60,7 @@ class ControlGroup:
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
         """Turns failures of the communication inside into an error that names the operation and the peers.
 
-        Raises
-        ------
-        PeerLost
-            If the communication fails or takes longer than the time-out, or something has done so before.
+        Raises `PeerLost` if the communication fails or takes longer than the time-out, or something has done so before.
         """
         self.check()
         try:
@@ -83,10 +77,7 @@ class ControlGroup:
     def check(self) -> None:
         """Passes as long as every wait has ended in time, and torchrun is there.
 
-        Raises
-        ------
-        PeerLost
-            If not: see `Monitor.check`.
+        Raises `PeerLost` if not: see `Monitor.check`.
         """
         self.names.require_launcher()
         if self.monitor is not None:

@@ -42,10 +42,7 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
 def known_device(asked: torch.device | str) -> torch.device:
     """Returns the device that ``asked`` names; for a GPU without a number, torch's current one.
 
-    Raises
-    ------
-    Misuse
-        If torch knows no such device, or the machine has none.
+    Raises `Misuse` if torch knows no such device, or the machine has none.
     """
     try:
         device = torch.device(asked)
@@ -66,10 +63,7 @@ def known_device(asked: torch.device | str) -> torch.device:
 def require_own_gpu(store: Store, rank: int, device: torch.device) -> None:
     """Passes if no other rank of a store has called it for the same GPU: NCCL may hang where two ranks share one.
 
-    Raises
-    ------
-    Misuse
-        If another rank has.
+    Raises `Misuse` if another rank has.
     """
     key = f"gpu/{torch.cuda.get_device_properties(device).uuid}"
     if store.add(f"{key}/ranks", 1) == 1:
@@ -86,10 +80,7 @@ def _why_none() -> str:
 def local_index(backend: str) -> int:
     """Returns the number of this rank's GPU on its machine.
 
-    Raises
-    ------
-    Misuse
-        If there is no GPU, or fewer than ranks where ranks cannot share them.
+    Raises `Misuse` if there is no GPU, or fewer than ranks where ranks cannot share them.
     """
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     ranks = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

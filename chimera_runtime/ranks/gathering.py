@@ -19,10 +19,7 @@ _OUTPUTS = "for the outputs of an evaluation"
 def added_over_all(control_group: ControlGroup, *numbers: float) -> list[float]:
     """Returns the sum of each number over all ranks.
 
-    Raises
-    ------
-    PeerLost
-        If a rank does not answer in time, or has ended.
+    Raises `PeerLost` if a rank does not answer in time, or has ended.
     """
     sums = torch.tensor(numbers, dtype=torch.float64)
     control_group.reduce(sums, _SUMS)
@@ -60,10 +57,7 @@ def largest_of_rows(
 def gathered(control_group: ControlGroup, workers: Sequence[int], outputs: dict[int, Any]) -> dict[int, Any]:
     """Returns the outputs of some workers, by micro-batch in order, on every rank of their copy, on the CPU.
 
-    Raises
-    ------
-    PeerLost
-        If a rank does not answer in time, or has ended.
+    Raises `PeerLost` if a rank does not answer in time, or has ended.
     """
     place = control_group.place
     by_micro: dict[int, Any] = {}

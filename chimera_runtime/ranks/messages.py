@@ -52,10 +52,7 @@ class Names:
     def require_launcher(self) -> None:
         """Passes as long as torchrun is alive, if it has started this rank.
 
-        Raises
-        ------
-        PeerLost
-            If it has died: then all ranks of the job end.
+        Raises `PeerLost` if it has died: then all ranks of the job end.
         """
         if self.launcher.is_gone():
             raise mistakes.torchrun_has_died(self.rank, self.worker)
@@ -102,10 +99,7 @@ class MessageTransfer:
     def wait(self) -> None:
         """Returns when the message is over.
 
-        Raises
-        ------
-        PeerLost
-            If that takes longer than the time-out, or the peer has ended.
+        Raises `PeerLost` if that takes longer than the time-out, or the peer has ended.
         """
         peer = self._peer
         try:

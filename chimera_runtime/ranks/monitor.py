@@ -126,10 +126,7 @@ class Monitor:
     def check(self) -> None:
         """Passes as long as no operation has taken longer than the time-out; the computing thread calls it.
 
-        Raises
-        ------
-        PeerLost
-            If one has: then no result of the device is valid any more.
+        Raises `PeerLost` if one has: then no result of the device is valid any more.
         """
         if self._error is not None:
             self._is_raised.set()

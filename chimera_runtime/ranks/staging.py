@@ -96,10 +96,7 @@ class DeferredPost:
     def wait(self, timeout: timedelta) -> None:
         """Returns when the operation of gloo is over.
 
-        Raises
-        ------
-        RuntimeError
-            If that takes longer than the time-out, or fails.
+        Raises `RuntimeError` if that takes longer than the time-out, or fails.
         """
         deadline = time.monotonic() + timeout.total_seconds()
         if not self._is_posted.wait(timeout.total_seconds()):

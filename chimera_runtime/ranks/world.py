@@ -130,11 +130,8 @@ def begin(
     ``on`` is the kind of device, ``cpu`` or ``cuda``: by default that of the backend. ``end`` is called in another
     thread, if all ranks have found the store and cannot connect in time.
 
-    Raises
-    ------
-    Misuse
-        If the ranks do not make whole copies of the group of workers or run different programs, a GPU is missing, or
-        the backend is for another kind of device.
+    Raises `Misuse` if the ranks do not make whole copies of the group of workers or run different programs, a GPU is
+    missing, or the backend is for another kind of device.
     """
     place = _place(job, rank, size, layout)
     device = device_of(backend, on)
@@ -171,12 +168,9 @@ def join_group(
     `communicators.CHOICES`, by default the fewest for which the program is proven. A `Monitor` calls ``end``.
     ``arguments`` are further choices that must be equal on all ranks, by their names.
 
-    Raises
-    ------
-    Misuse
-        If there is no process group, the ranks do not make whole copies of the group of workers, or they run different
-        programs or give different arguments; if the program is not proven to finish with these communicators; if the
-        device does not exist, or with NCCL another rank has it.
+    Raises `Misuse` if there is no process group, the ranks do not make whole copies of the group of workers, or they
+    run different programs or give different arguments; if the program is not proven to finish with these communicators;
+    if the device does not exist, or with NCCL another rank has it.
     """
     if not dist.is_initialized():
         raise mistakes.no_process_group()

@@ -48,10 +48,7 @@ def gradients_of(parameters: Mapping[Group, Iterable[torch.nn.Parameter]]) -> di
 def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
     """Scales gradients in place to a norm of at most ``max_norm``, as torch.nn.utils.clip_grads_with_norm_ does.
 
-    Raises
-    ------
-    Misuse
-        If ``max_norm`` is negative, which would turn the gradients around, or not a number.
+    Raises `Misuse` if ``max_norm`` is negative, which would turn the gradients around, or not a number.
     """
     if not max_norm >= 0:
         raise norm_is_negative(max_norm)

@@ -149,10 +149,8 @@ class RecomputedForwards:
     def second_run(self, update: int, saved: SavedInput) -> AbstractContextManager[None]:
         """The context of a second run, in which the module has the state with which the first run began.
 
-        Raises
-        ------
-        BadModel
-            If the inputs have been changed, or the second run changes state that the first left as it was.
+        Raises `BadModel` if the inputs have been changed, or the second run changes state that the first left as it
+        was.
         """
         if versions_of(saved.inputs, saved.target, saved.keywords) != saved.versions:
             raise mistakes.input_was_changed(self._stage)

@@ -66,10 +66,7 @@ class RerunComparison:
     def compare(self, update: int, micro: int, count: int, first: ForwardDigest, second: ForwardDigest) -> None:
         """Begins to compare the runs of a forward, of which the first was over ``count`` micro-batches.
 
-        Raises
-        ------
-        BadModel
-            If they differ and that is known at once, as on the CPU; otherwise `check` raises it.
+        Raises `BadModel` if they differ and that is known at once, as on the CPU; otherwise `check` raises it.
         """
         if count == 1:
             error = mistakes.second_run_differs(self._stage, micro, update + 1)

@@ -164,10 +164,7 @@ class Stage(WeightGroup):
     def outputs(self, micros: Micros) -> Tensors:
         """Takes the results of a forward, to be sent or to be read by the next stage.
 
-        Raises
-        ------
-        BadModel
-            If they were written since the forward.
+        Raises `BadModel` if they were written since the forward.
         """
         outputs, before = self._outputs.pop(micros)
         if versions(outputs) != before:

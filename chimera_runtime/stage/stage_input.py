@@ -35,10 +35,7 @@ class StageInput:
 
         The leaves lose their gradients: the part of the graph that remains for the weights would keep them in memory.
 
-        Raises
-        ------
-        BadModel
-            If a tensor has a gradient and had none for the first micro-batch.
+        Raises `BadModel` if a tensor has a gradient and had none for the first micro-batch.
         """
         if self.before is None:
             return ()

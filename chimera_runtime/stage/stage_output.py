@@ -154,10 +154,8 @@ class LossOutput:
     def take_loss(self, update: int) -> Tally:
         """Takes the sum of the losses of an update.
 
-        Raises
-        ------
-        BadModel
-            If something is to be trained, and no loss of an update has a graph although some of its items count.
+        Raises `BadModel` if something is to be trained, and no loss of an update has a graph although some of its items
+        count.
         """
         read = [numbers() for numbers in self._losses.pop(update, {}).values()]
         tally = added(Tally(*(numbers if self._counted else (*numbers, 1.0))) for numbers in read)

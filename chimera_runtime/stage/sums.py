@@ -140,12 +140,8 @@ class GradientSum:
     def wait(self) -> None:
         """Returns when ``grad`` of every parameter is the sum over all members, or None if no member had one.
 
-        Raises
-        ------
-        BadModel
-            If the count of an update is negative.
-        PeerLost
-            If the sum takes longer than the time-out, or a member has ended.
+        Raises `BadModel` if the count of an update is negative. Raises `PeerLost` if the sum takes longer than the
+        time-out, or a member has ended.
         """
         self._settle_all()
         if self._group is None:

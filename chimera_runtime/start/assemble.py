@@ -92,10 +92,7 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
 def agree_on_weights(control_group: ControlGroup, job: Job, built: dict[int, torch.nn.Module]) -> None:
     """Makes sure that the replicas of every stage start with the same weights.
 
-    Raises
-    ------
-    Misuse
-        On a rank whose weights differ from those of the first rank that holds the stage.
+    Raises `Misuse` on a rank whose weights differ from those of the first rank that holds the stage.
     """
     place = control_group.place
     for number, module in built.items():

@@ -80,10 +80,8 @@ def probe_stages(
 ) -> ProbeResult:
     """Probes the stages; every rank calls it. Footprints are part of the result if it ``measures``.
 
-    Raises
-    ------
-    Misuse
-        If a stage returns something that cannot be handed on, or no stage takes one of the keyword arguments.
+    Raises `Misuse` if a stage returns something that cannot be handed on, or no stage takes one of the keyword
+    arguments.
     """
     probe = _Probe(world, model, batches, built, seed=seed, measures=measures)
     # Down: shapes and traits. A tensor that requires a gradient may still get none back.

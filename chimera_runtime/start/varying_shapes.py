@@ -61,14 +61,8 @@ class VaryingShapes:
     def begin(self, update: int) -> None:
         """Resizes the stages for an update that `check` has passed; every rank calls it, outside of the schedule.
 
-        Raises
-        ------
-        BadModel
-            If a stage hands on more than it did for the example.
-        ModelError
-            If the forward of a stage raises an error.
-        PeerLost
-            If another rank does not answer in time, or has ended.
+        Raises `BadModel` if a stage hands on more than it did for the example. Raises `ModelError` if the forward of a
+        stage raises an error. Raises `PeerLost` if another rank does not answer in time, or has ended.
         """
         inputs = self._first_inputs(update)
         if _shapes(inputs) == self._current:
@@ -94,10 +88,7 @@ class VaryingShapes:
     def require_fitting(self, inputs: FirstInputs) -> None:
         """Passes if inputs are no larger than the example's, before any rank has sent anything.
 
-        Raises
-        ------
-        Misuse
-            If one is larger.
+        Raises `Misuse` if one is larger.
         """
         shapes = _shapes(inputs)
         if len(shapes) != len(self._example):

@@ -83,10 +83,7 @@ class State:
 
         Buffers and further entries are named for ``replica`` if one is given, else for this rank's own.
 
-        Raises
-        ------
-        Misuse
-            If a module has something in its ``state_dict`` that cannot be pickled.
+        Raises `Misuse` if a module has something in its ``state_dict`` that cannot be pickled.
         """
 
         def numbered(entries: Iterable[tuple[int, str, Any]]) -> dict[str, Any]:
@@ -100,10 +97,7 @@ class State:
     def load(self, state: Mapping[str, Any], replica: int | None = None) -> None:
         """Loads a state: copies its tensors, unless they were read in place. ``replica`` is as in `saved`.
 
-        Raises
-        ------
-        BadCheckpoint
-            If an entry is missing, or a module refuses its own state.
+        Raises `BadCheckpoint` if an entry is missing, or a module refuses its own state.
         """
         self._is_known = False
         here = self.saved(replica)
@@ -123,10 +117,7 @@ class State:
     def require_trainable(self, updates: int) -> None:
         """Passes if all tensors have values, and the parameters are those of the start; looks for others now and then.
 
-        Raises
-        ------
-        Misuse
-            As `require_values` and `require_known`.
+        Raises `Misuse` as `require_values` and `require_known`.
         """
         self.require_values()
         if not self._is_known or is_due(updates):
@@ -136,10 +127,7 @@ class State:
     def require_values(self) -> None:
         """Passes if all parameters and buffers have values, also those that were built on the meta device.
 
-        Raises
-        ------
-        Misuse
-            If some wait for a checkpoint or a file of weights.
+        Raises `Misuse` if some wait for a checkpoint or a file of weights.
         """
         if not self._has_values:
             require_values(
@@ -152,10 +140,7 @@ class State:
     def require_known(self) -> None:
         """Passes if the modules have no parameters but those that the pipeline was made with.
 
-        Raises
-        ------
-        Misuse
-            If there are others, which nothing would train.
+        Raises `Misuse` if there are others, which nothing would train.
         """
         known = {*self.parameters.values()}
         for stage, module in self.modules.items():
@@ -257,10 +242,7 @@ class State:
     def take(self, tensors: Mapping[str, Any]) -> None:
         """Loads values by name: all parameters of this rank, and the buffers and further entries that are there.
 
-        Raises
-        ------
-        BadCheckpoint
-            If a parameter is missing, or a tensor has another shape.
+        Raises `BadCheckpoint` if a parameter is missing, or a tensor has another shape.
         """
         self._is_known = False
         others = {name: alias for alias, name in self.aliases.items()}
@@ -355,10 +337,7 @@ class State:
 def packed(value: Any, what: str) -> bytes:
     """Pickles a value, tensors included.
 
-    Raises
-    ------
-    Misuse
-        If that fails; ``what`` names the value.
+    Raises `Misuse` if that fails; ``what`` names the value.
     """
     file = BytesIO()
     try:

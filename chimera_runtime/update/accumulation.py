@@ -45,10 +45,8 @@ class Accumulation:
     def begin(self, accumulate: bool) -> None:
         """Copies the gradients that are to be kept, before a step makes new ones.
 
-        Raises
-        ------
-        Misuse
-            If there are gradients and ``accumulate`` is false, or if ``requires_grad`` of a parameter has changed.
+        Raises `Misuse` if there are gradients and ``accumulate`` is false, or if ``requires_grad`` of a parameter has
+        changed.
         """
         present = {name: p for name, (p, _) in self._named.items() if self._is_set(p)}
         changed = next((name for name, (p, trained) in self._named.items() if p.requires_grad != trained), None)

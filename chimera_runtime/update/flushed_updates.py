@@ -53,10 +53,7 @@ class FlushedUpdates:
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
         """Sets former gradients aside, or refuses them, and gives every stage the scale of the loss.
 
-        Raises
-        ------
-        Misuse
-            If gradients are there and are not to be kept, or ``main_grad`` would have to be unscaled.
+        Raises `Misuse` if gradients are there and are not to be kept, or ``main_grad`` would have to be unscaled.
         """
         if scaler is not None and self._sums_wider:
             raise scaler_with_wider_sums()

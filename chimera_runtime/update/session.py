@@ -31,10 +31,8 @@ class Session:
     def require_sound(self) -> None:
         """Passes if the pipeline is not closed and no update or wait has failed.
 
-        Raises
-        ------
-        Misuse, PeerLost
-            Misuse if it is closed or an update has failed, PeerLost if a wait for another rank has failed.
+        Raises `Misuse` or `PeerLost`: misuse if it is closed or an update has failed, PeerLost if a wait for another
+        rank has failed.
         """
         if self._located.closed:
             raise pipeline_is_closed()

@@ -59,10 +59,7 @@ class SharedFacts:
     def compare_weights(self, update: int) -> None:
         """Passes if the replicas of each stage have the same weights, bit by bit; every rank calls it.
 
-        Raises
-        ------
-        RanksDiffer
-            If replicas have drifted apart.
+        Raises `RanksDiffer` if replicas have drifted apart.
         """
         self._outcomes.settle()
         facts = {weights_of(group): digest(numbers) for group, numbers in self._replicas.begin().items()}

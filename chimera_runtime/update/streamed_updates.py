@@ -20,10 +20,7 @@ def step_hooks_of(
 ) -> StepHooks | None:
     """The hooks of steps inside the schedule; None if the schedule has a flush, and so makes no steps.
 
-    Raises
-    ------
-    Misuse
-        If an optimizer is missing, or a function is given that would never be called.
+    Raises `Misuse` if an optimizer is missing, or a function is given that would never be called.
     """
     if job.period:
         if optimizer is None:
@@ -56,10 +53,8 @@ class StreamedUpdates:
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
         """Refuses arguments that a stream cannot honour.
 
-        Raises
-        ------
-        Misuse
-            If gradients are to be accumulated or scaled, or gradients of updates under way have been cleared.
+        Raises `Misuse` if gradients are to be accumulated or scaled, or gradients of updates under way have been
+        cleared.
         """
         if accumulate:
             raise mistakes.accumulation_without_flush(self._job.name)

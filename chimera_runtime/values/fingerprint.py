@@ -19,10 +19,7 @@ def fingerprint(value: Any) -> str:
 
     It does not depend on the order of a dict or a set, nor on whether two parts of the value are one object.
 
-    Raises
-    ------
-    TypeError
-        If the value has a part that cannot be pickled.
+    Raises `TypeError` if the value has a part that cannot be pickled.
     """
     return _hash(value, ())
 

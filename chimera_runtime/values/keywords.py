@@ -25,10 +25,7 @@ class KeywordNames:
     def require(self, keywords: Mapping[str, Any], what: str) -> None:
         """Passes if keyword arguments have names of the example, and all that this rank needs.
 
-        Raises
-        ------
-        Misuse
-            If a name is not in the example, or a needed one is missing from ``what``.
+        Raises `Misuse` if a name is not in the example, or a needed one is missing from ``what``.
         """
         names = keywords.keys()
         if names == self.example:
@@ -50,10 +47,7 @@ class Watched:
     def require_unwritten(self) -> None:
         """Passes if the forward has not written them.
 
-        Raises
-        ------
-        BadModel
-            If it has: another stage would see the change or not, depending on its rank.
+        Raises `BadModel` if it has: another stage would see the change or not, depending on its rank.
         """
         for name, tensors in self._tensors.items():
             if versions(tensors) != self._before[name]:
@@ -63,10 +57,7 @@ class Watched:
 def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
     """Passes unless the loss has a parameter with the name of a keyword argument: only stages get these.
 
-    Raises
-    ------
-    Misuse
-        If the loss has one.
+    Raises `Misuse` if the loss has one.
     """
     try:
         parameters = inspect.signature(loss).parameters

@@ -104,10 +104,7 @@ class Count:
 
         It is 0 if the count is 0: no item of the mini-batch counts.
 
-        Raises
-        ------
-        BadModel
-            If the count is not finite, or negative.
+        Raises `BadModel` if the count is not finite, or negative.
         """
         if not 0 <= count < math.inf:
             raise mistakes.count_is_impossible(self._stage, count)

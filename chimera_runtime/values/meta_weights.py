@@ -14,10 +14,8 @@ def give_memory(module: torch.nn.Module, device: torch.device, where: str) -> No
 
     They remain the same objects, so that a parameter with two names stays one parameter.
 
-    Raises
-    ------
-    Misuse
-        If one is a buffer that is not in the state dict, so that nothing could fill it; ``where`` names the stage.
+    Raises `Misuse` if one is a buffer that is not in the state dict, so that nothing could fill it; ``where`` names the
+    stage.
     """
     saved = module.state_dict(keep_vars=True)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -47,10 +45,7 @@ def fill(tensor: torch.Tensor) -> None:
 def require_values(tensors: Mapping[str, torch.Tensor], remedy: str) -> None:
     """Passes if all tensors have values.
 
-    Raises
-    ------
-    Misuse
-        If some have none; ``remedy`` says what gives them values.
+    Raises `Misuse` if some have none; ``remedy`` says what gives them values.
     """
     empty = [name for name, tensor in tensors.items() if is_unfilled(tensor)]
     if empty:

@@ -24,10 +24,7 @@ def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
 def require_here(stage: int, outputs: Iterable[torch.Tensor], device: torch.device) -> None:
     """Passes if the outputs of a stage are on the rank's device.
 
-    Raises
-    ------
-    Misuse
-        If a tensor is elsewhere.
+    Raises `Misuse` if a tensor is elsewhere.
     """
     for output in outputs:
         if not is_on(output, device):
@@ -37,10 +34,7 @@ def require_here(stage: int, outputs: Iterable[torch.Tensor], device: torch.devi
 def require_sendable(stage: int, outputs: Iterable[torch.Tensor], backend: str) -> None:
     """Passes if a backend can send the outputs of a stage.
 
-    Raises
-    ------
-    Misuse
-        If a tensor is sparse, nested or quantised, or NCCL has no such dtype.
+    Raises `Misuse` if a tensor is sparse, nested or quantised, or NCCL has no such dtype.
     """
     for output in outputs:
         if output.layout != torch.strided:

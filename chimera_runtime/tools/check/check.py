@@ -65,10 +65,7 @@ def check(
 
     ``is_sharded`` says that the replicas of a stage share the optimizer's state.
 
-    Raises
-    ------
-    CheckFailed
-        On rank 0, if they differ by more than the tolerance.
+    Raises `CheckFailed` on rank 0, if they differ by more than the tolerance.
     """
     world, job = context.world, context.world.job
     require_values(

@@ -151,10 +151,7 @@ def compare(
     ``names`` are the auxiliary losses. ``inspect`` is called with the stages of the reference first, and may raise an
     error. Every rank calls this.
 
-    Raises
-    ------
-    CheckFailed
-        On rank 0, if a stage has made more or fewer steps than there are updates.
+    Raises `CheckFailed` on rank 0, if a stage has made more or fewer steps than there are updates.
     """
     _publish_digests(control_group, result)
     summed = torch.tensor([tally.numbers(names) for tally in result.losses], dtype=torch.float64)

@@ -14,12 +14,8 @@ from chimera_runtime.errors import tools_command as mistakes
 def register(backend: str, module: Path) -> None:
     """Runs the file that registers a backend.
 
-    Raises
-    ------
-    Misuse
-        If the file cannot be read, or does not register the backend.
-    ModelError
-        If it cannot be run.
+    Raises `Misuse` if the file cannot be read, or does not register the backend. Raises `ModelError` if it cannot be
+    run.
     """
     file = module.resolve()
     if not file.is_file():

@@ -104,10 +104,7 @@ def _durations(text: str) -> dict[str, float]:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses the options of train.py; the words after ``--`` become ``args``, for the model file.
 
-    Raises
-    ------
-    Misuse
-        If an option is unknown, missing or has a value that it cannot have.
+    Raises `Misuse` if an option is unknown, missing or has a value that it cannot have.
     """
     parser = _Parser(prog="train.py", description="Trains a model with the program beside it. Start it with torchrun.")
     parser.add_argument(

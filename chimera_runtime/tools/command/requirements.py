@@ -11,10 +11,7 @@ from chimera_runtime.tools.command.options import KINDS
 def require_fitting(options: Namespace, job: Job) -> None:
     """Passes if the program can do what the options ask for, without a look at the model file or the other ranks.
 
-    Raises
-    ------
-    Misuse
-        If it cannot.
+    Raises `Misuse` if it cannot.
     """
     if options.clip_norm is not None and job.period:
         raise mistakes.clipping_needs_a_flush(job.name)

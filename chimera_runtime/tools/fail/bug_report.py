@@ -39,12 +39,8 @@ _NAMES = {
 class BugReport:
     """Writes this rank's part of the file.
 
-    Raises
-    ------
-    Misuse
-        If there is another file of that name, which ``--bundle`` has not written.
-    Unwritable
-        If the file cannot be written.
+    Raises `Misuse` if there is another file of that name, which ``--bundle`` has not written. Raises `Unwritable` if
+    the file cannot be written.
     """
 
     def __init__(self, options: Namespace, directory: Path, rank: int) -> None:

@@ -273,10 +273,7 @@ class Faults:
 def _ask(question: Callable[[], Answer]) -> Answer:
     """Calls torchrun's store in a thread, as the call may never return, and returns its answer.
 
-    Raises
-    ------
-    _NoStoreError
-        If the store does not answer in time, or has ended.
+    Raises `_NoStoreError` if the store does not answer in time, or has ended.
     """
     answers: list[Answer] = []
     errors: list[Exception] = []

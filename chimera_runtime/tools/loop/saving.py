@@ -77,10 +77,8 @@ class Saving:
     def begin(self) -> None:
         """Loads the weights of ``--load``, then everything from the checkpoint of ``--resume``.
 
-        Raises
-        ------
-        BadCheckpoint, Misuse
-            If either cannot be loaded, or ``--save`` or ``--export`` cannot be written later.
+        Raises `BadCheckpoint` or `Misuse` if either cannot be loaded, or ``--save`` or ``--export`` cannot be written
+        later.
         """
         options = self._options
         if options.export is not None:
@@ -123,12 +121,7 @@ class Saving:
     def end(self) -> None:
         """Saves and exports at the end of training, whether it was planned or asked for.
 
-        Raises
-        ------
-        Terminated
-            If training ended after a signal.
-        BadCheckpoint
-            If a file cannot be written.
+        Raises `Terminated` if training ended after a signal. Raises `BadCheckpoint` if a file cannot be written.
         """
         options = self._options
         if options.save is not None and not options.check_only:

@@ -33,10 +33,7 @@ def open_closed() -> None:
 def write_line(text: str) -> None:
     """Writes a line to standard output. It is no error if the reader of a pipe has left.
 
-    Raises
-    ------
-    Unwritable
-        If standard output is closed, or cannot be written for another reason.
+    Raises `Unwritable` if standard output is closed, or cannot be written for another reason.
     """
     last_lines.append(text)
     _put(f"{text}\n")

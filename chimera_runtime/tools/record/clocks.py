@@ -41,10 +41,7 @@ def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROU
 def compare(control_group: ControlGroup) -> OffsetEstimate:
     """Measures the offset to rank 0; every rank calls it, and rank 0 answers one rank after the other.
 
-    Raises
-    ------
-    PeerLost
-        If another rank does not answer within the time-out.
+    Raises `PeerLost` if another rank does not answer within the time-out.
     """
     token = torch.zeros(1, dtype=torch.int64)
     if control_group.place.rank == 0:

@@ -44,10 +44,7 @@ _FIELDS = 5
 def prepare(control_group: ControlGroup, directory: Path, scripts: Path) -> None:
     """Makes the directory and puts the program there; removes traces of an earlier run. Every rank calls it.
 
-    Raises
-    ------
-    Misuse
-        If it cannot be written, or has files that ``--trace`` did not write.
+    Raises `Misuse` if it cannot be written, or has files that ``--trace`` did not write.
     """
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -128,10 +125,7 @@ class Recorder:
     def spill(self) -> None:
         """Writes the records if there are many; called where a pause delays others least.
 
-        Raises
-        ------
-        Misuse
-            If the file can no longer be written.
+        Raises `Misuse` if the file can no longer be written.
         """
         if len(self._numbers) < self._clock.most * _FIELDS:
             return

@@ -12,12 +12,7 @@ from chimera_runtime.ranks.control_group import ControlGroup
 def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
     """Bytes that every rank may have: the smallest share of any rank in its GPU; every rank calls it.
 
-    Raises
-    ------
-    Misuse
-        If a rank is on the CPU.
-    PeerLost
-        If another rank does not answer within the time-out.
+    Raises `Misuse` if a rank is on the CPU. Raises `PeerLost` if another rank does not answer within the time-out.
     """
     if device.type != "cuda":
         raise device_has_no_memory_of_its_own()

@@ -15,10 +15,7 @@ from chimera_runtime.errors import tools as mistakes
 class Log:
     """Appends lines to a file, each with one write: the file has whole lines, however the run ends.
 
-    Raises
-    ------
-    Unwritable
-        If the file cannot be opened, or another run appends to it.
+    Raises `Unwritable` if the file cannot be opened, or another run appends to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,10 +51,7 @@ class Log:
     def close(self) -> None:
         """Closes the file.
 
-        Raises
-        ------
-        Unwritable
-            If a line could not be written.
+        Raises `Unwritable` if a line could not be written.
         """
         os.close(self._file)
         if self._failed is not None:

@@ -57,10 +57,7 @@ def refuse_beyond(
 
     ``is_sharded`` says that the replicas of a stage share the optimizer's state.
 
-    Raises
-    ------
-    Misuse
-        On every rank, if some rank needs more.
+    Raises `Misuse` on every rank, if some rank needs more.
     """
     world = context.world
     mine = RankNeed(context, optimizer, built, is_sharded)

@@ -26,10 +26,7 @@ class Metrics:
     writing takes at most a hundredth of the time, however long the run. A file that is not a regular one, such as a
     pipe, is written once, by `close`.
 
-    Raises
-    ------
-    Unwritable
-        If the file cannot be written.
+    Raises `Unwritable` if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,10 +60,7 @@ class Metrics:
     def close(self) -> None:
         """Writes the numbers that are not yet in the file.
 
-        Raises
-        ------
-        Unwritable
-            If the file cannot be written.
+        Raises `Unwritable` if the file cannot be written.
         """
         try:
             self._save()

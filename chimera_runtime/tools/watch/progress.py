@@ -189,10 +189,7 @@ class Progress:
     def _report(self, starts: Floats, ends: Floats, cpu: Floats, *tallies: Floats) -> None:
         """Reports one update; each fact is a list with a number from every rank.
 
-        Raises
-        ------
-        NotFinite
-            If its loss is not a finite number, with ``--stop-on-nan``.
+        Raises `NotFinite` if its loss is not a finite number, with ``--stop-on-nan``.
         """
         end = max(ends)
         seconds = end - (min(starts) if self._apart else self._before)
@@ -251,10 +248,7 @@ class Progress:
     def close(self) -> None:
         """Closes the files.
 
-        Raises
-        ------
-        Unwritable
-            If a file, or standard output, could not be written completely.
+        Raises `Unwritable` if a file, or standard output, could not be written completely.
         """
         if self._sinks.metrics is not None:
             self._sinks.metrics.close()

@@ -15,12 +15,8 @@ _FLUSHED_EVERY = 10
 class TensorBoard:
     """Adds scalars to a directory by ``torch.utils.tensorboard``, in the background.
 
-    Raises
-    ------
-    Misuse
-        If the package tensorboard, which torch uses, is not installed.
-    Unwritable
-        If the directory cannot be written.
+    Raises `Misuse` if the package tensorboard, which torch uses, is not installed. Raises `Unwritable` if the directory
+    cannot be written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -53,10 +49,7 @@ class TensorBoard:
     def close(self) -> None:
         """Writes the numbers that are still in memory, and ends.
 
-        Raises
-        ------
-        Unwritable
-            If a number could not be written.
+        Raises `Unwritable` if a number could not be written.
         """
         try:
             self._writer.close()

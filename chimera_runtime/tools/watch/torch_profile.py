@@ -19,10 +19,7 @@ class TorchProfile:
 
     The file is a Chrome trace, for Perfetto or chrome://tracing.
 
-    Raises
-    ------
-    Misuse
-        If the run has fewer than two updates, or the directory cannot be made.
+    Raises `Misuse` if the run has fewer than two updates, or the directory cannot be made.
     """
 
     def __init__(self, directory: Path, rank: int, updates: int) -> None:
