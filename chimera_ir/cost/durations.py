@@ -1,7 +1,7 @@
 """Exact durations of operations: the interface that all levels use, and the costs F, B, I and W that a user can set."""
 
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -145,8 +145,8 @@ class Costs:
         If all stages recompute, the costs are those of operations that recompute. If only some do, a report has both
         costs of a kind where they differ.
         """
-        keeping = dict(self.items())
-        repeating = {kind: cost for kind, cost in self.recomputing() if kind in kinds and cost != keeping[kind]}
+        keeping = self.keeping
+        repeating = {kind: cost for kind, cost in self.recomputing.items() if kind in kinds and cost != keeping[kind]}
         if all(len(pipe.recompute) == header.stages for pipe in header.pipes):
             return tuple((keeping | repeating).items())
         further = {f"{kind}_recomputing": cost for kind, cost in repeating.items() if header.recomputing}
@@ -159,7 +159,7 @@ class Costs:
 
     def recut(self, stages: int, into: int) -> "Costs":
         """The costs of ``into`` stages: with half as many stages, each is twice as large."""
-        F, B, I, W, _ = (cost * stages / into for _, cost in self.items())  # noqa: E741
+        F, B, I, W, _ = (cost * stages / into for cost in self.keeping.values())  # noqa: E741
         pair = None if self.pair is None else self.pair * stages / into
         return replace(self, F=F, B=B, I=I, W=W, again=self.again * stages / into, pair=pair)
 
@@ -178,16 +178,15 @@ class Costs:
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""
-        costs = (*(cost for _, cost in self.items()), self.again)
+        costs = (*self.keeping.values(), self.again)
         return Fraction(1, lcm(*(cost.denominator for cost in costs)) * header.parts)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """The costs that the user set for kinds of operations that the schedule lacks."""
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
-        costs = dict(self.items())
         return tuple(
-            f"--cost {letter}={exact(costs[letter])} changes nothing: no operation of this schedule is of kind {letter}"
-            for letter in self.user_set
+            f"--cost {letter}={exact(cost)} changes nothing: no operation of this schedule is of kind {letter}"
+            for letter, cost in ((letter, self.keeping[letter]) for letter in self.user_set)
             if letter not in letters
         )
 
@@ -196,15 +195,17 @@ class Costs:
         """The unit of the costs, which is the user's choice."""
         return Unit.COST
 
-    def items(self) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost, in the order of `COST_LETTERS`."""
+    @cached_property
+    def keeping(self) -> dict[str, Fraction]:
+        """The cost of each kind, in the order of `COST_LETTERS`."""
         pair = self.F + self.B if self.pair is None else self.pair
-        return (("F", self.F), ("B", self.B), ("I", self.I), ("W", self.W), (PAIR.letter, pair))
+        return {"F": self.F, "B": self.B, "I": self.I, "W": self.W, PAIR.letter: pair}
 
-    def recomputing(self) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost on a stage that recomputes; a B that the user has set fixes pairs, too."""
+    @cached_property
+    def recomputing(self) -> dict[str, Fraction]:
+        """The cost of each kind on a stage that recomputes; a B that the user has set fixes pairs, too."""
         fixed = {*self.user_set, *([PAIR.letter] if "B" in self.user_set else [])}
-        return tuple((kind, cost + (self.again if kind in _REPEATING - fixed else 0)) for kind, cost in self.items())
+        return {kind: cost + (self.again if kind in _REPEATING - fixed else 0) for kind, cost in self.keeping.items()}
 
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
@@ -213,13 +214,5 @@ class Costs:
         """
         readers = (part for part in operation.parts if KEPT in part.kind.reads)
         again = any(header.recomputes(part.micros[0], part.stage) for part in readers)
-        costs = self._recomputing if again else self._keeping
+        costs = self.recomputing if again else self.keeping
         return costs[operation.kind.letter] * Fraction(operation.size, header.parts)
-
-    @cached_property
-    def _keeping(self) -> Mapping[str, Fraction]:
-        return dict(self.items())
-
-    @cached_property
-    def _recomputing(self) -> Mapping[str, Fraction]:
-        return dict(self.recomputing())

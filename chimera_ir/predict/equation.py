@@ -149,13 +149,12 @@ class _EquationTerms:
         """All terms. C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
         header, costs, counts = self._header, self._costs, self._run.critical_path.counts
         all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
-        repeating = dict(costs.recomputing())
-        usual = repeating if all_recompute else dict(costs.items())
+        usual = costs.recomputing if all_recompute else costs.keeping
         some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
         return Equation(
             forward=float(costs.F),
             backward=float(usual["B"]),
-            recomputing=float(repeating["B"]) if some_recompute else None,
+            recomputing=float(costs.recomputing["B"]) if some_recompute else None,
             forwards=counts.get("F", Fraction(0)),
             backwards=counts.get("B", Fraction(0)),
             further=tuple(
@@ -176,7 +175,7 @@ def _with_message(costs: Costs, seconds: Fraction) -> Costs:
         F=costs.F + seconds,
         B=costs.B + seconds,
         I=costs.I + seconds,
-        pair=dict(costs.items())[PAIR.letter] + seconds,
+        pair=costs.keeping[PAIR.letter] + seconds,
     )
 
 
