@@ -190,16 +190,10 @@ def _kind(header: Header, instruction: Instruction) -> tuple[object, int | None]
             apart = tuple(micro - forward.micros[0] for micro in backward.micros)
             ends = _neighbours(header, forward), _neighbours(header, backward)
             return (Pair, forward.stage, _pattern(forward.micros), backward.stage, apart, ends), forward.micros[0]
-        case Send(message, to):
-            return (Send, message.source, message.target, _pattern(message.micros), to), message.micros[0]
-        case Recv(message, source):
-            return (Recv, message.source, message.target, _pattern(message.micros), source), message.micros[0]
-        case WaitSend(message):
-            peer = header.worker(message.micros[0], message.target)
-            return (WaitSend, message.source, message.target, _pattern(message.micros), peer), message.micros[0]
-        case WaitRecv(message):
-            peer = header.worker(message.micros[0], message.source)
-            return (WaitRecv, message.source, message.target, _pattern(message.micros), peer), message.micros[0]
+        case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
+            micros, source, target = message
+            peer = header.worker(micros[0], target if isinstance(instruction, Send | WaitSend) else source)
+            return (type(instruction), source, target, _pattern(micros), peer), micros[0]
         case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
             return None, None
         case _:

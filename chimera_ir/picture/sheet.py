@@ -48,18 +48,6 @@ class PlacedPanel:
     drawing: Drawing
 
 
-@dataclass(frozen=True, slots=True)
-class SheetPicture:
-    """The values for ``templates/sheet.svg.j2``, in pixels."""
-
-    title: str
-    width: int
-    height: int
-    ink: str
-    paper: str
-    panels: tuple[PlacedPanel, ...]
-
-
 def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     """The panels, row by row, as one self-contained SVG document; the panels of a column share their left edge."""
     unit = _common_unit(rows)
@@ -73,8 +61,8 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
         for panel, picture, x in zip(row, shown, lefts, strict=False)
     )
     width = max(x + picture.width for row in pictures for picture, x in zip(row, lefts, strict=False))
-    sheet = SheetPicture(title, width, tops[-1] - _GAP, INK, PAPER, placed)
-    return svg.filled("sheet.svg.j2", sheet=sheet)
+    height = tops[-1] - _GAP
+    return svg.filled("sheet.svg.j2", title=title, width=width, height=height, ink=INK, paper=PAPER, panels=placed)
 
 
 def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:

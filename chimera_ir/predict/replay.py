@@ -183,11 +183,7 @@ def _event(events: Events, times: _EventTimes, number: int) -> Event:
     posted = max((times.ends[other] for other in events.posted.get(number, ())), default=0.0)
     if role is Role.WAIT:
         start = times.ends[events.before[number][0]]
-    return Event(role, instruction, workers, posted if role in _POSTED else start, start, end)
-
-
-_POSTED = (Role.WIRE, Role.SUM)
-"""Roles of events that several workers post."""
+    return Event(role, instruction, workers, posted if role in (Role.WIRE, Role.SUM) else start, start, end)
 
 
 def _by_start(events: Iterable[Event]) -> tuple[Event, ...]:

@@ -55,10 +55,12 @@ def play(program: Program | ProgramStream, updates: int, cost: Cost) -> tuple[La
     served = [list(instructions(program, worker, updates)) for worker in range(program.header.workers)]
     bounds = pairwise(accumulate(map(len, served), initial=0))
     lanes = [range(start, end) for start, end in bounds]
-    before, durations = (
-        _waits(served, lanes),
-        [_length(instruction, cost) for lane in served for _, instruction in lane],
-    )
+    before = _waits(served, lanes)
+    durations = [
+        0 if isinstance(instruction, WaitRecv | WaitAllReduce) else cost(instruction)
+        for lane in served
+        for _, instruction in lane
+    ]
     played = engine.play(lanes, before)
     assert len(played.order) == len(before), "a verified program ends"
     ends = engine.ends(played.order, before, durations)
@@ -93,10 +95,6 @@ def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]
     for number, key in awaited.items():
         before[number] += posted[key]
     return before
-
-
-def _length(instruction: Instruction, cost: Cost) -> int:
-    return 0 if isinstance(instruction, WaitRecv | WaitAllReduce) else cost(instruction)
 
 
 def _spans(lane: _Served, ends: Sequence[int]) -> Iterator[LaneSpan]:

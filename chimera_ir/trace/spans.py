@@ -1,7 +1,7 @@
 """Operations of a rank with their times, recorded or predicted."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, assert_never
 
@@ -23,7 +23,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.ir.text.printer import group_name, group_text, line
+from chimera_ir.ir.text.printer import group_name, line, message_text
 
 
 class Activity(Enum):
@@ -132,30 +132,22 @@ def recorded(instruction: Instruction) -> Iterator[str]:
             yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
         case Pair(forward, backward):
             yield " & ".join(next(recorded(single)) for single in (forward, backward))
-        case Send(message=message):
-            yield f"send {_first(message)}"
-        case Recv(message=message):
-            yield f"recv {_first(message)}"
-        case WaitSend(message=message):
-            yield f"wait send {_first(message)}"
-        case WaitRecv(message=message):
-            yield f"wait recv {_first(message)}"
-        case AllReduce(group=group):
-            yield f"all_reduce {group_text(group)}"
-        case WaitAllReduce(group=group):
-            yield f"wait all_reduce {group_text(group)}"
-        case Step(group=group):
-            yield f"step {group_text(group)}"
-        case Stash(group=group, version=version):
-            yield f"stash {group_text(group)} v{version}"
-        case Drop(group=group, version=version):
-            yield f"drop {group_text(group)} v{version}"
+        case Send(message) | Recv(message):
+            verb = "send" if isinstance(instruction, Send) else "recv"
+            yield f"{verb} {message_text(_first(message))}"
+        case WaitSend(message) | WaitRecv(message):
+            yield line(replace(instruction, message=_first(message)))
+        case AllReduce() | WaitAllReduce() | Step():
+            yield line(replace(instruction, version=None))
+        case Stash() | Drop():
+            yield line(instruction)
         case _:
             assert_never(instruction)
 
 
-def _first(message: Message) -> str:
-    return f"m{message.micros[0]} s{message.source}->s{message.target}"
+def _first(message: Message) -> Message:
+    """A message as ranks record it: by the first of its micro-batches."""
+    return message._replace(micros=message.micros[:1])
 
 
 def ends(lane: Iterable[LaneSpan], asynchronous: bool) -> dict[int, int]:

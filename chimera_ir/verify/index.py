@@ -1,12 +1,11 @@
 """The index of a program: its flow by places in the lanes, and numbers for messages and sums."""
 
-from collections.abc import Iterable
 from itertools import chain
 
 from chimera_ir.flow.flow import Flow
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Message, Step, Talk, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Message, Step, WaitAllReduce
 
 Synchronisation = AllReduce | WaitAllReduce | Step
 
@@ -23,16 +22,6 @@ def key(header: Header, message: Message) -> int:
     """
     micros, source, target = message
     return 2 * (micros[0] * header.stages + source) + (source > target)
-
-
-def keys(header: Header, lines: Iterable[Talk]) -> list[int]:
-    """The `key` of the message of each line."""
-    stages = header.stages
-    numbers = []
-    for instruction in lines:
-        micros, source, target = instruction.message
-        numbers.append(2 * (micros[0] * stages + source) + (source > target))
-    return numbers
 
 
 def update_of(instruction: Synchronisation) -> int:

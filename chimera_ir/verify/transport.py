@@ -16,12 +16,12 @@ checks first that the orders agree, and then plays the lanes only once.
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from chimera_ir.flow.engine import Played, play
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import AllReduce, WaitAllReduce
-from chimera_ir.verify.index import keys, sum_key
+from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.verify.index import key, sum_key
 
 
 class Transport(Enum):
@@ -42,18 +42,16 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
     starts = [*accumulate((parts.length for parts in program.parts), initial=0)]
     posts: list[tuple[int, ...]] = [()] * (first_sum + len(header.groups) * header.updates)
     for start, parts in zip(starts, program.parts, strict=False):
-        for lines in (parts.sends, parts.recvs):
-            for place, number in zip(lines.places, keys(header, lines.lines), strict=True):
-                posts[number] += (start + place,)
+        for place, post in chain[tuple[int, Send | Recv]](parts.sends, parts.recvs):
+            posts[key(header, post.message)] += (start + place,)
         for place, instruction in parts.updates:
             if isinstance(instruction, AllReduce):
                 posts[first_sum + sum_key(header, instruction)] += (start + place,)
     # Each wait waits for all posts of its message, or all launches of its sum.
     before: list[tuple[int, ...]] = [()] * starts[-1]
     for start, parts in zip(starts, program.parts, strict=False):
-        for waits in (parts.wait_sends, parts.wait_recvs):
-            for place, number in zip(waits.places, keys(header, waits.lines), strict=True):
-                before[start + place] = posts[number]
+        for place, wait in chain[tuple[int, WaitSend | WaitRecv]](parts.wait_sends, parts.wait_recvs):
+            before[start + place] = posts[key(header, wait.message)]
         for place, instruction in parts.updates:
             if isinstance(instruction, WaitAllReduce):
                 before[start + place] = posts[first_sum + sum_key(header, instruction)]
