@@ -11,7 +11,7 @@ Values stay within 64 bits, or a ``Fault`` is raised.
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, assert_never, cast
+from typing import Any, NamedTuple, assert_never, cast
 
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Instance, Overflow, Values
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -30,20 +30,14 @@ Formula = Callable[[Frame], int]
 """A compiled expression."""
 
 
-class _Describe(Protocol):
-    """A function that makes the diagnostic of a fault, from the instance that failed and the calls around it."""
-
-    def __call__(self, instance: Instance, calls: tuple[Called, ...]) -> Diagnostic: ...
-
-
 class Fault(Exception):
     """A formula has no value.
 
-    ``describe`` reads the frame only when the diagnostic is made: constants are folded without a frame, and may fail
-    although their value is never needed.
+    ``describe`` makes the diagnostic from the ``instance`` that failed and the ``calls`` around it. Only then it reads
+    the frame: constants are folded without a frame, and may fail although their value is never needed.
     """
 
-    def __init__(self, describe: _Describe) -> None:
+    def __init__(self, describe: Callable[..., Diagnostic]) -> None:
         super().__init__()
         self._describe = describe
         self._calls: list[Called] = []

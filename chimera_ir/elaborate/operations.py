@@ -176,8 +176,7 @@ def _batches_on_grid(
     batches: dict[tuple[int, int], tuple[Micro, ...] | None] = {}
     ranges = list(zip(grid.values(micro.start), grid.values(micro.stop), strict=True))
     for start, stop in {*ranges}:
-        inside = start < stop and start in numbers and stop - 1 in numbers
-        batches[start, stop] = tuple([numbers[number] for number in range(start, stop)]) if inside else None
+        batches[start, stop] = _group(numbers, start, stop)
     return [batches[ends] for ends in ranges]
 
 
@@ -189,15 +188,13 @@ def _batches(
         only = compiled(micro, scope)
         single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
         return lambda frame: single.get(only(frame))
-    first, end = compiled(micro.start, scope), compiled(micro.stop, scope)
+    start, stop = compiled(micro.start, scope), compiled(micro.stop, scope)
+    return lambda frame: _group(numbers, start(frame), stop(frame))
 
-    def several(frame: Frame) -> tuple[Micro, ...] | None:
-        start, stop = first(frame), end(frame)
-        if not (start < stop and start in numbers and stop - 1 in numbers):
-            return None
-        return tuple(numbers[number] for number in range(start, stop))
 
-    return several
+def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...] | None:
+    inside = start < stop and start in numbers and stop - 1 in numbers
+    return tuple([numbers[number] for number in range(start, stop)]) if inside else None
 
 
 def _no_such(single: _Single, shape: Shape, names: tuple[str, str], frame: Frame) -> Diagnostic:

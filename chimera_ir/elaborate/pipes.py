@@ -8,8 +8,9 @@ pipe p[i in 0..2] {                    Shape p[1]: stage_range 0..2, micro_range
 }
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
@@ -19,6 +20,9 @@ from chimera_ir.elaborate.evaluate import Scope, evaluate
 from chimera_ir.elaborate.settings import Globals
 from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES
 from chimera_ir.syntax import ast
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +65,24 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
         If a range runs backward, pipes differ in their stages, there is nothing to run, or there is too much.
     """
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
-    made: list[Shape] = []
-    failed: list[Diagnostic] = []
-    for pipe, name, scope in _instances(pipes, values.scope):
-        try:
-            made.append(_shape(pipe, name, scope))
-        except Rejected as rejected:
-            failed += rejected.diagnostics
-    reject(failed)
-    pipe_shapes = tuple(made)
+    pipe_shapes = tuple(made_of(_instances(pipes, values.scope), lambda instance: _shape(*instance)))
     reject(_disagreements(pipe_shapes))
     reject(_halves(pipe_shapes))
     reject(_too_many(pipe_shapes, pipes, values, max_operations))
     return pipe_shapes
+
+
+def made_of(things: Iterable[T], make: Callable[[T], U]) -> list[U]:
+    """The results of a function; raises the diagnostics of all calls together if any call raises ``Rejected``."""
+    made: list[U] = []
+    failed: list[Diagnostic] = []
+    for thing in things:
+        try:
+            made.append(make(thing))
+        except Rejected as rejected:
+            failed += rejected.diagnostics
+    reject(failed)
+    return made
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:
@@ -151,22 +160,20 @@ def _range_values(text: ast.Range | ast.Endless, scope: Scope) -> say.Values:
     return tuple(dict(pair for end in ends for pair in scope.values_in(end, ())).items())
 
 
-def _disagreements(shapes: Sequence[Shape]) -> list[Diagnostic]:
+def _disagreements(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
     """Diagnostics of pipes whose stages are not 0 .. D-1, with the D of the first pipe."""
-    failed: list[Diagnostic] = []
     for shape in shapes:
         text, count, first = shape.stages.range, len(shape.stage_range), shapes[0]
         if count == 0:
             values = shape.scope.values_in(text.stop, ())
-            failed.append(say.NoStages(text.span, values, shape.instance()))
+            yield say.NoStages(text.span, values, shape.instance())
         elif shape.stage_range.start != 0:
             values = shape.scope.values_in(text.start, ())
-            failed.append(say.StagesNotFromZero(text.span, values, shape.instance(), shape.stage_range.start))
+            yield say.StagesNotFromZero(text.span, values, shape.instance(), shape.stage_range.start)
         elif count != len(first.stage_range):
             values, of_first = shape.scope.values_in(text.stop, ()), (first.name, len(first.stage_range))
             span = first.stages.range.span
-            failed.append(say.StagesDiffer(text.span, values, Instance(), shape.name, count, *of_first, span))
-    return failed
+            yield say.StagesDiffer(text.span, values, Instance(), shape.name, count, *of_first, span)
 
 
 def _halves(shapes: Sequence[Shape]) -> list[Diagnostic]:

@@ -13,7 +13,7 @@ from functools import partial
 from math import ceil, lcm
 
 from chimera_ir.diagnostics.catalogue import endless as say
-from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
 from chimera_ir.elaborate.evaluate import LIMIT, Fault
 from chimera_ir.elaborate.pipes import Shape
@@ -59,28 +59,29 @@ class Rhythm:
     versions: tuple[Law, ...]
 
 
-def rhythm_of(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]) -> Rhythm | None:
-    """The rhythm of a pipe on some of its stages, or None with the reasons added to ``failed``.
+def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
+    """The rhythm of a pipe on some of its stages, with periods of at most ``most`` micro-batches.
 
-    Periods are at most ``most``.
+    Raises
+    ------
+    Rejected
+        With all reasons why there is none.
     """
-    # The laws of all formulas. Rates are compared only if first are no other failures.
-    failures = len(failed)
+    # The laws of all formulas. Rates are compared only if there are no other failures.
+    failed: list[Diagnostic] = []
     beats = [beat for line in shape.operations for beat in _beats(line, shape, stages, most, failed)]
     number = _number(shape, most, failed)
     versions = _versions(shape, stages, most, failed)
-    if len(failed) == failures:
-        failed += _drifts(beats, shape)
-    if len(failed) > failures or number is None:
-        return None
+    failed = failed or [*_drifts(beats, shape)]
+    if failed or number is None:
+        raise Rejected(failed)
     laws = (number, *versions)
     # The period of the pipe is the shortest one that all laws share.
     try:
         shared = lcm(shape.steps.step, *(part.period for part in laws), *(part.period for part in beats))
         period = limited(shared, most, shape.micros.span)
     except Fault as fault:
-        failed.append(fault.diagnostic(shape.instance()))
-        return None
+        raise Rejected([fault.diagnostic(shape.instance())]) from None
     clocks = list(_clocks(beats, shape.lengthened(period).steps)) or [0]
     rate = beats[0].clock.rate if beats else Fraction(1)
     return Rhythm(rate, period, min(clocks), max(clocks), number, versions)

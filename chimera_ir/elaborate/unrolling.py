@@ -12,7 +12,7 @@ The finite part that is elaborated has a number of turns from the first micro-ba
 turn in its middle is one of the steady state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
@@ -22,7 +22,7 @@ from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.evaluate import LIMIT
 from chimera_ir.elaborate.global_numbers import global_numbers
-from chimera_ir.elaborate.pipes import Shape, reject
+from chimera_ir.elaborate.pipes import Shape, made_of, reject
 from chimera_ir.elaborate.read_versions import check_versions
 from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
 from chimera_ir.ir.streams import MARGIN
@@ -125,11 +125,8 @@ def _unnumbered(shapes: Sequence[Shape]) -> list[Diagnostic]:
 
 def _rhythms(shapes: Sequence[Shape], stages: Sequence[int], limit: int) -> list[Rhythm]:
     """The rhythms of all pipes on some of their stages; the limit on operations bounds their periods."""
-    failed: list[Diagnostic] = []
     most = limit // (LEAST_TURNS * len(shapes[0].stage_range))
-    rhythms = [rhythm_of(shape, stages, max(1, most // _density(shape)), failed) for shape in shapes]
-    reject(failed)
-    return [rhythm for rhythm in rhythms if rhythm is not None]
+    return made_of(shapes, lambda shape: rhythm_of(shape, stages, max(1, most // _density(shape))))
 
 
 def _density(shape: Shape) -> int:
@@ -145,28 +142,24 @@ def _turn(rhythms: Sequence[Rhythm], per_update: int) -> _TurnSize:
     return _TurnSize(times * clocks, tuple(times * count for count in micros), times * sum(micros) // per_update)
 
 
-def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> list[Diagnostic]:
+def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> Iterator[Diagnostic]:
     """Diagnostics of pipes whose numbers do not grow in a turn by the micro-batches of a turn."""
-    failed: list[Diagnostic] = []
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected, text = Fraction(turn.period, count), shape.micros.number or shape.micros.range
         if rhythm.number.rate != expected:
             rates, counts = (str(rhythm.number.rate), str(expected)), (expected.denominator, expected.numerator)
-            failed.append(say.NumbersDrift(text.span, (), shape.instance(), *rates, *counts))
-    return failed
+            yield say.NumbersDrift(text.span, (), shape.instance(), *rates, *counts)
 
 
-def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> list[Diagnostic]:
+def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> Iterator[Diagnostic]:
     """The diagnostic of the first stage of each pipe whose versions do not grow in a turn by the updates of a turn."""
-    failed: list[Diagnostic] = []
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected = Fraction(turn.updates, count)
         stage = next((s for s, law in enumerate(rhythm.versions) if law.rate != expected), None)
         if stage is not None and shape.reads is not None:
             instance = shape.instance((shape.stages.variable.text, stage))
             rates = str(rhythm.versions[stage].rate), str(expected)
-            failed.append(say.VersionsDrift(shape.reads.version.span, (), instance, stage, *rates))
-    return failed
+            yield say.VersionsDrift(shape.reads.version.span, (), instance, stage, *rates)
 
 
 def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> int:

@@ -6,9 +6,9 @@ B m0 s0     -1
 B m1 s0     -1
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from fractions import Fraction
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from chimera_ir.ir.kinds import Kind
@@ -57,11 +57,11 @@ def _peaks(schedule: Schedule, change: Callable[[Kind, bool], int]) -> tuple[Pea
     its forward, then its backward, so both are there at once.
     """
     peaks: list[Peak] = []
+    recomputes = schedule.header.recomputes
     for lane in map(singles, schedule.lanes):
-        recomputing = _recomputing(schedule.header, lane)
         most = highest(
-            change(operation.kind, recomputes) * len(operation.micros)
-            for operation, recomputes in zip(lane, recomputing, strict=True)
+            change(operation.kind, recomputes(operation.micros[0], operation.stage)) * len(operation.micros)
+            for operation in lane
         )
         peaks.append(Peak(0, None) if most is None else Peak(most.amount, lane[most.change]))
     return tuple(peaks)
@@ -95,10 +95,3 @@ def between_halves(schedule: Schedule) -> tuple[Peak, ...]:
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
     """Peaks in whole micro-batches times stages: M_a (section 3.3)."""
     return tuple(Fraction(peak.amount, header.parts) for peak in peaks)
-
-
-def _recomputing(header: Header, lane: Sequence[Compute]) -> Iterable[bool]:
-    """Whether its stage keeps only the input of its micro-batches, for each operation."""
-    if not header.recomputing:
-        return repeat(False, len(lane))
-    return [header.recomputes(operation.micros[0], operation.stage) for operation in lane]

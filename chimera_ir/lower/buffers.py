@@ -21,31 +21,6 @@ from chimera_ir.ir.turns import Shelf, shelf
 from chimera_ir.lower.comm import Posting
 
 
-class _Shelf:
-    """The slots of one receiving stage and direction; a slot is free after the last use of its message."""
-
-    def __init__(self) -> None:
-        self._slots = 0
-        self._free: list[Slot] = []
-        self._busy: list[tuple[int, Slot]] = []
-
-    @property
-    def size(self) -> int:
-        """The number of slots."""
-        return self._slots
-
-    def take(self, before: int, last_use: int) -> Slot:
-        """Takes the lowest slot free before the operation at ``before``, until the one at ``last_use`` is over."""
-        while self._busy and self._busy[0][0] < before:
-            heappush(self._free, heappop(self._busy)[1])
-        if not self._free:
-            heappush(self._free, Slot(self._slots))
-            self._slots += 1
-        slot = heappop(self._free)
-        heappush(self._busy, (last_use, slot))
-        return slot
-
-
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
     """The slot of each posted receive of a lane, with the fewest slots per shelf.
 
@@ -68,10 +43,25 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
 
 def _few(uses: list[tuple[int, int]]) -> list[Slot]:
     """The slots of the messages of one shelf, in the order of their posting."""
-    fewest = _Shelf()
-    lowest = [fewest.take(before, last_use) for before, last_use in uses]
-    size = _ring(uses)
-    return [Slot(number % size) for number in range(len(uses))] if size == fewest.size else lowest
+    lowest = _lowest(uses)
+    # The number of slots that the shelf needs if they are used round and round.
+    posted = [before for before, _ in uses]
+    size = max(bisect_right(posted, last_use) - number for number, (_, last_use) in enumerate(uses))
+    return [Slot(number % size) for number in range(len(uses))] if size == max(lowest) + 1 else lowest
+
+
+def _lowest(uses: list[tuple[int, int]]) -> list[Slot]:
+    """The lowest slot that is free for each message; a slot is free after the last use of the message in it."""
+    free: list[Slot] = []
+    busy: list[tuple[int, Slot]] = []
+    taken: list[Slot] = []
+    for before, last_use in uses:
+        while busy and busy[0][0] < before:
+            heappush(free, heappop(busy)[1])
+        slot = heappop(free) if free else Slot(len(busy))
+        heappush(busy, (last_use, slot))
+        taken.append(slot)
+    return taken
 
 
 def rings(
@@ -113,9 +103,3 @@ def rings(
         slots_of[key] = iter([Slot((place - first) % size) for place in range(len(messages))])
         sizes.append((key, size))
     return tuple(next(slots_of[key]) for key in keys), tuple(sizes)
-
-
-def _ring(uses: list[tuple[int, int]]) -> int:
-    """The number of slots that a shelf needs if they are used round and round; ``uses`` are in the order of posting."""
-    posted = [before for before, _ in uses]
-    return max(bisect_right(posted, last_use) - number for number, (_, last_use) in enumerate(uses))

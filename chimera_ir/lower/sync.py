@@ -110,7 +110,14 @@ def launches(
     header, lanes = schedule.header, _lanes(schedule, durations, ends)
     agreed = _agreed(header, lanes)
     for lane in lanes:
-        yield _launches(header, lane, sorted(lane.regions, key=agreed.__getitem__))
+        launched: list[Launch] = []
+        after = -1
+        # A launch is delayed to the one before it in the agreed order.
+        for group in sorted(lane.regions, key=agreed.__getitem__):
+            region = lane.regions[group]
+            after = max(after, region.last if _eager(header, group, region) else lane.length - 1)
+            launched.append(Launch(after, group))
+        yield tuple(launched)
 
 
 def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Insertions:
@@ -134,16 +141,6 @@ def _eager(header: Header, group: WeightGroup, region: LaunchRegion) -> bool:
             return region.idle > 0
         case _:
             assert_never(strategy)
-
-
-def _launches(header: Header, lane: _LaneRegions, held: list[WeightGroup]) -> tuple[Launch, ...]:
-    launched: list[Launch] = []
-    after = -1
-    for group in held:
-        region = lane.regions[group]
-        after = max(after, region.last if _eager(header, group, region) else lane.length - 1)
-        launched.append(Launch(after, group))
-    return tuple(launched)
 
 
 def _agreed(header: Header, lanes: list[_LaneRegions]) -> dict[WeightGroup, int]:

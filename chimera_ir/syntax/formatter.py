@@ -1,5 +1,6 @@
 """The canonical text of a scheme, which parses to the same tree and is printed unchanged."""
 
+from itertools import groupby
 from typing import assert_never
 
 from chimera_ir.syntax import ast
@@ -38,19 +39,13 @@ def show(scheme: ast.Scheme) -> str:
     """
     parameters = ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in scheme.parameters)
     blocks = [f"scheme {scheme.name.text}" + (f"({parameters})" if parameters else "")]
-    lines: list[str] = []
-    for item in scheme.items:
-        if isinstance(item, ast.PipeBlock):
-            blocks += ["\n".join(lines)] if lines else []
-            blocks.append(_pipe(item))
-            lines = []
-        else:
-            lines.append(_line(item))
-    blocks += ["\n".join(lines)] if lines else []
+    for are_pipes, items in groupby(scheme.items, lambda item: isinstance(item, ast.PipeBlock)):
+        texts = map(_item, items)
+        blocks += texts if are_pipes else ["\n".join(texts)]
     return "\n\n".join(blocks) + "\n"
 
 
-def _line(item: ast.Workers | ast.Let | ast.Function | ast.Require | ast.Update | ast.Memory) -> str:
+def _item(item: ast.Item) -> str:
     match item:
         case ast.Workers(count):
             return f"workers {show_expression(count)}"
@@ -64,14 +59,12 @@ def _line(item: ast.Workers | ast.Let | ast.Function | ast.Require | ast.Update 
             return f"update every {show_expression(count)}"
         case ast.Memory(quantity, limit):
             return f"memory {quantity.value} <= {show_expression(limit)}"
+        case ast.PipeBlock(name, index, clauses):
+            indexed = "" if index is None else f"[{index.variable.text} in {_range(index.range)}]"
+            lines = "".join(f"  {_clause(clause)}\n" for clause in clauses)
+            return f"pipe {name.text}{indexed} {{\n{lines}}}"
         case _:
             assert_never(item)
-
-
-def _pipe(pipe: ast.PipeBlock) -> str:
-    index = "" if pipe.index is None else f"[{pipe.index.variable.text} in {_range(pipe.index.range)}]"
-    clauses = "".join(f"  {_clause(clause)}\n" for clause in pipe.clauses)
-    return f"pipe {pipe.name.text}{index} {{\n{clauses}}}"
 
 
 def _clause(clause: ast.Clause) -> str:

@@ -64,7 +64,7 @@ def syntactic(stop: Stop) -> Diagnostic:
     Each rule returns a diagnostic, or None if it does not apply. Rules are tried from the particular to the general.
     """
     if stop.position == 0:
-        return _nothing_before(stop)
+        return tokens.NothingHere(Span(0, 1)) if stop.token is None else tokens.NoHeader(stop.span, stop.shown)
     for rule in (
         _wrong_line,
         _unsayable,
@@ -88,12 +88,6 @@ def syntactic(stop: Stop) -> Diagnostic:
         if mistake is not None:
             return mistake
     return say.Unexpected(stop.span, stop.shown, expected_words(stop.accepted))
-
-
-def _nothing_before(stop: Stop) -> Diagnostic:
-    if stop.token is None:
-        return tokens.NothingHere(Span(0, 1))
-    return tokens.NoHeader(stop.span, stop.shown)
 
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
@@ -281,21 +275,18 @@ def _name(stop: Stop) -> Diagnostic | None:
 def _header(stop: Stop) -> Diagnostic | None:
     """A missing name, or missing brackets after a name, at the start of a line."""
     span = stop.gap if stop.on_next_line else stop.span
+    before = str(stop.before)
     if stop.accepted == {"NAME"} and stop.token is not None:
-        return _missing_name(str(stop.before), span, stop.shown)
+        if before in _EXAMPLES:
+            return say.UnnamedPart(span, before, stop.shown, _EXAMPLES[before])
+        return _UNNAMED.get(before, say.MissingName)(span, before, stop.shown)
     earlier = stop.tokens[stop.position - 2] if stop.position > 1 else stop.before
     if earlier == "fn" and stop.accepted == {"LPAR"}:
-        return brackets.MissingBrackets(span, str(stop.before), stop.shown)
+        return brackets.MissingBrackets(span, before, stop.shown)
     named = stop.token is not None and stop.token.type == "NAME" and not stop.on_next_line
     if earlier == "scheme" and "LPAR" in stop.accepted and named:
-        return brackets.SchemeWithoutBrackets(span, str(stop.before), stop.shown, str(stop.token))
+        return brackets.SchemeWithoutBrackets(span, before, stop.shown, str(stop.token))
     return None
-
-
-def _missing_name(before: str, span: Span, token: str) -> Diagnostic:
-    if before in _EXAMPLES:
-        return say.UnnamedPart(span, before, token, _EXAMPLES[before])
-    return _UNNAMED.get(before, say.MissingName)(span, before, token)
 
 
 def _arguments(stop: Stop) -> Diagnostic | None:

@@ -17,7 +17,7 @@ from chimera_ir.source import Source, Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.build import build
 from chimera_ir.syntax.mistakes import lexical, syntactic
-from chimera_ir.syntax.stop import CLOSERS, OPENERS, Stop, span_of, starts_statement
+from chimera_ir.syntax.stop import CLOSERS, OPENERS, Stop, span_of, starts_statement, statement_start
 
 MAX_TEXT = 1 << 20
 """The most characters of a text."""
@@ -229,9 +229,7 @@ def _without_statement(tokens: list[Token], mistake: Span) -> _Rest | None:
     at = _last(tokens, mistake)
     if at < 0:
         return None
-    start = at
-    while start > 0 and not starts_statement(tokens, start):
-        start -= 1
+    start = statement_start(tokens, at)
     if start == 0 or tokens[start] in ("scheme", "pipe", "}"):
         return None
     stop = start + 1

@@ -42,10 +42,7 @@ class Stop:
     @property
     def span(self) -> Span:
         """The span of the token; at the end of the text, the place after the last token."""
-        if self.token is not None:
-            return span_of(self.token)
-        end = span_of(self.before).end
-        return Span(end, end + 1)
+        return self.gap if self.token is None else span_of(self.token)
 
     @property
     def shown(self) -> str:
@@ -86,10 +83,7 @@ class Stop:
 
     def line_start(self) -> int:
         """The position of the token that starts the line of the scheme in which the parser stopped."""
-        at = self.position - 1
-        while at > 0 and not starts_statement(self.tokens, at):
-            at -= 1
-        return at
+        return statement_start(self.tokens, self.position - 1)
 
 
 def span_of(token: Token) -> Span:
@@ -103,6 +97,13 @@ def starts_statement(tokens: list[Token], position: int) -> bool:
     if token in SCHEME_LINES or token in PIPE_LINES or token in ("scheme", "}"):
         return True
     return token.type == "NAME" and first_on_line(tokens, position)
+
+
+def statement_start(tokens: list[Token], position: int) -> int:
+    """The position of the token that starts the line of the scheme with the token at ``position``."""
+    while position > 0 and not starts_statement(tokens, position):
+        position -= 1
+    return position
 
 
 def first_on_line(tokens: list[Token], position: int) -> bool:

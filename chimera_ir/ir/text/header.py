@@ -206,8 +206,11 @@ class _HeaderReader:
         if self._updates is None:
             return 1, 0
         updates, *periods = integers(self._updates, self._updates)
-        micro_batches = self._counts["MICRO_BATCHES"]
-        self._require_updates_of_level(self._updates, per_turn=not periods)
+        micro_batches, level = self._counts["MICRO_BATCHES"], self._title.split()[0]
+        if not periods and level == "plan":
+            raise Rejected([TurnInPlan(span(self._updates), level)])
+        if periods and level != "plan":
+            raise Rejected([WrongUpdates(span(self._updates), level)])
         if not periods:
             if updates < 1 or micro_batches % updates:
                 raise Rejected([UnevenTurn(span(self._updates), micro_batches, updates)])
@@ -218,14 +221,6 @@ class _HeaderReader:
         if period < 1 or period % (micro_batches // updates):
             raise Rejected([PeriodTooShort(span(self._updates), micro_batches, updates, period)])
         return updates, period
-
-    def _require_updates_of_level(self, token: Token, *, per_turn: bool) -> None:
-        """Checks that a plan shows a number of updates, and that another level has the updates of a turn."""
-        level = self._title.split()[0]
-        if per_turn and level == "plan":
-            raise Rejected([TurnInPlan(span(token), level)])
-        if not per_turn and level != "plan":
-            raise Rejected([WrongUpdates(span(token), level)])
 
     def _read_strategies(self) -> tuple[tuple[Stage, Strategy], ...]:
         chosen: dict[Stage, Strategy] = {}

@@ -182,16 +182,12 @@ class _BodyReader:
             case "FORWARD" | "BACKWARD" | "SPLIT" | "PAIR":
                 return self._operation(token, numbers)
             case "SEND":
-                message = self._message(token, numbers[:-1])
-                if message is None or not self._within(token, "worker", numbers[-1], self._last[2]):
-                    return None
-                return Send(message, Worker(numbers[-1]), origin)
+                message = self._message(token, numbers[:-1], numbers[-1])
+                return None if message is None else Send(message, Worker(numbers[-1]), origin)
             case "RECV":
                 count = numbers.pop() if _RING.search(token) else None
-                message = self._message(token, numbers[:-2])
-                if message is None or not self._within(token, "worker", numbers[-2], self._last[2]):
-                    return None
-                if not self._slot(token, message, numbers[-1], count):
+                message = self._message(token, numbers[:-2], numbers[-2])
+                if message is None or not self._slot(token, message, numbers[-1], count):
                     return None
                 return Recv(message, Worker(numbers[-2]), Slot(numbers[-1]), origin)
             case "WAIT_SEND":
@@ -235,8 +231,11 @@ class _BodyReader:
     def _version(self, token: Token) -> Version | None:
         """The version that an operation names; a mistake if it names none and has to, or names one and may not."""
         match = _VERSION.search(token)
-        if (match is not None) is not self._header.asynchronous:
-            self._reject(_unsaid(token, asynchronous=self._header.asynchronous, stream=self._stream))
+        if match is None and self._header.asynchronous:
+            self._reject((VersionUnsaidInTurn if self._stream else VersionUnsaid)(span(token), token.split()[0]))
+        if match is not None and not self._header.asynchronous:
+            needless = NeedlessCopy if token.type in ("STASH", "DROP") else NeedlessVersion
+            self._reject(needless(span(token), token.split()[0]))
         version = integers(token, match[1] or "0")[0] if match else 0
         within = self._of_turn(token, "version", version, self._header.updates)
         return Version(version) if match and within else None
@@ -257,9 +256,7 @@ class _BodyReader:
         return None if forward is None or backward is None else Pair(forward, backward, self._origin(token))
 
     def _compute(self, token: Token, micros: list[int], stage: int, letter: str = "") -> Compute | None:
-        if not all(self._of_turn(token, "micro-batch", micro, self._last[0]) for micro in {min(micros), max(micros)}):
-            return None
-        if not self._within(token, "stage", stage, self._last[1]):
+        if not self._in_range(token, micros, stage):
             return None
         version = self._version(token)
         numbers = tuple(map(Micro, micros))
@@ -268,13 +265,19 @@ class _BodyReader:
             self._reject(VersionsTooOld(span(token), (), Instance(), (), age, MAX_AGE))
         return Compute(KINDS[letter or token[0]], numbers, Stage(stage), self._origin(token), version)
 
-    def _message(self, token: Token, numbers: list[int]) -> Message | None:
+    def _message(self, token: Token, numbers: list[int], peer: int = 0) -> Message | None:
+        """The message of a line, from its micro-batches and its two stages; ``peer`` is the worker that it names."""
         *micros, source, target = numbers
-        if not all(self._of_turn(token, "micro-batch", micro, self._last[0]) for micro in {min(micros), max(micros)}):
+        if not self._in_range(token, micros, max(source, target)):
             return None
-        if not self._within(token, "stage", max(source, target), self._last[1]):
+        if not self._within(token, "worker", peer, self._last[2]):
             return None
         return Message(tuple(map(Micro, micros)), Stage(source), Stage(target))
+
+    def _in_range(self, token: Token, micros: list[int], stage: int) -> bool:
+        ends = {min(micros), max(micros)}
+        within = all(self._of_turn(token, "micro-batch", micro, self._last[0]) for micro in ends)
+        return within and self._within(token, "stage", stage, self._last[1])
 
     def _origin(self, token: Token) -> Span:
         return span(token)._replace(turn=(0, 0) if self._stream else ())
@@ -297,20 +300,18 @@ class _BodyReader:
     def _numbers(self, token: Token) -> list[int]:
         """The numbers of a line but for its version. None, and a mistake, if the level counts in another way."""
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
+        if wrong and self._stream:
+            self._reject(NotOfTurn(span(token), wrong[1]))
+            return []
         if wrong:
-            self._reject(self._miscounted(token, wrong[1]))
+            message = NoTurnInPlan if self._level == "plan" else NoTurnToCountFrom
+            self._reject(message(span(token), wrong[1], self._level))
             return []
         try:
             return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), _VERSION.sub("", token)))
         except Rejected as rejected:
             self.mistakes.extend(rejected.diagnostics)
             return []
-
-    def _miscounted(self, token: Token, number: str) -> Diagnostic:
-        if self._stream:
-            return NotOfTurn(span(token), number)
-        message = NoTurnInPlan if self._level == "plan" else NoTurnToCountFrom
-        return message(span(token), number, self._level)
 
     def _wrong_level(self, token: Token) -> None:
         form = f"{FORMS['F']} @ 3 on w1" if self._level == "plan" else (FORMS_OF_TURN if self._stream else FORMS)["F"]
@@ -319,12 +320,6 @@ class _BodyReader:
 
     def _reject(self, mistake: Diagnostic) -> None:
         self.mistakes.append(mistake)
-
-
-def _unsaid(token: Token, *, asynchronous: bool, stream: bool) -> Diagnostic:
-    unsaid = VersionUnsaidInTurn if stream else VersionUnsaid
-    needless = NeedlessCopy if token.type in ("STASH", "DROP") else NeedlessVersion
-    return (unsaid if asynchronous else needless)(span(token), token.split()[0])
 
 
 _VERSION = re.compile(r"[ \t]v([+-]?[0-9]+)?(?![^ \t\r])")
