@@ -10,7 +10,7 @@ from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic, Severity
 from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.elaborate.builtins import BUILTINS, Builtin
+from chimera_ir.elaborate.builtins import BUILTINS
 from chimera_ir.elaborate.clauses import check_clauses, check_updates, unsupported
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
@@ -135,9 +135,6 @@ class _Checker:
             self._define(parameter.name, _ValueName(Type.INTEGER, parameter.name.span))
         for item in self._scheme.items:
             self._item(item)
-        self._unused()
-
-    def _unused(self) -> None:
         unused = ((kind, word) for kind, word, _ in self._definitions if word.text not in self._used)
         self.mistakes += [say.Unused(word.span, kind, word.text) for kind, word in unused]
 
@@ -374,17 +371,16 @@ class _Checker:
                     self.mistakes.append(say.WrongArity(node.span, function.signature(name), arity, arity, count))
                 return result
             case None if name in BUILTINS:
-                self._builtin(node, BUILTINS[name], count)
+                builtin = BUILTINS[name]
+                if not builtin.least <= count <= (builtin.most or count):
+                    limits = builtin.least, builtin.most
+                    self.mistakes.append(say.WrongArity(node.span, builtin.signature, *limits, count))
                 return Type.INTEGER
             case None:
                 self._unknown(name, node.function.span, scope, defining)
                 return None
             case _:
                 assert_never(entry)
-
-    def _builtin(self, node: ast.Call, builtin: Builtin, count: int) -> None:
-        if count < builtin.least or (builtin.most is not None and count > builtin.most):
-            self.mistakes.append(say.WrongArity(node.span, builtin.signature, builtin.least, builtin.most, count))
 
     def _size(self, expression: ast.Expression) -> _FormulaSize:
         """The size of a formula; one that is too large is reported, and counts as small."""

@@ -108,11 +108,6 @@ class Flow:
         }
 
 
-def flow(header: Header, operations: Iterable[Operation]) -> Flow:
-    """The flow of operations numbered from 0."""
-    return Flow(header, enumerate(operations))
-
-
 def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:
     """The messages that a worker sends, in the order of the operations that make their values.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
 from chimera_ir.flow.engine import Time, ends, play
-from chimera_ir.flow.flow import ABSENT, flow
+from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Operation, singles
@@ -41,7 +41,7 @@ Reads = Sequence[tuple[int, ...]]
 def reads_of(schedule: Schedule) -> Reads:
     """The reads of a schedule that is complete and placed."""
     operations = tuple(chain.from_iterable(schedule.lanes))
-    return list(map(flow(schedule.header, operations).needs, operations))
+    return list(map(Flow(schedule.header, enumerate(operations)).needs, operations))
 
 
 def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:

@@ -64,7 +64,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -218,12 +218,9 @@ def _links(schedule: Schedule, places: Flow) -> dict[_Link, list[Transfer]]:
     return links
 
 
-def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
+def _first_uses(transfers: Sequence[Transfer]) -> list[int]:
     """The first use of each message, or of a later one if that comes first, as receives are posted in order."""
-    uses: list[int] = [transfer.used for transfer in transfers]
-    for index in range(len(uses) - 2, -1, -1):
-        uses[index] = min(uses[index], uses[index + 1])
-    return uses
+    return list(accumulate((transfer.used for transfer in reversed(transfers)), min))[::-1]
 
 
 def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], sends: Sequence[Transfer]) -> Iterator[int]:

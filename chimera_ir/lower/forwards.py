@@ -43,20 +43,16 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
     level
         Complete, placed and acyclic.
     """
-    schedule = level if isinstance(level, Schedule) else level.view(_updates(level.header))
+    if isinstance(level, Schedule):
+        schedule = level
+    else:  # the updates of the fewest turns that have a micro-batch for every worker
+        turn = level.header
+        schedule = level.view(updates_a_turn(turn) * -(-turn.workers // turn.period))
     lanes = [
-        [_unversioned(operation) for operation in singles(lane) if operation.kind.opens] for lane in schedule.lanes
+        [Compute(part.kind, part.micros, part.stage, part.origin) for part in singles(lane) if part.kind.opens]
+        for lane in schedule.lanes
     ]
     return Schedule(_header(schedule.header), tuple(_ordered(lanes)))
-
-
-def _unversioned(operation: Compute) -> Compute:
-    return operation if operation.version is None else replace(operation, version=None)
-
-
-def _updates(turn: Header) -> int:
-    """The updates of the fewest turns that have a micro-batch for every worker."""
-    return updates_a_turn(turn) * -(-turn.workers // turn.period)
 
 
 def _header(trained: Header) -> Header:

@@ -12,8 +12,9 @@ B m1 s0 @ 5 on w0              B m0 s1
                                B m1 s1
 """
 
+from operator import attrgetter
+
 from chimera_ir.ir.levels import Plan, Planned, Schedule
-from chimera_ir.ir.ops import Operation
 
 
 def order(plan: Plan) -> Schedule:
@@ -30,8 +31,6 @@ def order(plan: Plan) -> Schedule:
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
     for planned in plan.operations:
         lanes[planned.worker].append(planned)
-    return Schedule(plan.header, tuple(_lane(operations) for operations in lanes))
-
-
-def _lane(operations: list[Planned]) -> tuple[Operation, ...]:
-    return tuple(planned.operation for planned in sorted(operations, key=lambda planned: planned.clock))
+    for lane in lanes:
+        lane.sort(key=attrgetter("clock"))
+    return Schedule(plan.header, tuple(tuple(planned.operation for planned in lane) for lane in lanes))

@@ -57,8 +57,9 @@ def _lark() -> Lark:
     )
 
 
+@lru_cache(maxsize=64)
 def parse(source: Source) -> ast.Scheme:
-    """The scheme of a text.
+    """The scheme of a text, read once: a sweep and a plan compile the same text at many sizes.
 
     Raises
     ------
@@ -71,12 +72,6 @@ def parse(source: Source) -> ast.Scheme:
     >>> scheme.name.text, len(scheme.items)
     ('tiny', 1)
     """
-    return _parsed(source)
-
-
-@lru_cache(maxsize=64)
-def _parsed(source: Source) -> ast.Scheme:
-    """The scheme of a text, read once: a sweep and a plan compile the same text at many sizes."""
     # Mistakes in single tokens. Their lines are left out.
     _require_text(source.text)
     tokens = _tokens(source.text)
@@ -96,7 +91,11 @@ def _parsed(source: Source) -> ast.Scheme:
     whole = _parse(rest.tokens, 0, source.text) if rest.start else outcome
     if isinstance(whole, Diagnostic):
         raise Rejected([*mistakes, whole])
-    return _finish(whole, mistakes)
+    _require_shallow(whole)
+    scheme, more = build(whole)
+    if mistakes or more:
+        raise Rejected([*mistakes, *more])
+    return scheme
 
 
 class _Rest(NamedTuple):
@@ -104,15 +103,6 @@ class _Rest(NamedTuple):
 
     tokens: list[Token]
     start: int
-
-
-def _finish(tree: Tree[Token], mistakes: list[Diagnostic]) -> ast.Scheme:
-    """The tree as a scheme; raises the mistakes in the tree and in the lines that were left out."""
-    _require_shallow(tree)
-    scheme, more = build(tree)
-    if mistakes or more:
-        raise Rejected([*mistakes, *more])
-    return scheme
 
 
 def _tokens(text: str) -> list[Token]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from chimera_ir.diagnostics.catalogue.schedule import ClockNotIncreasing
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.flow import ABSENT, flow
+from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.ir.levels import Plan, Planned
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
@@ -20,7 +20,7 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
     The warning shows the first of these dependencies and their number. A missing operation gives no warning.
     """
     operations = plan.operations
-    data_flow = flow(plan.header, (planned.operation for planned in operations))
+    data_flow = Flow(plan.header, enumerate(planned.operation for planned in operations))
     falling: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
     for after in operations:
         for number in data_flow.needs(after.operation):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from chimera_ir.diagnostics.catalogue.schedule import GroupsDiffer, PipesMixed, UpdatesMixed
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.flow import flow
+from chimera_ir.flow.flow import Flow
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header
@@ -47,7 +47,7 @@ def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic
 
 
 def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:
-    data_flow = flow(header, operations)
+    data_flow = Flow(header, enumerate(operations))
     differing: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
     for operation in operations:
         for value in operation.kind.reads:

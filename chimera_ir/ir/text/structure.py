@@ -53,21 +53,11 @@ def tree_of(source: Source) -> Tree[Token]:
         tree = _parser().parse(source.text)
     except UnexpectedToken as unexpected:
         raise Rejected(_structure(source, unexpected.token)) from None
-    lines = _lines(tree)
+    lines = list(tree.scan_values(lambda _: True))
     malformed = [token for token in lines if token.type == "OTHER"]
     if malformed:
         raise Rejected(_malformed(malformed, lines))
     return tree
-
-
-def _lines(tree: Tree[Token]) -> list[Token]:
-    lines: list[Token] = []
-    for child in tree.children:
-        if isinstance(child, Token):
-            lines.append(child)
-        else:
-            lines.extend(token for token in child.children if isinstance(token, Token))
-    return lines
 
 
 def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
