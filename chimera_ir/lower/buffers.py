@@ -54,14 +54,14 @@ def _lowest(uses: list[tuple[int, int]]) -> list[Slot]:
     """The lowest slot that is free for each message; a slot is free after the last use of the message in it."""
     free: list[Slot] = []
     busy: list[tuple[int, Slot]] = []
-    taken: list[Slot] = []
+    lowest: list[Slot] = []
     for before, last_use in uses:
         while busy and busy[0][0] < before:
             heappush(free, heappop(busy)[1])
         slot = heappop(free) if free else Slot(len(busy))
         heappush(busy, (last_use, slot))
-        taken.append(slot)
-    return taken
+        lowest.append(slot)
+    return lowest
 
 
 def rings(
