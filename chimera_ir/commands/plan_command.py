@@ -1,7 +1,6 @@
 """``chimera plan``: a ranking of schemes, copies, stages and micro-batches by their predicted time."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,8 +23,8 @@ from chimera_ir.planner.command_lines import Files
 from chimera_ir.planner.judge import Judge
 from chimera_ir.planner.listing import View
 from chimera_ir.planner.notes import notes
-from chimera_ir.planner.rank import Ranking, rank
-from chimera_ir.planner.recommendation import Recommendation, recommendation
+from chimera_ir.planner.rank import rank
+from chimera_ir.planner.recommendation import recommendation
 from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
 from chimera_ir.plural import counted
 from chimera_ir.profile.choose import Inputs
@@ -40,21 +39,6 @@ MOST = 10**6
 """The most workers, and the most items of a mini-batch."""
 
 _LIBRARY = "--library"
-
-
-@dataclass(frozen=True, slots=True)
-class _Printout:
-    """Text to print: a view of the choices and the command lines of row number ``choose``, or all as JSON.
-
-    ``error`` is the share by which the model may be off; ``warnings`` are those of the files.
-    """
-
-    view: View
-    choose: int
-    error: float
-    as_json: bool
-    files: Files
-    warnings: tuple[str, ...]
 
 
 @click.command(
@@ -196,24 +180,19 @@ def plan_command(
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
         doing("explaining the first choice")
         answer = recommendation(ranking)
-    _deliver(ranking, answer, _Printout(View(top, everything, why), choose, error, as_json, files, inputs.warnings))
-
-
-def _deliver(ranking: Ranking, answer: Recommendation, wanted: _Printout) -> None:
-    """Show the recommendation, the ranking, and the commands of the chosen configuration."""
-    view = wanted.view
-    rows = ranking.rows(view.everything or wanted.as_json)
-    if rows and wanted.choose > len(rows):
-        raise WrongCommand(f"--choose {wanted.choose}: there are only {counted(len(rows), 'row')}, and more with --all")
-    said = notes(ranking, wanted.error, wanted.warnings)
-    chosen = rows[wanted.choose - 1] if rows else None
-    if wanted.as_json:
-        content = listing.as_json(ranking, answer, said, wanted.warnings, chosen, wanted.files)
-        write_json(content)
+    # The recommendation, the ranking, and the commands of the chosen configuration.
+    rows = ranking.rows(everything or as_json)
+    if rows and choose > len(rows):
+        raise WrongCommand(f"--choose {choose}: there are only {counted(len(rows), 'row')}, and more with --all")
+    remarks = notes(ranking, error, inputs.warnings)
+    chosen = rows[choose - 1] if rows else None
+    if as_json:
+        write_json(listing.as_json(ranking, answer, remarks, inputs.warnings, chosen, files))
     else:
-        write(printed(lambda console: console.print(listing.table(ranking, answer, said, view))))
+        view = View(top, everything, why)
+        write(printed(lambda console: console.print(listing.table(ranking, answer, remarks, view))))
         if chosen:
-            write(listing.lines(chosen, ranking, wanted.files))
+            write(listing.lines(chosen, ranking, files))
     if not rows:
         sys.exit(WRONG_TEXT)
 

@@ -116,6 +116,9 @@ _MACHINES = (
 )
 """Options of torchrun that are about several machines."""
 
+_OF_COMPILER = ("costs", "recompute", "sync", "tied", "communicators", "max_operations", "library")
+"""The options that decide what is compiled; ``communicators`` is an option of train.py, too."""
+
 
 def _refuse_machines(_: click.Context, option: click.Parameter, given: object) -> None:
     if given is not None:
@@ -178,18 +181,11 @@ class _WithModelArguments(SectionedCommand):
 def run_command(
     scheme: str,
     settings: dict[str, int],
-    costs: dict[str, str],
-    recompute: bool,
-    sync: str | None,
-    tied: list[list[int | str]],
-    communicators: str | None,
     out: Path | None,
-    max_operations: int,
-    library: tuple[Path, ...],
     no_cache: bool,
     copies: int,
     model_arguments: tuple[str, ...],
-    **training: Any,
+    **options: Any,
 ) -> None:
     """Compile SCHEME and train MODEL.py with it on this machine, under torchrun.
 
@@ -202,7 +198,9 @@ def run_command(
     """
     # Mistakes in the options of train.py and in the model file show before anything is compiled.
     require_torch("training")
-    of_train = [*_words(training | {"communicators": communicators})]
+    of_compiler = {name: options[name] for name in _OF_COMPILER}
+    training = {name: value for name, value in options.items() if name not in _OF_COMPILER}
+    of_train = [*_words(training | {"communicators": options["communicators"]})]
     with _as_ranks_would():
         given = parse(of_train)
     try:
@@ -210,16 +208,7 @@ def run_command(
     except Refused as error:
         raise _WrongModel(str(error)) from error
     # Compile; then the options have to fit the program, as with the micro-batches of a replica.
-    options = {
-        "costs": costs,
-        "recompute": recompute,
-        "sync": sync,
-        "tied": tied,
-        "communicators": communicators,
-        "max_operations": max_operations,
-        "library": library,
-    }
-    _, answer = answered(scheme, settings, options, None, no_cache)
+    _, answer = answered(scheme, settings, of_compiler, None, no_cache)
     assert answer.output is not None, "a whole compilation has an output directory"
     job, _ = parsed(answer.output.files["program.json"])
     with _as_ranks_would():

@@ -308,13 +308,9 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
     batches, device = cut.batches(size), cut.device
     names = Names(0, 0, cut.stages, _TIMEOUT)
     numbering = Numbering(cut.seed, copy=0, passes=1, cycle=_MICROS)
-    ending: StageOutput
-    counted = first_pass.trace.count is not None
-    ending = (
-        SendOutput(stage, first_pass.after)
-        if first_pass.after
-        else LossOutput(cut.model.judge, 1.0, numbering, counted)
-    )
+    ending: StageOutput = LossOutput(cut.model.judge, 1.0, numbering, first_pass.trace.count is not None)
+    if first_pass.after:
+        ending = SendOutput(stage, first_pass.after)
     optimizer = _optimizer(cut, module)
     runnable = Stage(
         stage,
