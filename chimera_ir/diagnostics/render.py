@@ -69,7 +69,9 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
     if diagnostic.help:
         lines.append(_fact("help", diagnostic.fill(diagnostic.help), margin, style))
     for note in notes:
-        lines += _elsewhere(note, source, margin, style)
+        if note.span is not None:
+            lines.append(f"{style.note}note{style.end}: {_sentence(note.text)}")
+            lines += _excerpt(note.span, "", source, margin, style.note, style)
     lines += [f"{' ' * margin}   {visible(row)}" for row in diagnostic.drawing()]
     return "\n".join(lines)
 
@@ -100,14 +102,6 @@ def _sentence(text: str) -> str:
     """A sentence, shortened to ``MAX_SENTENCE`` columns."""
     shown = visible(text)
     return shown if len(shown) <= MAX_SENTENCE else _head(shown, MAX_SENTENCE)
-
-
-def _elsewhere(note: Note, source: Source, margin: int, style: _Style) -> list[str]:
-    """A note with its place, the line there, and carets."""
-    if note.span is None:
-        return []
-    head = f"{style.note}note{style.end}: {_sentence(note.text)}"
-    return [head, *_excerpt(note.span, "", source, margin, style.note, style)]
 
 
 def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, style: _Style) -> list[str]:

@@ -136,16 +136,12 @@ def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
         )
     for (scheme, reason), members in sorted(groups.items()):
         nearest = min(members, key=lambda left_out: left_out.needed)
-        example = _example(nearest, ranking.roles[nearest.source])
+        example = f"{', '.join(_attempted(nearest, ranking.roles[nearest.source]))}: {nearest.detail}"
         named = [scheme] if why else []
         shown.add_row(
             *named, reason, str(len(members)), example if why else f"{scheme_argument(nearest.source)} {example}"
         )
     yield from (Text(), shown)
-
-
-def _example(left_out: LeftOut, roles: Roles) -> str:
-    return f"{', '.join(_attempted(left_out, roles))}: {left_out.detail}"
 
 
 def _attempted(left_out: LeftOut, roles: Roles) -> Iterator[str]:
