@@ -39,7 +39,7 @@ CEILINGS = {
     "cache": 3,
     "chimera_runtime": 8,
     "codegen": 1,
-    "commands": 16,
+    "commands": 15,
     "comparison": 1,
     "cost": 3,
     "diagnostics": 1,
