@@ -180,10 +180,11 @@ def _event(events: Events, times: _EventTimes, number: int) -> Event:
     """An event with its times; a wait begins when the event before it on its lane ends."""
     role, instruction, workers, _ = events.nodes[number]
     start, end = times.starts[number], times.ends[number]
-    posted = max((times.ends[other] for other in events.posted.get(number, ())), default=0.0)
     if role is Role.WAIT:
         start = times.ends[events.before[number][0]]
-    return Event(role, instruction, workers, posted if role in (Role.WIRE, Role.SUM) else start, start, end)
+    # Only wires and sums are posted by several workers.
+    posted = max((times.ends[other] for other in events.posted.get(number, ())), default=start)
+    return Event(role, instruction, workers, posted, start, end)
 
 
 def _by_start(events: Iterable[Event]) -> tuple[Event, ...]:
