@@ -25,7 +25,7 @@ class Example:
 
 
 def messages() -> dict[str, type[Diagnostic]]:
-    """The classes of all messages by their codes, in the order of the codes; their forms have no entry."""
+    """The classes that have a code of their own, by their codes, in the order of the codes."""
     modules = (import_module(f"{catalogue.__name__}.{module.name}") for module in iter_modules(catalogue.__path__))
     classes = {value for module in modules for value in vars(module).values() if _is_message(value)}
     return {message.code: message for message in sorted(classes, key=lambda message: message.code)}
@@ -41,12 +41,12 @@ def meaning(described: type) -> str:
 
 
 def pattern(template: str) -> str:
-    """A title or help with its facts left open, as in ``worker <worker> has no stage``."""
+    """A title or help with placeholders for its fields, as in ``worker <worker> has no stage``."""
     return _FIELD.sub(r"<\1>", template.replace("{{", "{").replace("}}", "}"))
 
 
 def example(code: str) -> Example | None:
-    """The shortest text that gets this message, if there is one; rather one that gets it first and is not empty."""
+    """The shortest example of a message, if any; texts that are not empty and get the message first are preferred."""
     shown = min(_examples(code), key=lambda pair: (pair[0], not pair[1].text.strip(), len(pair[1].text)), default=None)
     return shown and shown[1]
 

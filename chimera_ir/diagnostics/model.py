@@ -1,4 +1,4 @@
-"""A diagnostic is a frozen dataclass: its words are class text, its facts are fields; the raise site holds no prose."""
+"""Diagnostics as frozen dataclasses: a class has the words of a message, and its fields fill them in."""
 
 import re
 import string
@@ -12,7 +12,7 @@ from chimera_ir.source import Span
 
 
 class Severity(Enum):
-    """Rank of a diagnostic; an error stops the compilation at the end of its level."""
+    """Error or warning; an error stops the compilation at the end of its level."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -80,7 +80,7 @@ class Diagnostic(_LazyDataclass):
         return ()
 
     def fill(self, template: str) -> str:
-        """Fills a template with the facts of the diagnostic.
+        """Fills a template with the fields and properties of the diagnostic.
 
         ``{count:stage}`` is a number of stages, ``{count:and more}`` follows the first of ``count`` mistakes, and
         ``{closest:else unknown}`` asks whether ``closest`` was meant, or is ``unknown`` if that is None.
@@ -88,7 +88,7 @@ class Diagnostic(_LazyDataclass):
         return self.relative_to_turn(_Formatter(self).format(template))
 
     def relative_to_turn(self, text: str) -> str:
-        """A text with its micro-batches and versions counted from the turn that the diagnostic is about, if any."""
+        """A text with its micro-batches and versions counted from the turn of the diagnostic's place, if it has one."""
         if not self.span.turn:
             return text
 

@@ -69,7 +69,7 @@ class MissingComma(Diagnostic):
 
 
 class WrongArguments(Diagnostic):
-    """An operation that is not written ``F(m, s)``."""
+    """An operation whose arguments are not a micro-batch and a stage in round brackets, as in ``F(m, s)``."""
 
     code = "CH138"
     title = "the operation `{letter}` takes a micro-batch and a stage in round brackets"
@@ -111,7 +111,7 @@ class SchemeWithoutBrackets(MissingBrackets):
 
 
 class SeveralValues(Diagnostic):
-    """Several formulas where one belongs."""
+    """Several formulas, separated by commas, where one value belongs."""
 
     code = "CH142"
     title = "one value stands here, and this comma begins a second one"

@@ -23,7 +23,7 @@ class Missing(Diagnostic):
 
     @property
     def lacking(self) -> str:
-        """The nouns of the operations that are missing."""
+        """The missing operations in words, as in ``forward and no backward``."""
         return " and no ".join(self.kinds)
 
 
@@ -51,7 +51,7 @@ class Duplicate(Diagnostic):
 
 
 class DoneTwice(Diagnostic):
-    """Two kinds of operations do the same for a micro-batch, as a backward and an input gradient do."""
+    """Two operations of different kinds do the same for a micro-batch, such as a backward and an input gradient."""
 
     code = "CH318"
     title = "`{operation}` does again what `{first}` does{count:and more}"

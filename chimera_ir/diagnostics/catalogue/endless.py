@@ -1,4 +1,4 @@
-"""CH254 and on: schemes whose micro-batches go on for ever, and formulas that do not go on as they must."""
+"""CH254 and on: mistakes in schemes whose micro-batches go on for ever, such as formulas that do not repeat."""
 
 from chimera_ir.diagnostics.catalogue.values import InFormula, InInstance
 from chimera_ir.diagnostics.model import Diagnostic
@@ -28,7 +28,7 @@ class PipeEnds(Diagnostic):
 
 
 class NeedlessReads(Diagnostic):
-    """A choice of weight versions where there is one."""
+    """A ``reads version`` line in a synchronous scheme, which has only one version of the weights."""
 
     code = "CH256"
     title = "`reads version` chooses among weight versions, and without `update every` there is one"
@@ -37,7 +37,7 @@ class NeedlessReads(Diagnostic):
 
 
 class NeverLazy(Diagnostic):
-    """A sum of gradients that waits for an end which does not come."""
+    """``sync lazy`` in an asynchronous scheme, in which a worker's compute has no end to wait for."""
 
     code = "CH257"
     title = "`sync lazy` waits for the end of a worker's compute, and an asynchronous scheme has none"
@@ -46,7 +46,7 @@ class NeverLazy(Diagnostic):
 
 
 class BadUpdate(InInstance):
-    """An update after fewer than one micro-batch."""
+    """An ``update every`` line with a number of micro-batches below 1."""
 
     code = "CH258"
     title = "weights are updated after every 1 or more micro-batches, and this is {count}"
@@ -56,7 +56,7 @@ class BadUpdate(InInstance):
 
 
 class NumbersNeeded(InInstance):
-    """Several pipes without an end, one of which does not number its micro-batches."""
+    """A pipe that does not number its micro-batches with ``as``, in a scheme with several pipes without an end."""
 
     code = "CH259"
     title = "the pipe `{instance.pipe}` does not number its micro-batches, and there are {count:pipe} without an end"
@@ -66,7 +66,7 @@ class NumbersNeeded(InInstance):
 
 
 class GrowingProduct(InFormula):
-    """A product that grows faster than the micro-batch."""
+    """A product of two values that both change with the micro-batch, one of which grows without end."""
 
     code = "CH260"
     title = "this product is not quasi-affine: neither factor is constant, and one of them grows without end"
@@ -77,7 +77,7 @@ class GrowingProduct(InFormula):
 
 
 class ChangingDivisor(InFormula):
-    """A divisor that is not constant."""
+    """A divisor that changes with the micro-batch, in a pipe without end."""
 
     code = "CH261"
     title = "the divisor `{divisor}` changes with the micro-batch"
@@ -87,7 +87,7 @@ class ChangingDivisor(InFormula):
 
 
 class GrowingCondition(InFormula):
-    """A condition that holds from some micro-batch on, or until one."""
+    """A condition that changes once and for all at some micro-batch, instead of repeating."""
 
     code = "CH262"
     title = "this condition does not repeat: its sides grow apart without end"
@@ -96,7 +96,7 @@ class GrowingCondition(InFormula):
 
 
 class GrowingArgument(InFormula):
-    """A function of a value that grows without end."""
+    """A function that is called with a value that grows without end."""
 
     code = "CH263"
     title = "`{function}` takes a value that grows without end"
@@ -112,7 +112,7 @@ class GrowingExtreme(GrowingArgument):
 
 
 class BranchesDrift(InFormula):
-    """An ``if`` whose values grow apart."""
+    """An ``if`` whose two values grow at different rates per micro-batch."""
 
     code = "CH264"
     title = "the two values of this `if` grow apart without end"
@@ -123,7 +123,7 @@ class BranchesDrift(InFormula):
 
 
 class RepeatsTooLate(InFormula):
-    """A formula with too long a period or warm-up."""
+    """A formula whose values repeat only after too many micro-batches."""
 
     code = "CH265"
     title = "this repeats only after {count:micro-batch} or more, and the limit is {most:,}"
@@ -134,7 +134,7 @@ class RepeatsTooLate(InFormula):
 
 
 class StageDrifts(InFormula):
-    """An operation whose stage grows with the micro-batch."""
+    """An operation whose stage grows without end from micro-batch to micro-batch."""
 
     code = "CH266"
     title = "the stage of this operation grows without end"
@@ -144,7 +144,7 @@ class StageDrifts(InFormula):
 
 
 class MicroStrays(InFormula):
-    """An operation on a micro-batch that its m does not stand for."""
+    """An operation on another micro-batch than the line's variable stands for, such as ``F(m + 1, s)``."""
 
     code = "CH267"
     title = "`{micro}` is not within what `{variable}` stands for"
@@ -156,12 +156,12 @@ class MicroStrays(InFormula):
 
     @property
     def expected(self) -> str:
-        """The micro-batches over which the operation may be."""
+        """The micro-batches that the variable stands for, as in ``m..m+2``."""
         return f"`{self.variable}`" if self.step == 1 else f"`{self.variable}..{self.variable}+{self.step}`, or a part"
 
 
 class ClockStands(InInstance):
-    """A clock that does not grow."""
+    """A clock that does not grow from micro-batch to micro-batch, in a pipe without end."""
 
     code = "CH268"
     title = "this clock does not advance from micro-batch to micro-batch"
@@ -171,7 +171,7 @@ class ClockStands(InInstance):
 
 
 class LanesDrift(InInstance):
-    """Two clocks of a pipe that grow apart."""
+    """Two clocks of a pipe without end that grow at different rates per micro-batch."""
 
     code = "CH269"
     title = "two clocks of the pipe `{instance.pipe}` grow apart without end"
@@ -186,7 +186,7 @@ class LanesDrift(InInstance):
 
 
 class NumbersDrift(InInstance):
-    """Global numbers that do not keep pace with the clocks."""
+    """Numbers after ``as`` that grow too fast or too slowly to number the micro-batches of all pipes without gaps."""
 
     code = "CH270"
     title = "the numbers of the pipe `{instance.pipe}` grow by {rate} per micro-batch, and should grow by {expected}"
@@ -199,7 +199,7 @@ class NumbersDrift(InInstance):
 
 
 class NumberOutsideTurn(InInstance):
-    """A global number that is negative, or too large to leave none out."""
+    """A number after ``as`` that is negative, or so large that a lower number is left out."""
 
     code = "CH271"
     title = (
@@ -220,7 +220,7 @@ class NumberOutsideTurn(InInstance):
 
 
 class VersionsDrift(InInstance):
-    """Versions that do not keep pace with the updates."""
+    """A version after ``reads version`` that grows faster or slower than updates make versions."""
 
     code = "CH272"
     title = "the version that is read grows by {rate} per micro-batch, and weights by {expected}"
@@ -232,7 +232,7 @@ class VersionsDrift(InInstance):
 
 
 class NegativeVersion(InInstance):
-    """A version before the first one."""
+    """A version after ``reads version`` that is below 0, the first version."""
 
     code = "CH273"
     title = "micro-batch {micro} reads version {version} on stage {stage}, and the first version is 0"
@@ -244,7 +244,7 @@ class NegativeVersion(InInstance):
 
 
 class VersionUnsettled(InInstance):
-    """A warm-up with versions of its own."""
+    """A micro-batch of the warm-up that reads another version than the rule of the later micro-batches gives."""
 
     code = "CH274"
     title = (
@@ -259,7 +259,7 @@ class VersionUnsettled(InInstance):
 
 
 class GroupTorn(InInstance):
-    """An operation over micro-batches of two updates, or of two versions."""
+    """An operation over micro-batches of two different updates, or with two different versions of the weights."""
 
     code = "CH275"
     title = "one operation takes the micro-batches {first} and {second}, of the {quantity}s {of_first} and {of_second}"
@@ -273,7 +273,7 @@ class GroupTorn(InInstance):
 
 
 class TooManyInTurns(InInstance):
-    """An unbounded scheme whose steady state does not fit into the limit."""
+    """An asynchronous scheme whose warm-up, steady state and drain have too many operations."""
 
     code = "CH276"
     title = "warm-up, steady state and drain take at least {count:operation}, and the limit is {limit:,}"
@@ -286,7 +286,7 @@ class TooManyInTurns(InInstance):
 
 
 class VersionsTooOld(InFormula):
-    """Versions so old that nobody could keep the copies of weights."""
+    """Weights that are read so many updates after they were made that no worker could keep all the copies."""
 
     code = "CH277"
     title = "the weights that are read here are {count:update} old, and the limit is {most:,}"

@@ -108,7 +108,7 @@ UNSAYABLE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("skip", "skips", "omit", "without", "except"), _SKIPS),
     **dict.fromkeys(("offload", "reload", "prefetch", "move", "moves", "evict", "swap"), _MOVES),
 }
-"""Words that the language lacks, each with its topic and the line or option that does it."""
+"""Words that the language lacks, each with its topic and the line or option to use instead."""
 
 
 class ForeignSpelling(Diagnostic):
@@ -127,7 +127,7 @@ class ForeignSpelling(Diagnostic):
 
     @property
     def advice(self) -> str:
-        """The way to write it in a scheme."""
+        """The way to write in a scheme what the operator means."""
         return _spelling(self.token)[1]
 
 
@@ -148,7 +148,7 @@ class UpperCase(ForeignSpelling):
 
 
 class CannotSay(Diagnostic):
-    """A word for what the language cannot say."""
+    """A word for something that a scheme cannot express, such as costs or skipped stages."""
 
     code = "CH143"
     title = "a scheme says nothing about {topic}"
@@ -163,5 +163,5 @@ class CannotSay(Diagnostic):
 
     @property
     def instead(self) -> str:
-        """The line, or the option, that does it."""
+        """The line or option to use instead of the word."""
         return UNSAYABLE[self.word][1]

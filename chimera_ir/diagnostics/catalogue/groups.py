@@ -5,7 +5,7 @@ from chimera_ir.source import Span
 
 
 class BadStep(InInstance):
-    """A step below 1."""
+    """A number after ``by`` that is below 1."""
 
     code = "CH249"
     title = "a step is 1 or more, and this one is {step}"
@@ -15,7 +15,7 @@ class BadStep(InInstance):
 
 
 class EmptyGroup(InInstance):
-    """An operation over no micro-batch."""
+    """An operation over an empty range of micro-batches."""
 
     code = "CH250"
     title = "the range {start}..{stop} holds no micro-batch"
@@ -39,7 +39,7 @@ class HalvesDiffer(InInstance):
 
 
 class OddHalves(InInstance):
-    """Halves that make no whole number of micro-batches."""
+    """An odd number of half micro-batches, which do not make whole ones."""
 
     code = "CH252"
     title = "{count:half micro-batch} cannot be whole ones"
@@ -49,7 +49,7 @@ class OddHalves(InInstance):
 
 
 class SyncDiffers(InInstance):
-    """Two pipes ask for different strategies for one stage."""
+    """Two pipes ask for different strategies, such as lazy and eager, for the gradients of one stage."""
 
     code = "CH253"
     title = "stage {stage} is synchronised `{mode}` here and `{other_mode}` in the pipe `{other}`"

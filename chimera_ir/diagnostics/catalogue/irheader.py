@@ -5,7 +5,7 @@ from chimera_ir.source import Span
 
 
 class MissingHeader(Diagnostic):
-    """The header lacks a line."""
+    """A line that every header has is missing."""
 
     code = "CH505"
     title = "the header has no `{word}` line"
@@ -16,7 +16,7 @@ class MissingHeader(Diagnostic):
 
 
 class PlacementLength(Diagnostic):
-    """A pipe places too few or too many stages."""
+    """A pipe lists more or fewer workers after ``on`` than there are stages."""
 
     code = "CH509"
     title = "pipe {pipe} places {placed} of {stages:stage}"
@@ -51,7 +51,7 @@ class MicroMissing(Diagnostic):
 
     @property
     def after(self) -> int:
-        """The end of the run that would add it."""
+        """The end of the half-open run that would add the micro-batch."""
         return self.micro + 1
 
     @property
@@ -91,7 +91,7 @@ class EntryTwice(HeaderTwice):
 
 
 class HalvesLeftOver(Diagnostic):
-    """Halves that make no whole number of micro-batches."""
+    """An odd number of half micro-batches, which do not make whole ones."""
 
     code = "CH516"
     title = "{count:half micro-batch} cannot be whole ones"
@@ -101,7 +101,7 @@ class HalvesLeftOver(Diagnostic):
 
 
 class UnevenUpdates(Diagnostic):
-    """Updates that do not share the micro-batches evenly, or lanes that repeat within an update."""
+    """A number of updates that does not divide the micro-batches, or a period that is not a number of whole updates."""
 
     code = "CH517"
     title = "{updates:update} that repeat every {period} cannot be made of {micro_batches:micro-batch}"
@@ -113,7 +113,7 @@ class UnevenUpdates(Diagnostic):
 
 
 class PeriodTooShort(UnevenUpdates):
-    """Lanes that repeat within an update."""
+    """A period that is not a number of whole updates."""
 
     label = "an update takes {taken_by_update}"
 
@@ -147,7 +147,7 @@ class TurnInPlan(WrongUpdates):
 
 
 class UnevenTurn(Diagnostic):
-    """The micro-batches of a turn cannot be shared out to its updates."""
+    """A number of updates of a turn that does not divide the micro-batches of the turn."""
 
     code = "CH520"
     title = "{updates:update} of a turn cannot be made of {micro_batches:micro-batch}"
@@ -158,7 +158,7 @@ class UnevenTurn(Diagnostic):
 
 
 class KindLacking(Diagnostic):
-    """A header with a kind of operation and without the kind that makes what it reads."""
+    """A ``kinds`` line that names a kind of operation, but not the kind that makes what its operations read."""
 
     code = "CH525"
     title = "`{line}`: no operation makes what a {reader} reads"
@@ -170,7 +170,7 @@ class KindLacking(Diagnostic):
 
 
 class KindUnfinished(Diagnostic):
-    """A header with kinds that sum the gradients of weights, and with one whose share nothing sums."""
+    """A ``kinds`` line with operations that leave weight gradients, but without the kind that sums them."""
 
     code = "CH528"
     title = "`{line}`: no operation sums the weight gradients that {nouns} leave"
@@ -181,7 +181,7 @@ class KindUnfinished(Diagnostic):
 
 
 class NoUpdates(Diagnostic):
-    """A line of a header about updates, where the kinds of operations make none."""
+    """A line about updates in a header whose kinds of operations make no update."""
 
     code = "CH526"
     title = "`{word}` is about updates, and there are none"

@@ -14,7 +14,7 @@ class NoTitle(Diagnostic):
 
 
 class MalformedLine(Diagnostic):
-    """A malformed line."""
+    """A line whose first word is known, but which does not have the form that this word asks for."""
 
     code = "CH502"
     title = "this `{word}` line is malformed"
@@ -75,7 +75,7 @@ class HeaderTooLate(OutOfOrder):
 
 
 class HeadingTooLate(OutOfOrder):
-    """A heading of a lane below operations without one."""
+    """A ``worker`` heading below operations that stand under no heading."""
 
     label = "a heading after operations that have none"
 
@@ -148,7 +148,7 @@ class WrongLevel(Diagnostic):
 
 
 class MoreMistakes(Diagnostic):
-    """More errors than are shown."""
+    """More errors in an IR text than are shown one by one."""
 
     code = "CH515"
     title = "{count:more error} like these"
@@ -182,13 +182,13 @@ class NeedlessVersion(VersionUnsaid):
 
 
 class NeedlessCopy(NeedlessVersion):
-    """A line that keeps, or no longer keeps, a version of the weights in a synchronous program."""
+    """A ``stash`` or ``drop`` line in a synchronous program, which has only one version of the weights."""
 
     help = "remove the line; or add `updates U per turn` to the header of a program without a flush"
 
 
 class NotOfTurn(Diagnostic):
-    """A number in a turn that is not counted from the turn."""
+    """A plain number, as in ``m3``, where micro-batches and versions are counted from the turn, as in ``m+1``."""
 
     code = "CH521"
     title = "`{number}` is not counted from the turn"
@@ -201,7 +201,7 @@ class NotOfTurn(Diagnostic):
 
 
 class NoTurnToCountFrom(Diagnostic):
-    """A number that is counted from a turn, in a level that has none."""
+    """A number that is counted from a turn, as in ``m+1``, in a level that has no turn."""
 
     code = "CH522"
     title = "`{number}` is counted from a turn, and this {level} has none"
@@ -218,7 +218,7 @@ class NoTurnInPlan(NoTurnToCountFrom):
 
 
 class RingUnsaid(Diagnostic):
-    """A receive of a turn without the number of slots."""
+    """A ``recv`` of a turn that does not say how many slots its messages use one after the other."""
 
     code = "CH523"
     title = "this `recv` does not say how many slots there are"

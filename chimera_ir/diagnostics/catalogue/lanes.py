@@ -22,7 +22,7 @@ class MissingLine(InLane):
 
 
 class MissingSend(MissingLine):
-    """A value that another worker needs and does not get."""
+    """A missing send of a value that another worker needs."""
 
     label = "worker {peer} needs {content} for `{user}`"
     help = MissingLine.help + ", after `{operation}`"
@@ -57,7 +57,7 @@ class MissingRecv(MissingWaitRecv):
 
 
 class MissingStep(MissingLine):
-    """An update that leaves weights as they are."""
+    """A missing step, without which an update leaves weights as they are."""
 
     label = "worker {worker} holds weights of {group}, which every update must change"
     help = MissingLine.help + ", at the end"
@@ -66,25 +66,25 @@ class MissingStep(MissingLine):
 
 
 class MissingStepOfMany(MissingStep):
-    """An update, before others, that leaves weights as they are."""
+    """A missing step of an update that other updates follow."""
 
     help = MissingLine.help + ", before the next update's backwards"
 
 
 class MissingSum(MissingStep):
-    """A sum in which a worker takes no part."""
+    """A missing launch of a sum in which the worker must take part."""
 
     label = "every worker that holds {part}{group} takes part in the sum of its gradients"
     help = MissingLine.help + ", after its last backward of {whose}"
 
     @property
     def part(self) -> str:
-        """The words in front of stages that share parameters."""
+        """The words ``a stage of `` for a weight group of tied stages; else nothing."""
         return "a stage of " if self.tied else ""
 
     @property
     def whose(self) -> str:
-        """The stage, or the stages that share parameters."""
+        """The words for the stage of the weight group, or for its tied stages."""
         return "those stages" if self.tied else "that stage"
 
 
@@ -96,7 +96,7 @@ class MissingWaitSum(MissingStep):
 
 
 class MissingStash(MissingLine):
-    """A version that is read after the next one has been made, and is not kept."""
+    """A missing stash of a version that is still read after the next version has been made."""
 
     label = "`{operation}` reads {weights} after `{step}`"
     help = MissingLine.help + ", before `{step}`"
@@ -106,7 +106,7 @@ class MissingStash(MissingLine):
 
 
 class MissingDrop(MissingLine):
-    """A version that is kept for ever."""
+    """A missing drop, without which a stashed version is kept for ever."""
 
     label = "nothing lets {weights} go"
     help = MissingLine.help + ", after `{end}`"
@@ -124,21 +124,21 @@ class RedundantLine(InLane):
 
 
 class NeverReplaced(RedundantLine):
-    """A copy of weights that no step changes."""
+    """A stash of weights that no later step changes."""
 
     title = "`{line}` on worker {worker} is redundant: no step follows {weights}"
     weights: str
 
 
 class NeverStashed(RedundantLine):
-    """The end of a copy that there is not."""
+    """A drop of a version that is not stashed."""
 
     title = "`{line}` on worker {worker} is redundant: {weights} is not stashed"
     weights: str
 
 
 class RepeatedLine(RedundantLine):
-    """A second line that does the same with weights or a sum."""
+    """A line that does with weights or a sum what an earlier line has already done."""
 
     title = "`{line}` on worker {worker} is redundant: {content} is already {done}"
     related = ("first", "this line does the same")
@@ -148,13 +148,13 @@ class RepeatedLine(RedundantLine):
 
 
 class RepeatedMessage(RepeatedLine):
-    """A second line that does the same with a message."""
+    """A line that does with a message what an earlier line has already done."""
 
     title = "`{line}` on worker {worker} is redundant: {content} are already {done}"
 
 
 class LineTooEarly(InLane):
-    """A line before another that it must follow."""
+    """A line above another line that it must follow."""
 
     code = "CH403"
     title = "worker {worker} runs `{line}` before `{other}`"
@@ -165,7 +165,7 @@ class LineTooEarly(InLane):
 
 
 class LineAboutContent(LineTooEarly):
-    """A line about the content of a message, or about a version of weights."""
+    """A line that is too early for ``content``, which is a message's content or a version of weights."""
 
     content: str
 
@@ -237,19 +237,19 @@ class ReadBeforeStep(LineAboutContent):
 
 
 class StepBeforeStash(LineAboutContent):
-    """A step above the line that keeps the version which it replaces."""
+    """A step above the stash of the version that the step replaces."""
 
     label = "{content} would be gone"
 
 
 class DropBeforeStash(LineAboutContent):
-    """The end of a copy above its beginning."""
+    """A drop above the stash of its version."""
 
     label = "{content} is not stashed yet"
 
 
 class DropBeforeRead(LineAboutContent):
-    """The end of a copy above an operation that reads it."""
+    """A drop above an operation that still reads the dropped version."""
 
     label = "{content} is still read"
 
@@ -300,7 +300,7 @@ class WithinWorker(UnknownMessage):
 
 
 class PartOfMessage(UnknownMessage):
-    """A part of what an operation makes."""
+    """A line about a message with only a part of what an operation makes; all of it goes in one message."""
 
     title = _STRAY + "one message holds all that `{operation}` makes: `{whole}`"
     operation: str

@@ -40,7 +40,7 @@ class DefinedByItself(Diagnostic):
 
     @property
     def way(self) -> str:
-        """The names in between."""
+        """The words `` by way of `` and the names through which the definition leads back to itself, if any."""
         names = [f"`{name}`" for name in self.through]
         if len(names) > 6:
             names[3:-2] = [f"{len(names) - 5} more"]
@@ -60,7 +60,7 @@ class DefinedTwice(Diagnostic):
 
 
 class Shadows(Diagnostic):
-    """A variable of a pipe or function with the name of something of the scheme."""
+    """A variable of a pipe or function that has the name of something else in the scheme."""
 
     code = "CH205"
     title = "the variable `{name}` hides another `{name}`"
@@ -72,7 +72,7 @@ class Shadows(Diagnostic):
 
 
 class RedefinesBuiltin(Diagnostic):
-    """A name that is a function of the language."""
+    """A definition of a name that is a function of the language."""
 
     code = "CH206"
     title = "`{name}` is a function of the language"
@@ -95,12 +95,12 @@ class WrongArity(Diagnostic):
 
     @property
     def or_more(self) -> str:
-        """The words behind the smallest number of arguments, if it is not the largest."""
+        """The words `` or more`` after the smallest number of arguments, if the function takes any larger number."""
         return " or more" if self.most is None else ""
 
 
 class NotAFunction(Diagnostic):
-    """A number that is called."""
+    """A value that is called like a function."""
 
     code = "CH208"
     title = "`{name}` is a value, not a function"
@@ -150,7 +150,7 @@ class BranchesDiffer(Diagnostic):
 
 
 class SecondClause(Diagnostic):
-    """A second line of a kind that may stand once."""
+    """A second line with a first word that may begin only one line, such as ``workers``."""
 
     code = "CH212"
     title = "{owner} has two `{clause}` lines"
@@ -163,7 +163,7 @@ class SecondClause(Diagnostic):
 
     @property
     def advice(self) -> str:
-        """A further help if the second line may belong to another pipe."""
+        """Further advice for a second ``micros`` line, which may belong to another pipe."""
         return "; micro-batches of another kind go into a pipe of their own" if self.clause == "micros" else ""
 
 

@@ -27,7 +27,7 @@ class NoSuchPipe(InInstance):
 
 
 class PairApart(InInstance):
-    """A pair on two workers."""
+    """A pair of operations that are on two different workers."""
 
     code = "CH282"
     title = "a pair runs on one worker: `{first}` is on worker {worker}, `{second}` on worker {other}"
@@ -40,7 +40,7 @@ class PairApart(InInstance):
 
 
 class PairOfOne(InInstance):
-    """A pair of a micro-batch with itself."""
+    """A pair of a forward and a backward of the same micro-batch."""
 
     code = "CH283"
     title = "`{first}` and `{second}` cannot run together: both are about micro-batch {micro}"
@@ -52,7 +52,7 @@ class PairOfOne(InInstance):
 
 
 class PairUneven(InInstance):
-    """A pair of groups of different sizes."""
+    """A pair whose forward and backward are over different numbers of micro-batches."""
 
     code = "CH284"
     title = "a pair joins as many micro-batches on both sides: `{first}` has {size}, `{second}` has {other}"

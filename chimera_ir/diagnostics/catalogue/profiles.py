@@ -48,7 +48,7 @@ class NestedTooDeeply(FileTooLarge):
 
 
 class UnknownEntry(Diagnostic):
-    """An unknown name."""
+    """An entry whose name the format of the file does not have."""
 
     code = "CH704"
     title = "{where} has no entry `{name}`"
@@ -61,7 +61,7 @@ class UnknownEntry(Diagnostic):
 
 
 class EntryMissing(Diagnostic):
-    """An entry without a default is missing."""
+    """A missing entry that has no default."""
 
     code = "CH705"
     title = "{where} lacks `{name}`"
@@ -73,7 +73,7 @@ class EntryMissing(Diagnostic):
 
 
 class WrongKind(Diagnostic):
-    """A value of the wrong kind."""
+    """A value of the wrong kind, such as a text where a number belongs."""
 
     code = "CH706"
     title = "`{name}` is {actual}; it should be {wanted}"
@@ -115,7 +115,7 @@ class UnknownUnit(Diagnostic):
 
 
 class NotAQuantity(Diagnostic):
-    """No number, or not a finite one, where a number belongs."""
+    """A value that does not begin with a finite number."""
 
     code = "CH709"
     title = "`{name}` does not begin with a number"
@@ -177,12 +177,12 @@ class StagesMissing(Diagnostic):
 
     @property
     def are(self) -> str:
-        """The verb."""
+        """The verb for the number of described stages."""
         return "is" if self.described == 1 else "are"
 
 
 class DescribedTwice(Diagnostic):
-    """Two descriptions of one thing."""
+    """Two descriptions of the same thing, such as one depth or one micro-batch size."""
 
     code = "CH712"
     title = "`{name} = {value}` is described twice"
@@ -195,7 +195,7 @@ class DescribedTwice(Diagnostic):
 
 
 class TimesAndWork(Diagnostic):
-    """One cost is a time, another one counts work."""
+    """A file in which some costs are times and others count work."""
 
     code = "CH713"
     title = "`{name}` counts work, and other costs of the file are times"
@@ -218,7 +218,7 @@ class LastStageSends(Diagnostic):
 
 
 class NothingLeft(Diagnostic):
-    """All memory is reserved."""
+    """All memory of a worker is reserved, so that none is left for the model."""
 
     code = "CH715"
     title = "all of the {memory} are reserved, which leaves nothing for the model"
@@ -229,7 +229,7 @@ class NothingLeft(Diagnostic):
 
 
 class NoDevice(Diagnostic):
-    """A profile that counts work meets a cluster that does not say how fast it works."""
+    """A profile that counts work, with a cluster that does not say how fast a device works."""
 
     code = "CH716"
     title = "the profile counts work, and the cluster has no [device] to tell how long that takes"
@@ -240,7 +240,7 @@ class NoDevice(Diagnostic):
 
 
 class NotThatDeep(Diagnostic):
-    """The profile does not cut the model as the schedule does."""
+    """A profile without a depth that has as many stages as the schedule."""
 
     code = "CH717"
     title = "the schedule has {stages:stage}, and the profile has no such depth"
@@ -266,7 +266,7 @@ class NotThatSize(Diagnostic):
 
 
 class ClusterTooSmall(Diagnostic):
-    """The schedule, replicated, needs more workers than there are."""
+    """A schedule whose copies together need more workers than the cluster has."""
 
     code = "CH719"
     title = "the schedule needs {needed:worker}, {copies:copy} of {per_copy:worker}, and the cluster has {workers}"
@@ -279,7 +279,7 @@ class ClusterTooSmall(Diagnostic):
 
 
 class StepOfWork(Diagnostic):
-    """The optimizer's step has a time, and the forwards and backwards have none."""
+    """A profile in which the optimizer's step is a time, while forwards and backwards count work."""
 
     code = "CH720"
     title = "`step` is a time, and the profile counts work"
@@ -333,7 +333,7 @@ class TooFewLayers(Diagnostic):
 
 
 class SizeOfNoLayer(Diagnostic):
-    """The layers were not measured with micro-batches of that size."""
+    """A micro-batch size with which the layers of a profile were not measured."""
 
     code = "CH725"
     title = "the layers have no costs for micro-batches of size {size}"
@@ -350,11 +350,11 @@ class _WithoutLink(Diagnostic):
 
     @property
     def where(self) -> str:
-        """The way of the messages."""
+        """The words ``within a node`` or ``between nodes``, for the messages that the table is about."""
         return {"within": "within a node", "between": "between nodes"}[self.name]
 
     def drawing(self) -> tuple[str, ...]:
-        """The block to write."""
+        """Returns the lines to add to the cluster file."""
         return f"[links.{self.name}]", 'latency = "100 us"', 'bandwidth = "1 GB/s"'
 
 
@@ -376,7 +376,7 @@ class LinkMissing(_WithoutLink):
 
 
 class LinkUnnamed(_WithoutLink):
-    """A cluster file gives the cost of a message, but not of which links."""
+    """A cost of messages in ``[links]`` itself, which does not say for which links it is."""
 
     code = "CH727"
     title = "`{entry}` stands in `[links]`, which does not say for which links"

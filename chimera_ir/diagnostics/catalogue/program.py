@@ -29,7 +29,7 @@ class SlotInUse(InLane):
 
 
 class SlotTooHigh(InLane):
-    """A slot number beyond all that are needed."""
+    """A slot number that is higher than any program for the schedule needs."""
 
     code = "CH407"
     title = "`{line}` on worker {worker} names slot {slot}, beyond any need"
@@ -60,7 +60,7 @@ class ReceivesOutOfOrder(InLane):
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A lane that waits: its wait with its meaning, and the line of another worker that would end it."""
+    """A lane that stands at ``line``, waiting for what ``meaning`` describes, until worker ``peer`` runs ``needs``."""
 
     worker: int
     line: str
@@ -82,7 +82,7 @@ class Deadlock(Diagnostic):
 
     @property
     def lanes(self) -> str:
-        """The workers of the cycle."""
+        """The beginning of the title, such as ``3 workers wait for each other``."""
         count = len(self.blocked)
         return f"{count:,} workers wait for each other" if count > 1 else f"worker {self.first.worker} waits for itself"
 
@@ -93,7 +93,7 @@ class Deadlock(Diagnostic):
 
     @property
     def last(self) -> Blocked:
-        """The lane that waits for the first one."""
+        """The lane of the cycle that waits for the first lane."""
         return self.blocked[-1]
 
     def notes(self) -> tuple[Note, ...]:
@@ -109,7 +109,7 @@ class Deadlock(Diagnostic):
 
 
 class NotHeld(InLane):
-    """Gradient synchronisation of a stage, or of tied stages, on a worker that does not hold it, or any of them."""
+    """A line about a weight group on a worker that holds none of the group's stages."""
 
     code = "CH410"
     title = "`{line}` on worker {worker}, which does not hold {group}"
@@ -120,7 +120,7 @@ class NotHeld(InLane):
 
 
 class NotTied(InLane):
-    """Gradient synchronisation of what stages share that are not tied."""
+    """A line about parameters that stages share, for stages that the header does not tie."""
 
     code = "CH421"
     title = "`{line}` on worker {worker}: the stages {stages} share no parameters"
@@ -151,7 +151,7 @@ class LaunchOrder(Diagnostic):
     others: tuple[Launches, ...]
 
     def notes(self) -> tuple[Note, ...]:
-        """The orders that close the cycle."""
+        """Returns the launches of the other workers, which contradict the first worker's order."""
         return tuple(
             Note(f"worker {order.worker} launches {order.earlier} before {order.later}", order.span)
             for order in self.others
@@ -208,7 +208,7 @@ class VersionsDiffer(Diagnostic):
 
 
 class TooManyCopies(Diagnostic):
-    """More versions of a group's weights kept than operations read."""
+    """A worker that keeps more versions of a group's weights than its operations still read."""
 
     code = "CH418"
     title = "worker {worker} keeps {kept:copy} of the weights of {group}, {needed} {are} needed"
@@ -223,7 +223,7 @@ class TooManyCopies(Diagnostic):
 
     @property
     def are(self) -> str:
-        """The verb."""
+        """The verb for the number of copies that are needed."""
         return "are" if self.needed > 1 else "is"
 
 
@@ -234,7 +234,7 @@ class CopyKeptTooLong(TooManyCopies):
 
 
 class CopyInVain(TooManyCopies):
-    """A copy that no operation reads."""
+    """A stashed version that no operation reads."""
 
     help = "remove `{stash}` and `{first}`: nothing reads that version after `{then}`"
     stash: str
@@ -269,7 +269,7 @@ class VersionsExceed(WeightsExceed):
 
 
 class MoreErrors(Diagnostic):
-    """More errors by a rule than are shown."""
+    """More errors against one rule than are shown one by one."""
 
     code = "CH415"
     title = '{count:more error} by the rule "{rule}"'
@@ -280,7 +280,7 @@ class MoreErrors(Diagnostic):
 
 
 class MoreWarnings(MoreErrors):
-    """More warnings by a rule than are shown."""
+    """More warnings about one rule than are shown one by one."""
 
     severity = Severity.WARNING
     code = "CH419"
@@ -314,7 +314,7 @@ class ScriptDiffers(Diagnostic):
 
     @property
     def expectation(self) -> str:
-        """The line that the program has at this place, if any."""
+        """The program's line at the place where the script differs, or ``nothing more``."""
         return f"`{self.expected}`" if self.expected else "nothing more"
 
     def notes(self) -> tuple[Note, ...]:

@@ -15,7 +15,7 @@ class NoTurn(Diagnostic):
 
 
 class BreaksTurn(Diagnostic):
-    """A lane that does not repeat its turn."""
+    """A lane whose operations do not repeat from turn to turn."""
 
     code = "CH602"
     title = "the lane of worker {worker} does not repeat every {period:micro-batch}"
@@ -31,7 +31,7 @@ class BreaksTurn(Diagnostic):
 
 
 class StateDiffers(Diagnostic):
-    """Workers that do not go round together: one comes less far in a turn than it must."""
+    """A worker that falls further behind the other workers with every turn."""
 
     code = "CH603"
     title = "the state does not repeat: worker {worker} does not go round once a turn"

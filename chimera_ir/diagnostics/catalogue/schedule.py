@@ -23,7 +23,7 @@ class Conflict(Diagnostic):
     around: tuple[str, ...]
 
     def drawing(self) -> tuple[str, ...]:
-        """The clocks around the conflict."""
+        """Returns a picture of the lanes at the clocks around the conflict."""
         return self.around
 
 
@@ -73,7 +73,7 @@ class StagesUnplaced(Diagnostic):
 
 
 class MicrosNotNumbered(Diagnostic):
-    """The micro-batches of all pipes together are not 0 .. N-1."""
+    """A micro-batch among 0 to N - 1 that belongs to no pipe, or to several."""
 
     code = "CH307"
     title = "micro-batch {micro} belongs to {pipes:pipe}, not to one"
@@ -108,7 +108,7 @@ class NumberNotThere(NoSuchOperation):
 
 
 class MicroNamedTwice(NoSuchOperation):
-    """An operation over the same micro-batch twice."""
+    """An operation that names one micro-batch twice."""
 
     title = "`{operation}` is on worker {worker}, but it names a micro-batch twice{count:and more}"
 
@@ -139,7 +139,7 @@ class KindNotThere(Diagnostic):
 
 
 class ClockNotIncreasing(Diagnostic):
-    """A clock that does not increase along a data dependency: legal, but the clock is then no proof, and slow."""
+    """An operation whose clock is not above that of an operation which it needs: legal, but it may have to wait."""
 
     severity = Severity.WARNING
     code = "CH309"
@@ -196,7 +196,7 @@ class PipesMixed(Diagnostic):
 
 
 class UpdatesMixed(Diagnostic):
-    """A backward whose gradients would count for several updates."""
+    """A backward over micro-batches of two updates, whose gradients would count for both."""
 
     code = "CH314"
     title = "`{operation}` is over micro-batches of update {first} and of update {second}"
@@ -209,7 +209,7 @@ class UpdatesMixed(Diagnostic):
 
 @dataclass(frozen=True, slots=True)
 class CycleStep:
-    """One operation of a cycle; ``reason`` says why it comes before the next."""
+    """One operation of a cycle; ``reason`` says why it must end before the next one starts."""
 
     operation: str
     place: str
@@ -229,7 +229,7 @@ class Cycle(Diagnostic):
 
     @property
     def who(self) -> str:
-        """The operations that wait, and what they wait for."""
+        """The beginning of the title, such as ``3 operations wait for each other``."""
         length = len(self.steps)
         return f"{length:,} operations wait for each other" if length > 1 else f"`{self.worst}` waits for itself"
 
@@ -288,7 +288,7 @@ class NotLowered(Diagnostic):
     reason: str
 
     def notes(self) -> tuple[Note, ...]:
-        """Label of the first error of the program that lowering makes."""
+        """Returns a note about the first error in the program that lowering tries."""
         return (Note(f"there, {self.reason}"),) if self.reason else ()
 
 

@@ -24,7 +24,7 @@ class KeywordAsValue(KeywordAsName):
 
 
 class MissingClock(Diagnostic):
-    """An operation without ``@``."""
+    """An operation without ``@`` and a clock."""
 
     code = "CH113"
     title = "the operation `{operation}` has no clock"
@@ -40,7 +40,7 @@ class ClockBehindEquals(MissingClock):
 
 
 class SingleEquals(Diagnostic):
-    """``=`` between two values."""
+    """``=`` between two values, where only ``==`` compares."""
 
     code = "CH114"
     title = "`=` gives a name to a value; it does not compare"
@@ -49,7 +49,7 @@ class SingleEquals(Diagnostic):
 
 
 class MissingIn(Diagnostic):
-    """A variable without its range."""
+    """A variable without ``in`` and a range."""
 
     code = "CH119"
     title = "`{variable}` needs a range: `in` is missing"
@@ -81,7 +81,7 @@ class OutsidePipe(Diagnostic):
 
 
 class InsidePipe(Diagnostic):
-    """A line of the scheme within a pipe."""
+    """A line inside a pipe that belongs outside of all pipes."""
 
     code = "CH122"
     title = "{token} cannot stand inside a pipe"
@@ -176,7 +176,7 @@ class BareChoice(Diagnostic):
 
 
 class MissingMessage(Diagnostic):
-    """``require`` without the words to say."""
+    """A ``require`` line without the message for the user."""
 
     code = "CH129"
     title = "this `require` has no message"
@@ -185,7 +185,7 @@ class MissingMessage(Diagnostic):
 
 
 class MissingRange(Diagnostic):
-    """One value where a range stands."""
+    """A single value where a range belongs."""
 
     code = "CH130"
     title = "`{variable}` needs a range, and this is a single value"
@@ -197,7 +197,7 @@ class MissingRange(Diagnostic):
 
 
 class MissingPlace(Diagnostic):
-    """``stages`` without ``on``."""
+    """A ``stages`` line without ``on`` and the worker of a stage."""
 
     code = "CH131"
     title = "these stages have no place: `on` is missing"
@@ -225,7 +225,7 @@ class UnknownClause(UnknownStatement):
 
 
 class UnknownMode(Diagnostic):
-    """A word that a clause does not know."""
+    """A word that cannot follow the first word of its line, such as an unknown strategy after ``sync``."""
 
     code = "CH133"
     title = "`{clause}` knows no `{token}`"
@@ -237,7 +237,7 @@ class UnknownMode(Diagnostic):
 
 
 class SecondScheme(Diagnostic):
-    """Two headers in one text."""
+    """Two ``scheme`` headers in one text."""
 
     code = "CH134"
     title = "a text holds one scheme, and this is a second"
@@ -255,7 +255,7 @@ class EndlessRange(Diagnostic):
 
 
 class Unfinished(Diagnostic):
-    """The text ends in the middle of something."""
+    """The text ends where more must follow."""
 
     code = "CH136"
     title = "the text ends in the middle of {unfinished}"
@@ -266,7 +266,7 @@ class Unfinished(Diagnostic):
 
 
 class Unexpected(Diagnostic):
-    """A word or sign where another one belongs; none of the mistakes with a code of their own."""
+    """A word or sign where another one belongs, if no other code describes the mistake."""
 
     code = "CH137"
     title = "{token} cannot stand here"
@@ -277,7 +277,7 @@ class Unexpected(Diagnostic):
 
 
 class MissingName(Diagnostic):
-    """A name is missing."""
+    """A missing name after a word that a name must follow."""
 
     code = "CH139"
     title = "a name is missing after `{before}`"

@@ -119,7 +119,7 @@ class StrayQuestion(StrayCharacter):
 
 
 class NotAnInteger(Diagnostic):
-    """A decimal fraction."""
+    """A decimal fraction where only integers can stand."""
 
     code = "CH108"
     title = "numbers are integers; `{token}` is not"

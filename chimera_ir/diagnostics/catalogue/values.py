@@ -22,14 +22,14 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """The pipe, and the micro-batch and stage in it, for which something fails; empty outside of pipes."""
+    """The pipe, micro-batch and stage for which a formula fails; empty for a formula outside of pipes."""
 
     pipe: str = ""
     values: Values = ()
 
 
 def listed(values: Values) -> str:
-    """``m = 1, s = 2``."""
+    """Names and their values as text, as in ``m = 1, s = 2``."""
     return ", ".join(f"{name} = {_plain(value)}" for name, value in values)
 
 
@@ -38,13 +38,13 @@ def _plain(value: int | str) -> str:
 
 
 class InInstance(Diagnostic):
-    """A failure that has values: those of the names in the formula, and those of the instance."""
+    """A mistake that only numbers show, with the values of the names in the formula and the instance."""
 
     values: Values
     instance: Instance
 
     def notes(self) -> tuple[Note, ...]:
-        """The values that matter."""
+        """Returns notes with the values of the names in the formula, and with the instance."""
         inner = tuple((name, value) for name, value in self.values if (name, value) not in self.instance.values)
         notes = [Note(f"with {listed(inner)}")] if inner else []
         if self.instance.pipe:
@@ -54,12 +54,12 @@ class InInstance(Diagnostic):
 
 
 class InFormula(InInstance):
-    """A failure within a formula, which may have been reached through functions."""
+    """A mistake in the value of a formula, with the calls of functions that lead to it."""
 
     calls: tuple[Called, ...]
 
     def notes(self) -> tuple[Note, ...]:
-        """The values that matter, and the calls from the inside out."""
+        """Returns notes with the values, and then the calls from the inside out."""
         steps = [
             Note(f"in `{call.function}({', '.join(map(_plain, call.arguments))})`, called here", call.span)
             for call in self.calls
@@ -79,12 +79,12 @@ class BadDivisor(InFormula):
 
     @property
     def guarded(self) -> str:
-        """The divisor as it stands in a comparison."""
+        """The divisor as text, in brackets where a comparison with it needs them."""
         return f"({self.divisor})" if self.divisor.startswith("if ") else self.divisor
 
     @property
     def kind(self) -> str:
-        """The divisor in words."""
+        """The words ``zero`` or ``a negative number`` for the divisor's value."""
         return "zero" if self.value == 0 else "a negative number"
 
 
@@ -180,7 +180,7 @@ class StagesNotFromZero(InInstance):
 
 
 class StagesDiffer(InInstance):
-    """Pipes that cut the model differently."""
+    """Pipes that cut the model into different numbers of stages."""
 
     code = "CH238"
     title = "the pipe `{pipe}` has {stages:stage} and the pipe `{other}` has {expected}"
@@ -239,7 +239,7 @@ class IdleWorker(Diagnostic):
 
 
 class NumberOutside(InInstance):
-    """A global number that is not one of 0 .. N-1."""
+    """A micro-batch whose number, given with ``as``, is not one of 0 to N - 1."""
 
     code = "CH242"
     title = (
@@ -253,7 +253,7 @@ class NumberOutside(InInstance):
 
 
 class NumberTaken(InInstance):
-    """Two micro-batches of one global number."""
+    """Two micro-batches with the same number."""
 
     code = "CH243"
     title = "two micro-batches have the number {number}: {first}, and {second}"
@@ -267,7 +267,7 @@ class NumberTaken(InInstance):
     first_span: Span
 
     def notes(self) -> tuple[Note, ...]:
-        """The instance, the number that no micro-batch has, and the place of the first of the two."""
+        """Returns notes: the instance, the number that no micro-batch has, and the place of the first of the two."""
         *instance, first = InInstance.notes(self)
         return (*instance, Note(f"the number {self.missing} is given to none"), first)
 
@@ -296,7 +296,7 @@ class NoSuchStage(InInstance):
 
 
 class TooManyOperations(InInstance):
-    """More operations than the compiler is asked to handle."""
+    """A scheme with more operations than the limit allows."""
 
     code = "CH246"
     title = "the scheme has {count:operation}, and the limit is {limit:,}"
