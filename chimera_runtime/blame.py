@@ -1,4 +1,4 @@
-"""Blame: errors of the user's code are told apart from ours, and shown with the user's part of the traceback."""
+"""Blame: tells errors of the user's code from errors of this package, and shows the user's part of the traceback."""
 
 import os
 import signal
@@ -22,10 +22,10 @@ _IMPORTING = "<frozen "
 
 @dataclass(frozen=True)
 class LaneOperation:
-    """An operation of a lane, for messages: its kind as in schedule.sir, its micro-batches and its update.
+    """An operation of a lane as error messages name it: kind and micro-batches as in schedule.sir, stage and update.
 
-    Micro-batches are numbered as in schedule.sir; a step has none. Updates count from 0, in words from 1. The step of
-    parameters that stages share has a tuple of these as its stage.
+    A step of the optimizer has no micro-batches. Updates count from 0, but ``words`` counts them from 1. ``stage`` is a
+    tuple for the step of parameters that several stages share.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class LaneOperation:
 
     @property
     def words(self) -> str:
-        """Text for messages, as in ``micro-batch 2 of update 4, F m2 s1``."""
+        """The operation as text for error messages, such as ``micro-batch 2 of update 4, F m2 s1``."""
         if not self.micro_batches:
             return f"update {self.update + 1}, {self}"
         noun = "micro-batch" if len(self.micro_batches) == 1 else "micro-batches"
@@ -52,18 +52,18 @@ class LaneOperation:
 
 
 class ModelError(Exception):
-    """Wrapper of an error that the user's code raised: its cause, with a traceback that begins in that code.
+    """Error that wraps an error of the user's code: the cause, whose traceback begins in the user's code.
 
     Attributes
     ----------
     doing
-        The purpose of the call.
+        Words for what the user's code was called for, such as ``the loss``.
     status
-        The exit status of a rank of train.py.
+        The exit status with which this rank of train.py ends.
     operation
-        The operation of the schedule that made the call, with stage, micro-batch and update, if there is one.
+        The operation of the schedule that called the user's code; None outside of the schedule.
     rank, worker
-        The place of the call, set by `Located`.
+        The rank and the worker that called the user's code, set by `Located`.
     """
 
     def __init__(self, doing: str, status: int) -> None:
@@ -75,7 +75,7 @@ class ModelError(Exception):
         self.worker: int | None = None
 
     def during(self, operation: LaneOperation) -> None:
-        """Notes the operation of the schedule in which the error was, unless an inner one is noted already."""
+        """Notes that the error was raised during an operation of the schedule; an operation noted earlier stays."""
         self.operation = self.operation or operation
 
     def __str__(self) -> str:
@@ -88,10 +88,10 @@ class ModelError(Exception):
 
 
 class UserCode:
-    """Context for calls of the user's code, which may be entered many times: errors inside become a `ModelError`.
+    """Context in which the user's code is called: an error inside becomes a `ModelError`. It can be entered many times.
 
-    SystemExit becomes one as well, and KeyboardInterrupt unless Ctrl-C raises it. A `ModelError` of an inner context
-    and the loss of another rank stay as they are.
+    SystemExit becomes a `ModelError`, too, and so does a KeyboardInterrupt if Ctrl-C cannot have raised it. A
+    `ModelError` of an inner context and a `PeerLost` stay as they are.
     """
 
     __slots__ = ("_doing", "_status")
@@ -116,12 +116,14 @@ class UserCode:
 
 
 class Located:
-    """Context for the calls of a rank: a `ModelError` gets its rank and worker, and our errors lose the frames inside.
+    """Context for calls of this package by the user: completes and shortens the errors that leave them.
 
-    An uncaught error is then shown as the user's traceback, or as a message, and the user's line that called us. An
-    error for lack of memory gets a note with the text of ``memory_report``. ``leak_groups`` is called with the error
-    when another rank is lost. ``failed`` is true after an error: messages may still be under way, and the rank must run
-    nothing more. ``closed`` says that the pipeline was closed.
+    A `ModelError` gets the rank and the worker. It and the errors of this package lose the frames inside of the call,
+    so that the traceback ends with the user's line that called us. An error for lack of memory gets a note with the
+    text of ``memory_report``. ``leak_groups`` is called with the error when another rank is lost.
+
+    ``failed`` is true after an error: messages may still be under way, and the rank must run nothing more. ``closed``
+    says that the pipeline was closed.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class Located:
         self.failed = self.closed = False
 
     def for_loader(self) -> "Located":
-        """Returns a context of the same place for loading data: its errors do not set ``failed`` here."""
+        """Returns a context of the same rank for loading data: an error in that one does not set ``failed`` here."""
         return Located(self._rank, self._worker, self._memory_report, self._leak_groups)
 
     def __enter__(self) -> None:
@@ -170,7 +172,7 @@ def _ctrl_c_raises() -> bool:
 
 
 class RemoteTraceback(Exception):
-    """An error of the user's code in another process, as text: a line, and the traceback, which str returns."""
+    """Error of the user's code in another process, as text: ``line`` is its headline, ``trace`` its traceback."""
 
     def __init__(self, line: str, trace: str) -> None:
         super().__init__(line, trace)
@@ -179,7 +181,7 @@ class RemoteTraceback(Exception):
 
     @classmethod
     def of(cls, error: ModelError) -> "RemoteTraceback":
-        """Returns the cause of an error in a form that can always be pickled."""
+        """Returns the cause of a `ModelError` as text, which can always be pickled."""
         assert error.__cause__ is not None
         return cls(_cause(error.__cause__), _trace(error.__cause__))
 
@@ -188,7 +190,7 @@ class RemoteTraceback(Exception):
 
 
 def describe(error: ModelError) -> str:
-    """Returns the error in a line, and below it the traceback of the user's code, if there is one, and the notes."""
+    """Returns an error as text: its headline, the traceback of the user's code if there is one, and the notes."""
     cause = error.__cause__
     assert cause is not None
     text = _trace(cause)
@@ -196,7 +198,7 @@ def describe(error: ModelError) -> str:
 
 
 def _trace(cause: BaseException) -> str:
-    """The traceback of an error, or the error alone where there is none."""
+    """The traceback of an error as text; the error alone if it has no traceback."""
     if isinstance(cause, RemoteTraceback):
         return cause.trace
     shown = traceback.TracebackException.from_exception(cause)
@@ -216,17 +218,17 @@ def _words(error: BaseException) -> str:
 
 
 def _behind(trace: TracebackType | None, *prefixes: str) -> TracebackType | None:
-    """The traceback without its first frames, as long as their files begin with a prefix."""
+    """The traceback from the first frame on whose file begins with none of the prefixes."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(prefixes):
         trace = trace.tb_next
     return trace
 
 
 def _place(error: BaseException) -> str:
-    """Text for the last line that ran in the user's files.
+    """The last line that ran in the user's files, as text.
 
-    If that is not the file that was called, the last line there is added. Without a line in the user's files it is
-    the last line outside of torch.
+    If this line is in another file than the one that we called, the last line in the called file is added. If no line
+    of the user's files ran, the text names the last line outside of torch.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}: "

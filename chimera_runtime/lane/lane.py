@@ -8,13 +8,13 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route
 
 Load = Callable[[int, int], Any]
-"""Loads a micro-batch, counted from the first of an update."""
+"""Function of an update and a number: loads the micro-batch with this number from the first of the update on."""
 
 
 class Lane:
     """A worker's stages, ties and links, and the micro-batches of an update.
 
-    Links are known by the stage that sends, the stage that receives, and the other worker.
+    The key of a link is the stage that sends, the stage that receives, and the other worker.
     """
 
     def __init__(
@@ -35,33 +35,33 @@ class Lane:
         self._first = 0
 
     def begin(self, update: int) -> None:
-        """Begins an update, from whose first micro-batch a script counts."""
+        """Begins an update; the script counts micro-batches from the first one of the update."""
         self._first = update
         for stage in self._stages.values():
             stage.begin(update)
 
     def stage(self, number: int) -> Any:
-        """A stage that this worker holds."""
+        """Returns a stage that this worker holds."""
         return self._stages[number]
 
     def tie(self, *stages: int) -> Any:
-        """The weight group of the parameters that some stages share."""
+        """Returns the weight group of the parameters that the given stages share."""
         return self._ties[stages]
 
     def incoming(self, source: int, target: int, worker: int) -> Any:
-        """The link on which a stage of this worker receives from a stage of another one."""
+        """Returns the link on which stage ``target`` receives from stage ``source`` of another worker."""
         return self._incoming[source, target, worker]
 
     def outgoing(self, source: int, target: int, worker: int) -> Any:
-        """The link on which a stage of this worker sends to a stage of another one."""
+        """Returns the link on which stage ``source`` sends to stage ``target`` of another worker."""
         return self._outgoing[source, target, worker]
 
     def input(self, micros: Micros) -> Any:
-        """The inputs of a micro-batch, for stage 0; of several a tuple."""
+        """Returns the inputs of a micro-batch, for stage 0; for several micro-batches, a tuple."""
         return self._loaded(self._load_input, micros)
 
     def target(self, micros: Micros) -> Any:
-        """The targets of a micro-batch, for the loss; of several a tuple."""
+        """Returns the targets of a micro-batch, for the loss; for several micro-batches, a tuple."""
         return self._loaded(self._load_target, micros)
 
     def _loaded(self, load: Load, micros: Micros) -> Any:

@@ -10,7 +10,7 @@ from chimera_runtime.values.tensors import Tensors, part
 
 
 class _MessageLink:
-    """Messages from a stage to a neighbouring stage on another worker, by their micro-batches."""
+    """Link from a stage to a neighbouring stage on another worker; a message is known by its micro-batches."""
 
     def __init__(self, peer: Any, source: int, target: int, stages: int) -> None:
         self._peer = peer
@@ -24,7 +24,7 @@ class _MessageLink:
 
 
 class Outgoing(_MessageLink):
-    """Messages that a stage of this worker sends."""
+    """Link on which a stage of this worker sends messages."""
 
     def isend(self, micros: Micros, tensors: Tensors) -> None:
         """Posts the sending of a message; keeps ``tensors`` until `wait`."""
@@ -43,7 +43,7 @@ class Outgoing(_MessageLink):
 
 
 class Incoming(_MessageLink):
-    """Messages that a stage of this worker receives into its buffers, the ``slots``."""
+    """Link on which a stage of this worker receives messages into its buffers, the ``slots``."""
 
     def __init__(self, peer: Any, source: int, target: int, stages: int, slots: Slots) -> None:
         super().__init__(peer, source, target, stages)
@@ -58,12 +58,12 @@ class Incoming(_MessageLink):
         self._under_way[micros].wait()
 
     def take(self, micros: Micros) -> Tensors:
-        """Takes the tensors of a message that has arrived; they lie in its slot."""
+        """Takes the tensors of a message that has arrived; their memory is the slot."""
         tensors: Tensors = self._under_way.pop(micros).tensors
         return tensors
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
-        """The part of a slot that a message with these micro-batches needs."""
+        """The part of a slot that a message with the given micro-batches needs."""
         buffers, room = self._slots.vacant(into), self._slots.rooms[into]
         count = len(micros) if isinstance(micros, tuple) else 1
         return part(buffers, 0, count, room) if count < room else buffers

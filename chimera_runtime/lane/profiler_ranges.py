@@ -11,14 +11,14 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.weight_groups import Group
 
 Within = Callable[[str], AbstractContextManager[Any]]
-"""Makes the context of a range with a name."""
+"""Function that returns a context: the range with the given name."""
 
 Lines = Mapping[str, Callable[..., str]]
-"""Functions from the arguments of a method to the line of the program that the call runs, by the method's name."""
+"""Functions by the name of a method: from its arguments to the line of the program that the call runs."""
 
 
 class Ranged:
-    """A tie or a link whose calls are ranges, if they have a line of the program in ``lines``."""
+    """Wrapper of a tie or a link: a call of a method in ``lines`` is a range, named by its line of the program."""
 
     def __init__(self, part: Any, within: Within, lines: Lines) -> None:
         self._part = part
@@ -39,7 +39,7 @@ class Ranged:
 
 
 class RangedStage(Ranged):
-    """A stage whose calls are ranges; the names of operations include the version of the weights that they read."""
+    """Wrapper of a stage whose calls are ranges; an operation's name includes the version of the weights, if chosen."""
 
     def __init__(self, number: int, stage: Any, within: Within) -> None:
         self._version = ""
@@ -53,7 +53,7 @@ class RangedStage(Ranged):
         super().__init__(stage, within, lines | _of_weights((number,)))
 
     def at(self, version: int) -> Self:
-        """The stage with a version of its weights."""
+        """Chooses the version of the weights for the next operation, and returns this wrapper."""
         self._part.at(version)
         self._version = f" v{version}"
         return self
@@ -66,49 +66,49 @@ class RangedStage(Ranged):
 
 
 class Unranged:
-    """The parts of a lane without ranges: each method returns its argument."""
+    """Wrapper of the parts of a lane if no ranges are recorded: it returns stages, ties and links unchanged."""
 
     def update(self, number: int) -> AbstractContextManager[Any]:
-        """A context for an update."""
+        """Returns a context that does nothing, in place of the range of an update."""
         return nullcontext()
 
     def stage(self, number: int, stage: Any) -> Any:
-        """The stage for a lane."""
+        """Returns the stage unchanged."""
         return stage
 
     def tie(self, group: Group, tie: Any) -> Any:
-        """The tie for a lane."""
+        """Returns the tie unchanged."""
         return tie
 
     def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """The incoming link for a lane."""
+        """Returns the incoming link unchanged."""
         return link
 
     def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """The outgoing link for a lane."""
+        """Returns the outgoing link unchanged."""
         return link
 
 
 class Ranges(Unranged):
-    """The parts of a lane with ranges: one for each update and each line of the program, named as in schedule.sir."""
+    """Wrapper of the parts of a lane that records a range for each update and each line, named as in schedule.sir."""
 
     def __init__(self, device: torch.device) -> None:
         self._within = _range_on_gpu if device.type == "cuda" else record_function
 
     def update(self, number: int) -> AbstractContextManager[Any]:
-        """The range of an update, counted from 0."""
+        """Returns a context: the range of an update, counted from 0."""
         return self._within(f"update {number}")
 
     def stage(self, number: int, stage: Any) -> Any:
-        """A stage whose operations, sums, steps and versions are ranges."""
+        """Returns a wrapper of a stage whose operations, sums, steps and versions are ranges."""
         return RangedStage(number, stage, self._within)
 
     def tie(self, group: Group, tie: Any) -> Any:
-        """A tie whose sums, steps and versions are ranges."""
+        """Returns a wrapper of a tie whose sums, steps and versions are ranges."""
         return Ranged(tie, self._within, _of_weights(group))
 
     def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """An incoming link whose receives and waits are ranges."""
+        """Returns a wrapper of an incoming link whose receives and waits are ranges."""
         ends = f"s{source}->s{target}"
         lines: Lines = {
             "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
@@ -117,7 +117,7 @@ class Ranges(Unranged):
         return Ranged(link, self._within, lines)
 
     def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """An outgoing link whose sends and waits are ranges."""
+        """Returns a wrapper of an outgoing link whose sends and waits are ranges."""
         ends = f"s{source}->s{target}"
         lines: Lines = {
             "isend": lambda micros, _tensors: f"send {_text(micros)} {ends} to w{worker}",

@@ -25,7 +25,7 @@ class UpdateRange:
     updates: int = 0
 
     def has(self, micros: Micros) -> bool:
-        """Whether micro-batches are in the run: all of one operation are, or none."""
+        """Whether the micro-batches of an operation are in the run; either all of them are, or none."""
         first = micros[0] if isinstance(micros, tuple) else micros
         return 0 <= first < self.updates * self.per_update
 
@@ -38,14 +38,14 @@ class MicroBatchRange(Protocol):
     """The micro-batches of a run or of an evaluation."""
 
     def has(self, micros: Micros) -> bool:
-        """Whether the range has micro-batches."""
+        """Whether micro-batches are in the range."""
 
 
 class StreamWeights:
     """The weights of a stage or a tie in a run: calls with versions that the run does not make do nothing.
 
-    The first micro-batches read version 0 in place of negative versions. So version 0 must be stashed and dropped at
-    the lines of other versions, 0 or less: ``stashed`` and ``dropped``.
+    The first micro-batches read version 0 in place of negative versions. So version 0 is stashed at the line of the
+    program that stashes version ``stashed``, and dropped at the line that drops ``dropped``; both are 0 or less.
     """
 
     def __init__(self, weights: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
@@ -70,7 +70,7 @@ class StreamWeights:
             self._weights.step()
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights, except the last of the run, which no step replaces."""
+        """Keeps the newest weights for later operations, but not the last ones of the run, which no step replaces."""
         if version == self._stashed or 0 < version < self._run.updates:
             self._weights.stash(max(0, version))
 
@@ -89,7 +89,7 @@ class StreamStage(StreamWeights):
         self._version = 0
 
     def begin(self, update: int) -> None:
-        """Begins a run, whose micro-batches are counted from the first of an update."""
+        """Begins a run: its micro-batches are counted from the first one of ``update``."""
         self._stage.begin(update)
 
     def at(self, version: int) -> Self:
@@ -197,13 +197,13 @@ class StreamLane(Lane):
         return super()._loaded(load, micros) if self.run.has(micros) else None
 
     def begin(self, update: int) -> None:
-        """Begins a run of no update yet: micro-batches and versions are counted from an update."""
+        """Begins a run that has no updates yet; micro-batches and versions are counted from ``update`` on."""
         super().begin(update)
         self.run.updates = 0
 
 
 class Driver:
-    """Runs a stream whose updates come one by one: each turn as soon as all updates that it needs have come.
+    """Runs a stream whose updates are given one by one: each turn once all updates that it needs are given.
 
     After n updates and a drain it has made the same calls in the same order as a loop over n updates.
     """
@@ -225,7 +225,7 @@ class Driver:
         self._next = self._turns.first
 
     def add_update(self) -> None:
-        """Adds an update to the run, and runs all turns that can end before another rank gets a later update."""
+        """Adds an update to the run, and runs all turns that can run to their end without a later update."""
         self._lane.run.updates += 1
         self._run(self._turns.safe(self.updates))
 

@@ -1,1 +1,1 @@
-"""The compiled program: its facts, which are in files next to the scripts."""
+"""The compiled program: the facts in program.json, and the scripts next to it."""

@@ -43,7 +43,7 @@ class CompiledProgram:
     ranks: tuple[RankFacts, ...]
 
     def script(self, worker: int) -> RankScript:
-        """Loads the script of a worker. Scripts are written last: if this one is of this program, so are the facts.
+        """Loads the script of a worker. Scripts are written last: if this one is of the program, so is program.json.
 
         Raises `Misuse` if the script is missing, or of another program.
         """
@@ -92,7 +92,7 @@ def load(directory: Path) -> CompiledProgram:
 def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
     """Parses a program.json.
 
-    Raises `ValueError`, `TypeError` or `KeyError` or `AttributeError` if the text is not a program.json.
+    Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` if the text is not a program.json.
     """
     facts = json.loads(text)
     ranks = tuple(map(_rank, facts.pop("ranks")))
@@ -124,5 +124,5 @@ def _values(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, at every depth."""
+    """Returns a JSON value with tuples in place of lists, at every depth."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -13,10 +13,11 @@ class Job:
 
     ``program`` is a digest of all generated files together: it differs where a byte of any file differs.
 
-    ``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes. ``evaluated`` are the
-    micro-batches of an evaluation: N, or more of them where there is no flush.
+    ``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes. ``evaluated`` is the
+    number of micro-batches of a round of an evaluation: N, or more where there is no flush. ``links`` are the pairs of
+    workers of which the first sends to the second.
 
-    ``ties`` are the stages that share parameters.
+    ``ties`` are the groups of stages that share parameters.
 
     A micro-batch is cut into ``parts``. ``recomputing`` are the stages that recompute, ``grouped`` those with
     operations over several micro-batches, ``split_backward`` those with backwards in two halves. ``kinds`` are the
@@ -50,12 +51,12 @@ class Job:
 
     @property
     def passes(self) -> int:
-        """Forwards of each stage in an update, over all pipes."""
+        """Number of forwards of each stage in an update, over all pipes: one for each part of each micro-batch."""
         return self.micro_batches * self.parts
 
     @property
     def cycle(self) -> int:
-        """The micro-batches after which the schedule repeats."""
+        """Number of micro-batches after which the schedule repeats."""
         return self.period or self.passes
 
     @cached_property
@@ -75,7 +76,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a rank: its worker and its copy, if ranks make ``copies`` W copies of the workers in a layout."""
+    """The place of a rank among all ranks, which make W = ``copies`` copies of the workers.
+
+    In the layout ``pipeline`` the ranks of a copy follow each other, else those of a worker."""
 
     rank: int
     workers: int

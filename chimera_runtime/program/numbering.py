@@ -6,7 +6,7 @@ from chimera_runtime.blame import LaneOperation
 from chimera_runtime.values.tensors import draw_seed
 
 Micros = int | tuple[int, ...]
-"""A micro-batch, or several ones of one operation or message."""
+"""The number of a micro-batch, or the numbers of several in one operation or message."""
 
 
 @dataclass
@@ -19,9 +19,9 @@ class Numbering:
         ``--seed``, and the copy of the pipelines. Random numbers depend on these, the update, the stage and the
         micro-batch alone.
     passes
-        Micro-batches of a copy in an update; with halves, each half counts.
+        Number of micro-batches of a copy in an update; with halves, each half counts.
     cycle
-        Micro-batches after which the schedule repeats: an update, or the period where updates overlap.
+        Number of micro-batches after which the schedule repeats: an update, or the period where updates overlap.
     first
         The update whose first micro-batch has number 0.
     """
@@ -47,7 +47,7 @@ class Numbering:
         return draw_seed("step", self.seed, update, *group)
 
     def operation(self, kind: str, micros: Micros, stage: int) -> LaneOperation:
-        """Returns an operation on micro-batches, for messages."""
+        """Returns the `LaneOperation` that names an operation on micro-batches in error messages."""
         several = micros if isinstance(micros, tuple) else (micros,)
         update, _ = self.place(several[0])
         return LaneOperation(kind, stage, tuple(self.place(micro)[1] for micro in several), update)

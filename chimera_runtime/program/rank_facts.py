@@ -17,15 +17,16 @@ class StageFacts:
     Attributes
     ----------
     inputs, gradients
-        Sizes of its receive buffers for activations and for gradients, in micro-batches.
+        Sizes of the receive buffers for activations and for gradients, in micro-batches.
     copies
         Number of copies of its weights.
     sending
-        Most micro-batches, or parts of them, whose activations and whose gradients it is sending at the same time.
+        The largest number of micro-batches, or parts of them, of which activations are being sent at one time, and
+        that of which gradients are.
     recomputed
-        The micro-batches that it recomputes, counted within a cycle of the schedule: runs, half open.
+        The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
     initial
-        The versions, 0 or less, in whose place its initial weights are stashed and dropped.
+        The versions, 0 or less, at whose lines of the program the initial weights are stashed and dropped.
     """
 
     inputs: tuple[int, ...]
@@ -47,9 +48,9 @@ class TieFacts:
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of a worker: every ``step``-th number from ``first`` up to the number of updates plus ``behind``.
+    """The turns of a worker: every ``step``-th number from ``first`` to below the number of updates plus ``behind``.
 
-    A turn runs without waiting for ever as soon as the update ``ahead`` of it has begun.
+    Turn t can run to its end once update t + ``ahead`` has been given; without it, the turn might wait for ever.
     """
 
     first: int
@@ -58,11 +59,11 @@ class Turns:
     ahead: int
 
     def of(self, updates: int) -> range:
-        """Returns the turns of a run of ``updates`` updates."""
+        """Returns the numbers of the turns of a run of ``updates`` updates."""
         return range(self.first, updates + self.behind, self.step)
 
     def safe(self, updates: int) -> range:
-        """Returns the turns that are safe to run after ``updates`` updates if more may follow."""
+        """Returns the numbers of the turns that can run to their end once ``updates`` updates are given."""
         return range(self.first, updates - self.ahead, self.step)
 
 
@@ -79,10 +80,10 @@ class EvaluationFacts:
 
 
 class KeptMicros(NamedTuple):
-    """Numbers of micro-batches that a stage keeps at a moment.
+    """Counts of the micro-batches that a stage keeps at one moment, by what it keeps.
 
-    Before its backward a micro-batch is kept with all its activations, or with its input alone; ``begun`` ones are
-    between the two halves of a backward.
+    Before the backward it keeps all ``activations`` of a micro-batch, or, to recompute the rest, its input alone.
+    ``begun`` counts the micro-batches between the two halves of a backward.
     """
 
     stage: int
@@ -95,9 +96,9 @@ class KeptMicros(NamedTuple):
 class RankFacts:
     """Facts for a worker, in addition to its script.
 
-    ``kept`` are its fullest moments, each with an entry for every stage. ``turns`` is None where every update ends
-    before the next. ``inputs`` and ``targets`` are the micro-batches of a cycle whose inputs and targets it loads:
-    runs, half open.
+    ``kept`` are the moments at which the worker keeps most, each with an entry for every stage. ``turns``
+    is None where every update ends before the next. ``inputs`` and ``targets`` are the micro-batches of a cycle whose
+    inputs and targets the worker loads, as half-open runs.
     """
 
     stages: dict[int, StageFacts]
@@ -112,7 +113,7 @@ class RankFacts:
 
     @property
     def initial(self) -> dict[Group, tuple[int, int]]:
-        """The versions in whose place initial weights are stashed and dropped, by weight group."""
+        """The versions at whose lines the initial weights are stashed and dropped, by weight group."""
         stages = {(stage,): facts.initial for stage, facts in self.stages.items()}
         return stages | {tie.stages: tie.initial for tie in self.ties}
 
@@ -123,6 +124,6 @@ class RankFacts:
 
 
 def spread(runs: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """Yields the numbers in runs, which are half open."""
+    """Yields the numbers in half-open runs (start, stop)."""
     for start, stop in runs:
         yield from range(start, stop)

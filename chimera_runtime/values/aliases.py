@@ -1,4 +1,4 @@
-"""Aliases: memory that several tensors share is checked for other holders, and for writes to it."""
+"""Aliases: finds out whether anything else holds the memory of a tensor, and whether anything has written it."""
 
 import gc
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -11,14 +11,14 @@ from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.tensors import Tensors
 
 Views = Callable[[Tensors, int], Tensors]
-"""Function that returns the part of a slot's memory that a message takes, for a number of micro-batches."""
+"""Function of the buffers of a slot and a number of micro-batches: returns the part that their message needs."""
 
 _COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
-"""Counts the holders of a storage. Torch has no public name for it; without it all memory counts as shared."""
+"""Private function of torch that counts the holders of a storage. Without it all memory counts as shared."""
 
 _STORAGE: Any = torch.UntypedStorage
 _NOTE = "_handed_on"
-"""Attribute of a storage: the stage that handed it on last, the micro-batch, and the address."""
+"""Attribute of a storage, set by `lend`: the stage that handed it on last, the micro-batch, and the address."""
 
 
 def _holders(tensor: torch.Tensor) -> int:
@@ -29,7 +29,7 @@ _ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether another tensor or a graph may hold the memory of this tensor."""
+    """Whether another tensor or an autograd graph may hold the memory of this tensor."""
     return _COUNT is None or _holders(tensor) > _ALONE
 
 
@@ -39,7 +39,7 @@ def unshared(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Number of writes to the memory of each tensor; 0 for tensors of inference mode, which do not count them."""
+    """Version number of each tensor, which grows with every write; 0 for tensors of inference mode, which have none."""
     try:
         return [tensor._version for tensor in tensors]
     except RuntimeError:
@@ -47,11 +47,11 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inputs_of: Callable[[], Any]) -> None:
-    """Notes the memory that a stage hands on for a micro-batch.
+    """Notes the memory that a stage hands on for a micro-batch, and refuses memory that another one still needs.
 
-    The allocator does not reuse memory that anything holds. So a forward that hands on the same memory as an earlier
-    one may have overwritten what another stage still reads. The version of a tensor does not count writes of a CUDA
-    graph.
+    A module may write all of its outputs into one buffer. The version of a tensor does not always show it, as writes of
+    a CUDA graph are not counted. The address does: the allocator gives out no memory that anything still holds. So a
+    forward that hands on the memory of an earlier one may have overwritten what another stage still reads.
 
     Parameters
     ----------
@@ -75,19 +75,19 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
 
 
 def _require_input(stage: int, earlier: int, micro: int, storage: Any, inputs: Any) -> None:
-    """Passes if memory that was handed on twice is part of the stage's inputs, or empty."""
+    """Passes if memory that was handed on twice is memory of the stage's inputs, or has no bytes."""
     if storage.nbytes() and all(tensor.untyped_storage()._cdata != storage._cdata for tensor in taken_apart(inputs)[0]):
         raise mistakes.memory_was_returned_twice(stage, earlier, micro)
 
 
 class ReleasedTensors:
-    """Tensors whose memory should be free soon; make it before the last references go."""
+    """Watch over the memory of tensors that should be freed soon. Make it while the tensors are still referenced."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._memory = [tensor.untyped_storage()._weak_ref() for tensor in tensors]
 
     def are_kept(self) -> list[bool]:
-        """Whether something still holds the memory of each tensor; it may be called once."""
+        """Returns for each tensor whether something still holds its memory. Call it once."""
         if not all(map(_STORAGE._expired, self._memory)):
             gc.collect()
         are_held = [not _STORAGE._expired(memory) for memory in self._memory]
@@ -97,16 +97,16 @@ class ReleasedTensors:
 
 
 class Slots:
-    """Receive buffers of a stage for one direction; slot k has room for ``rooms[k]`` micro-batches.
+    """Slots, the receive buffers of a stage for one direction: slot k has room for ``rooms[k]`` micro-batches.
 
-    The content of a slot may be held for longer than the program says: by the graph of the next stage, if a stage hands
-    its input on, or by a stage that keeps its input. Such a slot moves to new memory before its next message; the old
-    memory stays with its holder.
+    The content of a slot may be needed for longer than the program says: by the graph of the next stage, if a stage
+    hands its input on, or by a stage that keeps its input. Such a slot moves to new memory before its next message; the
+    old memory stays with its holder.
 
     Parameters
     ----------
     make
-        Allocates the memory of a message with a number of micro-batches.
+        Function that allocates the buffers of a message with a number of micro-batches.
     """
 
     def __init__(self, rooms: Iterable[int] = (), make: Callable[[int], Tensors] = lambda _room: ()) -> None:
@@ -115,7 +115,7 @@ class Slots:
         self._views: Views | None = None
 
     def resize(self, views: Views) -> None:
-        """Lets later messages take a part of the memory."""
+        """Makes later messages use a part of each slot: the part that ``views`` returns."""
         self._views = views
 
     def vacant(self, number: int) -> Tensors:

@@ -1,4 +1,4 @@
-"""Boundary and traits of a stage, found at start: the tensors that it hands on, and how it runs."""
+"""Facts about a stage that its first micro-batch shows: the tensors that it hands on, and how it behaves."""
 
 import math
 from collections import Counter
@@ -15,23 +15,23 @@ from chimera_runtime.values.tensors import Tensors
 
 @dataclass(frozen=True)
 class Boundary:
-    """Structure and tensors that a stage hands to the next one for every micro-batch, found once at start.
+    """Structure, shapes and dtypes of the value that a stage hands to the next one for every micro-batch.
 
     Attributes
     ----------
     form
-        The structure of the returned value; the other attributes are about its tensors, in order.
+        The structure of the value; the other attributes, except ``counted``, have an entry for each tensor in it.
     shapes, dtypes
         The shape of each tensor for one micro-batch, and its dtype.
     recorded
-        Marks the tensors that require a gradient.
+        Whether each tensor requires a gradient.
     differentiable
-        Marks those among them whose gradients come back, because later stages use them.
+        Whether the gradient of each tensor comes back: it requires one, and a later stage uses the tensor.
     counted
-        Whether the gradients come with the count of their micro-batch in the loss, a number in float64.
+        Whether a message of gradients also has the loss count of each micro-batch, in float64.
     owned_by_stage
-        Marks the tensors whose memory the stage keeps, such as a buffer: they are copied, as a later forward may write
-        that memory.
+        Whether the stage keeps the memory of each tensor, such as that of a buffer: then a copy is handed on, because a
+        later forward may write the memory.
     """
 
     form: Form
@@ -44,12 +44,12 @@ class Boundary:
 
     @classmethod
     def of(cls, form: Form, tensors: Tensors) -> "Boundary":
-        """Makes the boundary of outputs, as if the gradients of all recorded tensors came back."""
+        """Returns the boundary of outputs, of which every tensor that requires a gradient counts as differentiable."""
         recorded = tuple(t.requires_grad for t in tensors)
         return cls(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
 
     def shape(self, tensor: int, micros: int) -> tuple[int, ...]:
-        """The shape of a tensor that holds several micro-batches along dimension 0."""
+        """The shape of tensor number ``tensor`` in a message of ``micros`` micro-batches, joined along dimension 0."""
         rows = self.shapes[tensor]
         return rows if micros == 1 else (micros * rows[0], *rows[1:])
 
@@ -60,23 +60,23 @@ class Boundary:
         )
 
     def gradient_buffers(self, device: torch.device, micros: int = 1) -> Tensors:
-        """Allocates the buffers of one message of gradients: of the differentiable tensors, and of the count."""
+        """Allocates the buffers of one message of gradients: one for each differentiable tensor, and loss counts."""
         gradients = compress(self.buffers(device, micros), self.differentiable)
         counts = (torch.zeros(micros, dtype=torch.float64, device=device),) if self.counted else ()
         return (*gradients, *counts)
 
     def views(self, memory: Tensors, micros: int) -> Tensors:
-        """Returns the first part of larger buffers, in the shapes of a message of this boundary."""
+        """Returns the first part of each of the larger buffers, in the shapes of a message of this boundary."""
         return tuple(_first_part(tensor, self.shape(i, micros)) for i, tensor in enumerate(memory))
 
     def gradient_views(self, memory: Tensors, micros: int) -> Tensors:
-        """Returns the first part of larger gradient buffers; the count is a number for each micro-batch."""
+        """Returns the first part of each of the larger gradient buffers, with one loss count for each micro-batch."""
         shapes = compress([self.shape(i, micros) for i in range(len(self.shapes))], self.differentiable)
         counts = [(micros,)] if self.counted else []
         return tuple(map(_first_part, memory, [*shapes, *counts]))
 
     def excess(self, outputs: Tensors, form: Form) -> str | None:
-        """Text that says how outputs of a smaller update exceed the buffers of this boundary; None if they fit."""
+        """Returns text that says why outputs of another size do not fit into buffers of this boundary; else None."""
         if form != self.form:
             return f"{form}, and {self.form} for the example"
         for output, shape, dtype in zip(outputs, self.shapes, self.dtypes, strict=True):
@@ -85,16 +85,16 @@ class Boundary:
         return None
 
     def of_items(self, items: int, whole: int) -> "Boundary | None":
-        """Returns the boundary of a micro-batch of fewer items than a ``whole`` one; None if it cannot be computed.
+        """Returns the boundary of a micro-batch of ``items`` items, if this is that of ``whole`` items; else None.
 
-        It can be computed if every tensor has equally many rows for each item.
+        None says that it cannot be computed: some tensor does not have equally many rows for each item.
         """
         if not all(shape and shape[0] % whole == 0 for shape in self.shapes):
             return None
         return replace(self, shapes=tuple((shape[0] // whole * items, *shape[1:]) for shape in self.shapes))
 
     def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
-        """Text that says how outputs, in grad mode also gradients, differ from this boundary; None if they do not."""
+        """Text that says how outputs, in grad mode also ``requires_grad``, differ from this boundary; else None."""
         if len(outputs) != len(self.shapes):
             return f"{len(outputs)} tensor{'' if len(outputs) == 1 else 's'} instead of {len(self.shapes)}"
         for i, output in enumerate(outputs):
@@ -113,24 +113,24 @@ def _first_part(memory: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Traits:
-    """Behaviour of a stage with the first micro-batch. Texts are empty where there is nothing to say.
+    """Behaviour that a stage showed with the first micro-batch, at start. A text is empty if there was nothing to note.
 
     Attributes
     ----------
     buffers
-        The names of the buffers that it updates.
+        The names of the buffers that the stage updates in its forward.
     alone
-        Why it cannot run several micro-batches at once.
+        The reason why the stage cannot run several micro-batches in one call.
     keywords
-        The names of the keyword arguments that it takes.
+        The names of the keyword arguments that the stage takes.
     auxiliary
-        The names of its auxiliary losses.
+        The names of the auxiliary losses that the stage adds.
     whole
-        Why its backward cannot be split.
+        The reason why the backward cannot be split into two halves.
     seeds_all
-        Whether it draws from the generators of Python or NumPy: then forwards seed these as well.
+        Whether the stage draws from the generators of Python or NumPy: then each forward seeds these as well.
     in_place
-        The arguments that it writes: then it gets copies of the user's inputs and keyword arguments.
+        The arguments that the stage writes: then it gets copies of the user's inputs and keyword arguments.
     shared
         The names of the keyword arguments that other stages take as well.
     """
@@ -146,12 +146,12 @@ class Traits:
 
 
 def with_shared(traits: Sequence[Traits]) -> list[Traits]:
-    """Completes the traits of all stages with ``shared``."""
+    """Returns the traits of all stages with ``shared`` filled in."""
     takers = Counter(name for of_stage in traits for name in of_stage.keywords)
     return [replace(t, shared=tuple(name for name in t.keywords if takers[name] > 1)) for t in traits]
 
 
 def keyword_names(traits: Sequence[Traits], stages: Iterable[int]) -> KeywordNames:
-    """Returns the names of keyword arguments, for a rank that holds some stages."""
+    """Returns the names of all keyword arguments, and of those that the given stages of this rank take."""
     example = frozenset(name for of_stage in traits for name in of_stage.keywords)
     return KeywordNames(example, frozenset(name for stage in stages for name in traits[stage].keywords))

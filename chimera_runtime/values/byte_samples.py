@@ -21,7 +21,8 @@ _KINDS = (torch.Tensor, torch.nn.Parameter)
 def sampled(value: Any, start: int = 0, count: int | None = None) -> int | None:
     """Returns a digest of the leaves of a value; None if all leaves are None.
 
-    For a tensor of the CPU the digest covers shape, dtype and a few hundred bytes, by default from all rows.
+    For a tensor of the CPU the digest covers shape, dtype and a few hundred bytes of ``count`` rows from ``start`` on,
+    by default of all rows.
     For a tensor of another device it covers shape and dtype alone: reading bytes would wait for the device.
     """
     digest, is_empty = 0, True
@@ -53,7 +54,7 @@ def _of(leaf: Any, digest: int) -> int:
 def _layout(
     shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, count: int | None
 ) -> tuple[bytes, int, tuple[tuple[int, int], ...]]:
-    """A tensor's shape and dtype as bytes, the bytes from row to row, and the pieces of its memory to read.
+    """Returns shape and dtype as bytes, the distance of rows in bytes, and the pieces of a tensor's memory to read.
 
     A piece is an offset and a size. No piece reaches beyond a run of memory that belongs to the tensor.
     """

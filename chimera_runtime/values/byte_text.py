@@ -3,7 +3,7 @@
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 _FOUR_DIGITS = 999.5
-"""Smallest number that rounds to a fourth digit."""
+"""Smallest number that would be rounded to four digits."""
 
 
 def byte_text(count: int) -> str:

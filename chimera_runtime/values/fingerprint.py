@@ -51,7 +51,7 @@ def _hash(value: Any, outer: tuple[int, ...]) -> str:
 
 
 def _parts(value: Any, within: tuple[int, ...]) -> Iterator[str]:
-    """The name of a function or a class, or the parts from which pickle would rebuild an object."""
+    """Yields the name of a function or a class, or hashes of the parts from which pickle would rebuild an object."""
     if isinstance(value, type | Callable) and hasattr(value, "__qualname__"):
         yield f"{value.__module__}.{value.__qualname__}"
         return

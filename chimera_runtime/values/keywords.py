@@ -17,13 +17,13 @@ Keywords = dict[str, Any]
 
 @dataclass(frozen=True)
 class KeywordNames:
-    """Names of the example's keyword arguments, and among them the ``needed`` ones, which stages of this rank take."""
+    """Names of the example batch's keyword arguments, and of the ``needed`` ones, which stages of this rank take."""
 
     example: frozenset[str]
     needed: frozenset[str]
 
     def require(self, keywords: Mapping[str, Any], what: str) -> None:
-        """Passes if keyword arguments have names of the example, and all that this rank needs.
+        """Passes if keyword arguments have only names of the example, and include all that this rank needs.
 
         Raises `Misuse` if a name is not in the example, or a needed one is missing from ``what``.
         """
@@ -45,9 +45,9 @@ class Watched:
         self._before = {name: versions(tensors) for name, tensors in self._tensors.items()}
 
     def require_unwritten(self) -> None:
-        """Passes if the forward has not written them.
+        """Passes if the forward has written none of the shared keyword arguments.
 
-        Raises `BadModel` if it has: another stage would see the change or not, depending on its rank.
+        Raises `BadModel` if it has written one: the change would reach other stages on this rank, but not on others.
         """
         for name, tensors in self._tensors.items():
             if versions(tensors) != self._before[name]:
@@ -55,9 +55,9 @@ class Watched:
 
 
 def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
-    """Passes unless the loss has a parameter with the name of a keyword argument: only stages get these.
+    """Passes if the loss has no parameter with the name of a keyword argument: only stages get keyword arguments.
 
-    Raises `Misuse` if the loss has one.
+    Raises `Misuse` if the loss has such a parameter.
     """
     try:
         parameters = inspect.signature(loss).parameters

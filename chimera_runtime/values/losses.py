@@ -1,4 +1,4 @@
-"""Losses of an update: a mean, or a sum and a count, of each micro-batch, added up over micro-batches and ranks."""
+"""Losses of an update, added up over micro-batches and ranks: each is a mean, or a sum and a count."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +15,9 @@ Loss = Any
 
 @dataclass(frozen=True)
 class Tally:
-    """Part of the losses of an update: a sum, and the count that divides it.
+    """Total of some losses of an update, and the count by which the total is divided.
 
-    Where ``loss`` returns means, each micro-batch counts 1. ``auxiliary`` has the sums of auxiliary losses.
+    If ``loss`` returns means, each micro-batch counts 1. ``auxiliary`` has the sums of auxiliary losses.
     """
 
     total: float = 0.0
@@ -31,7 +31,7 @@ class Tally:
 
     @property
     def mean(self) -> float:
-        """The sum divided by the count; not a number where the count is 0."""
+        """The total divided by the count; nan if the count is 0."""
         return self.total / self.count if self.count else math.nan
 
     @property
@@ -40,23 +40,23 @@ class Tally:
         return {name: total / self.count if self.count else math.nan for name, total in self.auxiliary.items()}
 
     def numbers(self, names: Sequence[str] = ()) -> list[float]:
-        """Returns the tally as numbers that can be added up over ranks, with the auxiliary losses of some names."""
+        """Returns the total, the count and the auxiliary losses of the names: numbers to be added up over ranks."""
         return [self.total, self.count, *(self.auxiliary.get(name, 0.0) for name in names)]
 
     @classmethod
     def of(cls, numbers: Iterable[float], names: Sequence[str] = ()) -> "Tally":
-        """Inverse of `numbers`."""
+        """Makes a tally from a list that `numbers` returned, or from the sum of such lists over ranks."""
         total, count, *auxiliary = numbers
         return cls(total, count, dict(zip(names, auxiliary, strict=True)))
 
 
 def added(tallies: Iterable[Tally]) -> Tally:
-    """The sum of tallies."""
+    """The sum of tallies: totals, counts and auxiliary losses are added up."""
     return sum(tallies, Tally())
 
 
 def as_pair(loss: Loss) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the sum of a micro-batch and its count in float64, or the mean and None."""
+    """Splits the result of ``loss``: into the sum and the count, in float64, or into the mean and None."""
     if not isinstance(loss, tuple | list):
         return loss, None
     total, count = loss
@@ -77,7 +77,7 @@ def expected_count(count: float | None, micro_batches: int) -> float | None:
 
 
 class Count:
-    """Count of an update, as far as this stage has it: the count of each micro-batch comes with its backward.
+    """Part of an update's count that this stage has seen so far: each backward adds the count of its micro-batch.
 
     Parameters
     ----------
@@ -100,9 +100,10 @@ class Count:
         self.tensor.zero_()
 
     def correction(self, count: float) -> float:
-        """Returns the factor for gradients, where ``count`` is the sum of ``tensor`` over all ranks.
+        """Returns the factor for gradients, which have been divided by the expected count instead of ``count``.
 
-        It is 0 if the count is 0: no item of the mini-batch counts.
+        ``count`` is the sum of ``tensor`` over all ranks. If it is 0, no item of the mini-batch counts; then the
+        factor is 0.
 
         Raises `BadModel` if the count is not finite, or negative.
         """

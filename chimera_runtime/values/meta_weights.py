@@ -1,4 +1,4 @@
-"""Weights of stages that were built on the meta device: they have memory, and no values until weights are loaded."""
+"""Weights of stages that were built on the meta device: they get memory, but no values until weights are loaded."""
 
 from collections.abc import Mapping
 

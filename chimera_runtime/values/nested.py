@@ -17,12 +17,12 @@ from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.shards import settled
 
 Constant = bool | int | float | str | None
-"""Part of a value that stages hand on, other than tensors; it must be the same for every micro-batch."""
+"""Type of a part, other than a tensor, of a value that stages hand on; it must be equal for all micro-batches."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """Structure of a value: the places of its tensors, and its constants."""
+    """Structure of a value: ``entries`` are its leaves, with ``...`` in place of each tensor."""
 
     tree: Any
     entries: tuple[Constant | EllipsisType, ...]
@@ -70,7 +70,7 @@ def taken_apart(value: Any) -> tuple[tuple[torch.Tensor, ...], Form]:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Entries of the tuples, lists and dicts of a value."""
+    """The leaves of a value: its entries at any depth that are not tuples, lists or dicts themselves."""
     if isinstance(value, torch.Tensor):
         return [value]
     return pytree.tree_leaves(value)
@@ -82,7 +82,7 @@ def is_rows(value: Any) -> bool:
 
 
 def lengths(value: Any) -> set[int]:
-    """Lengths of dimension 0 of those tensors of a value that have one."""
+    """The different sizes of dimension 0 among the tensors of a value."""
     return {leaf.size(0) for leaf in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim()}
 
 
@@ -126,15 +126,15 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parts(value: Any, count: int) -> list[Any]:
-    """Splits a value into equal parts along dimension 0."""
+    """Splits a value into ``count`` equal parts along dimension 0."""
     return [mapped(value, lambda tensor, i=i: tensor.chunk(count)[i]) for i in range(count)]  # type: ignore[misc]
 
 
 def obstacle(value: Any, items: int) -> tuple[str, str] | None:
-    """Returns path and description of a leaf that `rows` cannot cut, in a value with some items; None if there is none.
+    """Returns path and description of a leaf that `rows` cannot cut, in a value of ``items`` items; else None.
 
-    Numbers, strings, None and tensors without dimensions need no cut: every part has them whole. A list with one of
-    these for each item would need one.
+    Numbers, strings, None and tensors without dimensions need no cut: every part has them whole. A list with a
+    number or a string for each item would need a cut, and cannot be cut.
     """
     if all(_is_cut(leaf) or leaf is None for leaf in pytree.tree_leaves(value, is_leaf=_is_mask)):
         return None
@@ -187,7 +187,7 @@ def _described(leaf: Any) -> str:
 
 
 def rows(value: Any, start: int, count: int) -> Any:
-    """Returns some rows of every tensor in a value; other leaves and tensors without dimensions stay whole."""
+    """Returns a value with ``count`` rows of every tensor; other leaves and tensors without dimensions stay whole."""
     return mapped(value, lambda tensor: tensor.narrow(0, start, count) if tensor.dim() else tensor)
 
 

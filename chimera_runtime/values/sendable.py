@@ -1,4 +1,4 @@
-"""Checks of sendable outputs: dense tensors on the rank's device, of a dtype that the backend can send."""
+"""Checks that outputs of stages can be sent: dense tensors on the rank's device, of a dtype of the backend."""
 
 from collections.abc import Iterable
 

@@ -1,6 +1,7 @@
-"""Stages that are spread over other ranks than the pipeline's (FSDP2, tensor parallelism): each has a part of a tensor.
+"""Spread tensors: FSDP2 or tensor parallelism gives each rank of a mesh a part of a tensor.
 
-A tensor is spread if it is a DTensor. That class is not imported here: a user who spreads a module has imported it.
+The ranks of a mesh are not those of one pipeline. A tensor is spread if it is a DTensor. That class is not imported
+here: a user who spreads a module has imported it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,25 +15,25 @@ _SPREADING = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distr
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, as a view without a graph; all of it unless it is spread."""
+    """This rank's part of a tensor as a view without a graph; the whole tensor if it is not spread."""
     detached: Any = tensor.detach()
     part: torch.Tensor = detached.to_local() if is_spread(tensor) else detached
     return part
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """Gathers all parts of a tensor; all ranks that it is spread over call it."""
+    """Returns a spread tensor as a whole. All ranks over which the tensor is spread must call it."""
     full: torch.Tensor = tensor.full_tensor() if is_spread(tensor) else tensor
     return full
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor that is complete: tensor parallelism may return one whose sum over ranks is still under way."""
+    """Returns a complete tensor: with tensor parallelism, the sum over ranks that makes a tensor may be under way."""
     return tensor.clone() if hasattr(tensor, "trigger_wait") else tensor
 
 
 def laid_out_like(parameter: Any, gradient: Any) -> torch.Tensor:
-    """Returns a gradient in the layout of its parameter: autograd may leave parts that are not yet summed."""
+    """Returns a gradient in the layout of its parameter; autograd may leave it in parts that are not summed yet."""
     if is_spread(gradient) and gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
     spread: torch.Tensor = gradient
@@ -51,7 +52,7 @@ def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
 
 
 def spread_out(tensor: torch.Tensor, like: Any) -> torch.Tensor:
-    """Spreads a whole tensor in the layout of another one; all ranks of that layout call it, with the same tensor."""
+    """Spreads a whole tensor in the layout of ``like``. All ranks of the layout must call it, with the same tensor."""
     if not is_spread(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -101,7 +102,7 @@ def rest(module: torch.nn.Module) -> None:
 
 
 def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | None:
-    """Text for a way of spreading a module that no pipeline supports, with advice; None if there is none.
+    """Returns the reason why no pipeline supports the way in which a module is spread, with advice; else None.
 
     Parameters
     ----------
