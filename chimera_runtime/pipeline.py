@@ -25,7 +25,7 @@ from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.norms import agree_on_infinite, gradients_of, scale_down, total_norm
-from chimera_runtime.start.assemble import assemble, located_at, prepare, remarks
+from chimera_runtime.start.assemble import assemble, build_and_probe, located_at, remarks
 from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.start.loader_maker import LoaderMaker
 from chimera_runtime.start.rank_context import RankContext
@@ -49,8 +49,8 @@ class Pipeline:
     """Trains a model with a compiled schedule; process group, loop, data and optimizer are the caller's.
 
     It takes no signal, prints nothing and never ends the process. All ranks of the process group make it, with the same
-    arguments; a process may have several. Every call restores the random generators of the process. Raised are Misuse
-    if arguments do not fit together, ModelError if a stage raises an error, PeerLost if another rank does not answer.
+    arguments; a process may have several. Every call restores the random generators of the process. Calls raise
+    Misuse if arguments do not fit together, ModelError if a stage fails, PeerLost if another rank does not answer.
 
     Parameters
     ----------
@@ -68,14 +68,14 @@ class Pipeline:
         The ranks of the pipelines, W copies of the workers; by default all. With one such as ``mesh["pp"].get_group()``
         every rank of the default process group makes a pipeline, each over its own group.
     device
-        Where the stages are: the CPU, with messages over gloo, or a GPU, over NCCL. By default what the group is for.
+        Where the stages are: the CPU, with messages over gloo, or a GPU, over NCCL. By default the backend decides.
     layout
         Which ranks are neighbours: those of one ``"pipeline"``, or the ``"replica"``\\ s of one worker.
     communicators
-        Of messages without gloo, between two workers: ``"directed"``, one for each direction, or ``"pair"``, one for
-        both, which is the default if the program is proven to finish with that.
+        With another backend than gloo, the communicators of two workers: ``"directed"``, one for each direction, or
+        ``"pair"``, one for both, which is the default if the program is proven to finish with that.
     seed
-        Of weights and dropout: with update, copy, micro-batch and stage it decides every number that is drawn.
+        The seed of weights and dropout: every random number follows from it, update, copy, micro-batch and stage.
     timeout
         Seconds that any wait for another rank may take.
     tied
@@ -91,7 +91,7 @@ class Pipeline:
         For a schedule without a flush, whose stages step inside it: ``optimizer(named_parameters)``, called once for
         the parameters that stages share, and for the others of each stage here, with (name, parameter) pairs.
     before_step, after_step
-        There, called with a `StageStep` before and after each of these steps: to clip, or to step a scheduler.
+        For such a schedule: called with a `StageStep` before and after each step, to clip or to step a scheduler.
     varying
         Mini-batches may be smaller than the example, in other dimensions than 0 and from step to step: every rank then
         looks at the input of each. Messages take a part of buffers that are made for the example.
@@ -141,16 +141,17 @@ class Pipeline:
         compiled = load(Path(directory))
         job = self.job = compiled.job
         require_build_stage(build_stage)
-        step_hooks = step_hooks_of(job, optimizer, before_step, after_step)
+        step_hooks = step_hooks_of(job, optimizer, before_step, after_step)  # None with a flush: the caller steps
         size = items_of(example)
         if size % job.parts:
             raise mistakes.example_cannot_be_cut(job.name, job.parts, size)
-        # The ranks: communicators, and this rank's place. From here on an error names the rank and its worker.
-        same = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
+        # The ranks: communicators, and this rank's place; `shared` must be equal on all of them.
+        shared = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
         world = self._world = join_group(
-            job, group, layout, device, timeout=timeout, communicators=communicators, end=hooks.lost, arguments=same
+            job, group, layout, device, timeout=timeout, communicators=communicators, end=hooks.lost, arguments=shared
         )
         control, place, facts = world.control_group, world.place, compiled.ranks[world.place.worker]
+        # A context for calls: an error inside names the rank and its worker.
         located = self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
         self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
@@ -160,31 +161,31 @@ class Pipeline:
         model = Model(file_of(build_stage), build_stage, loss, tied=ties_of, name=name)
         self._feed = Feed(job, size, place.copy)
         self._feed.put_example(example)
-        modules, probed = prepare(world, located, model, self._feed, seed=seed, measures=hooks.measures)
+        modules, probed = build_and_probe(world, located, model, self._feed, seed=seed, measures=hooks.measures)
         self.remarks = tuple(remarks(job, world.backend, world.device, probed))
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
-        named = Ranges(world.device) if ranges else Unranged()
+        profiler_ranges = Ranges(world.device) if ranges else Unranged()
         context = self._context = RankContext(
-            world=world, script=script, facts=facts, model=model, probed=probed, seed=seed, source=source, ranges=named
+            world, script, facts, model, probed, seed=seed, source=source, ranges=profiler_ranges
         )
         hooks.ready(context, modules)
         # The stages with optimizers and receive buffers, and the lane, which the rank's script is called with.
-        self._modules, self._parameters = modules, parameters_by_name(model, modules, context.ties)
-        self._groups = by_group(modules, context.ties)
-        steps = None if step_hooks is None else StageOptimizers(modules, self._parameters, step_hooks, context.ties)
-        self._stage_optimizers = steps
-        stages = assemble(context, modules, steps, hooks.stage_maker(job), sum_dtype=sum_dtype)
-        lane = lane_of(context, hooks.wrapped(components_of(context, stages), stages))
+        parameters, self._groups = parameters_by_name(model, modules, context.ties), by_group(modules, context.ties)
+        optimizers = None if step_hooks is None else StageOptimizers(modules, parameters, step_hooks, context.ties)
+        self._modules, self._parameters, self._stage_optimizers = modules, parameters, optimizers
+        stages = assemble(context, modules, optimizers, hooks.stage_maker(job), sum_dtype=sum_dtype)
+        components = hooks.wrapped(components_of(context, stages), stages)  # a tool may record the calls of each
+        lane = lane_of(context, components)
         # The updates, their losses, and the facts that are compared over the ranks with these.
         counted = probed.expected_count is not None
         self._outcomes = hooks.outcomes(control, job, world.read, counted=counted, names=probed.auxiliary)
         self._updates = updates_of(
-            context, lane, stages, self._feed, outcomes=self._outcomes, parameters=self._parameters, sum_dtype=sum_dtype
+            context, lane, stages, self._feed, outcomes=self._outcomes, parameters=parameters, sum_dtype=sum_dtype
         )
         self._session = Session(world, probed, located, self._updates)
         self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
         self._shared_facts = SharedFacts(
-            self._feed, self._outcomes, self._updates, groups=self._groups, names=self.names, steps=steps
+            self._feed, self._outcomes, self._updates, groups=self._groups, names=self.names, steps=optimizers
         )
         # Everything between updates: loaders, forwards alone, checkpoints.
         self._loaders = LoaderMaker(
@@ -193,7 +194,7 @@ class Pipeline:
         self.needs = frozenset(self._loaders.needed)
         self._inference = Inference(context, stages, size, located, varying=self._varying)
         self._state = State(
-            control, world.store_of_all, job, model, ties=context.ties, modules=modules, parameters=self._parameters
+            control, world.store_of_all, job, model, ties=context.ties, modules=modules, parameters=parameters
         )
 
     def step(
@@ -204,10 +205,10 @@ class Pipeline:
         accumulate: bool = False,
         scaler: torch.amp.GradScaler | None = None,
     ) -> Outcome | None:
-        """Runs forwards, backwards and sums of one update: then ``.grad`` is the gradient of the mini-batch's loss.
+        """Runs forwards, backwards and sums of one update; ``.grad`` is then the gradient of the mini-batch's loss.
 
-        Without a flush it starts one update more, and each stage makes its steps when their time has come: the outcome
-        is that of the newest update that all stages have made, None while there is none.
+        Without a flush it starts one more update, and each stage steps where the schedule has the step. It returns the
+        outcome of the newest update for which all stages have stepped, or None while there is no such update.
 
         Parameters
         ----------
@@ -246,13 +247,13 @@ class Pipeline:
         else:
             self._feed.put_micro_batches(update, micro_batches)
         if self._varying is not None:
-            self._varying.check(update)
+            self._varying.check(update)  # refuses too large a mini-batch while gradients are as they were
         self._updates.prepare(accumulate, scaler)
         # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
         try:
             with self._located, self._context.probed.generators_kept(), self._context.ranges.update(update):
                 if self._varying is not None:
-                    self._varying.begin(update)
+                    self._varying.begin(update)  # new shapes: runs forwards, on all ranks of the copy
                 return self._updates.run_update()
         except PeerLost:
             self._outcomes.explain()  # the lost rank may have stopped because it saw that ranks differ
@@ -263,7 +264,7 @@ class Pipeline:
         self._outcomes.asked_to_stop = True
 
     def drain(self) -> list[Outcome]:
-        """Completes the updates that are under way: their outcomes, and others that no call has returned yet.
+        """Completes the updates that are under way; returns all outcomes that no call has returned yet.
 
         Every rank calls it. Then all parameters are those of the last update, and the next step begins anew: its first
         micro-batches read them. With a flush there is nothing to complete. Errors as in `step`.
@@ -312,7 +313,7 @@ class Pipeline:
     # ---- forwards alone, and data for both
 
     def evaluate(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> float:
-        """The mean loss over all items of some batches, on the weights as they are: the same number on every rank.
+        """Returns the mean loss over all items of some batches with the present weights, the same on every rank.
 
         Modules are in evaluation mode meanwhile, and nothing that training depends on changes, except that the updates
         of a stream that are under way are completed first; `drain` returns their outcomes. Errors are as in `step`;
@@ -334,7 +335,7 @@ class Pipeline:
         return loss
 
     def predict(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> Iterator[Any]:
-        """The outputs of the last stage for some batches, one by one, items in their order, on the CPU.
+        """Yields the outputs of the last stage for each batch, with the items in their order, on the CPU.
 
         Every rank of the copy gets them. Modules, weights, batches and errors are as in `evaluate`, but targets may be
         None, and outputs need a dimension 0 to be put together along.
@@ -397,9 +398,9 @@ class Pipeline:
         return {**saved, "update": {"0": (self.updates,)}}
 
     def load_state_dict(self, state: Mapping[str, Any], replica: int | None = None) -> None:
-        """Goes on from a state that `state_dict` has returned, here or on another rank with the same stages.
+        """Loads a state that `state_dict` has returned, here or on another rank with the same stages.
 
-        Every rank calls it, and all raise BadCheckpoint or ModelError if an entry is missing on any, or refused.
+        Every rank calls it. All raise BadCheckpoint or ModelError if, on any rank, an entry is missing or refused.
         """
         self._session.finish()
         self._session.on_all_ranks(lambda: self._state.load(state, replica))
@@ -469,13 +470,13 @@ class Pipeline:
 
     @property
     def updates(self) -> int:
-        """Number of calls of `step` so far, also with ``accumulate=True``; a loaded checkpoint has its own."""
+        """Number of calls of `step` so far, with ``accumulate=True`` too, those before a loaded checkpoint included."""
         return self._updates.started
 
     def close(self) -> None:
-        """Frees the communicators; all ranks call it. The caller's process group stays.
+        """Waits for the losses of all updates, and frees the communicators; all ranks call it.
 
-        Outcomes can be read afterwards: sums that are under way are waited for.
+        Outcomes can still be read afterwards. The caller's process group stays.
         """
         if self._located.closed:
             return

@@ -1,8 +1,8 @@
 """Evaluation: forwards alone, for the loss or the outputs of a model, by the function ``evaluate`` of a rank's script.
 
-Modules run in evaluation mode and without a graph, and are restored afterwards; random generators are the caller's
-task. A micro-batch may have fewer items than in training. It may also be absent: then the calls of the script that name
-it do nothing.
+Modules run in evaluation mode and without a graph, and their mode is restored afterwards; the caller restores random
+generators. A micro-batch may have fewer items than in training. It may also have none, that is be absent: then the
+calls of the script for this micro-batch do nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,11 +36,11 @@ class EvaluationOutput(Protocol):
     """Receives the values that the module of a stage returns in an evaluation."""
 
     def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
-        """The tensors that are sent to the next stage, from the value returned for a micro-batch of so many items."""
+        """Takes the value of a micro-batch of ``items`` items; returns the tensors to send to the next stage."""
 
 
 class SentOutput:
-    """Output of a stage that has a next one; raises BadModel if its tensors differ from those of training."""
+    """Output of a stage that has a next one: sends the values. ``whole`` is the items of a whole micro-batch."""
 
     def __init__(self, number: int, current: "_CurrentRound", whole: int) -> None:
         self._number = number
@@ -48,7 +48,7 @@ class SentOutput:
         self._whole = whole
 
     def finish(self, micro: int, items: int, returned: Any, _target: Any) -> Tensors:
-        """All tensors of the value, in memory of one piece."""
+        """Returns the tensors in the value, contiguous. Raises `BadModel` if they differ from those in training."""
         boundary = self._current.boundaries[self._number]
         expected = boundary if items == self._whole else boundary.of_items(items, self._whole)
         assert expected is not None, "Evaluation.evaluation_batches has refused that"
@@ -71,7 +71,7 @@ class LossTotal:
         self.count = 0.0
 
     def finish(self, _micro: int, items: int, returned: Any, target: Any) -> Tensors:
-        """Adds the loss of a micro-batch; there is nothing to send."""
+        """Adds the loss of a micro-batch; returns no tensors to send."""
         loss, count = as_pair(self._judge(returned, target))
         total = loss.reshape(()).double()
         self._total = self._total.to(loss.device) + (total * items if count is None else total)
@@ -81,18 +81,18 @@ class LossTotal:
 
     @property
     def total(self) -> float:
-        """Sum of the losses of this rank."""
+        """Sum of the losses of the micro-batches whose last stage runs on this rank."""
         return self._total.item()
 
 
 class OutputStore:
-    """Output of the last stage that stores copies of its values, by micro-batch."""
+    """Output of the last stage that stores a copy of the value of each micro-batch."""
 
     def __init__(self) -> None:
         self._outputs: dict[int, Any] = {}
 
     def finish(self, micro: int, _items: int, returned: Any, _target: Any) -> Tensors:
-        """Stores the value of a micro-batch; there is nothing to send."""
+        """Stores the value of a micro-batch; returns no tensors to send."""
         self._outputs[micro] = mapped(returned, lambda tensor: settled(tensor).clone())
         return ()
 
@@ -103,7 +103,7 @@ class OutputStore:
 
 
 class _CurrentRound:
-    """The round that is running, and the boundaries of the stages for one whole micro-batch of it."""
+    """The round that is running, with the boundaries of the stages for a whole micro-batch."""
 
     def __init__(self, boundaries: Sequence[Boundary]) -> None:
         self.boundaries = boundaries
@@ -114,7 +114,7 @@ class _CurrentRound:
         return sum(self.round.sizes[micro] for micro in (micros if isinstance(micros, tuple) else (micros,)))
 
     def has(self, micros: Micros) -> bool:
-        """Whether there are items in a micro-batch, or in any of several."""
+        """Whether a micro-batch, or any of several, has items."""
         return self.size(micros) > 0
 
     def load(self, micro: int, which: int, device: torch.device) -> Any:
@@ -123,7 +123,7 @@ class _CurrentRound:
 
 
 class EvaluationStage:
-    """A stage for forwards alone: it holds its outputs until they are taken, and nothing else."""
+    """A stage for forwards alone, which keeps nothing but its outputs until they are sent."""
 
     def __init__(
         self,
@@ -157,11 +157,11 @@ class EvaluationStage:
             self._outputs[micros] = outputs[0] if len(outputs) == 1 else join(outputs)
 
     def outputs(self, micros: Micros) -> Tensors:
-        """Returns the outputs of a forward and forgets them; an empty tuple if its micro-batches are absent."""
+        """Returns the outputs of a forward and forgets them; an empty tuple if the micro-batches have no items."""
         return self._outputs.pop(micros) if self._current.has(micros) else ()
 
     def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
-        """Yields each micro-batch with its inputs and targets; received inputs lie one after another in dimension 0."""
+        """Yields each micro-batch with its inputs and its target. Received inputs are joined along dimension 0."""
         total, end = self._current.size(micros), 0
         for number, micro in enumerate(micros):
             start, end = end, end + self._current.size(micro)
@@ -179,13 +179,13 @@ class EvaluationStage:
 
 
 def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tensor:
-    """Rows of the items from ``start`` to before ``end`` in a tensor with the same number of rows for each item."""
+    """View of the rows of items ``start`` to ``end - 1`` in a tensor of ``items`` items with equally many rows each."""
     first = len(tensor) * start // items
     return tensor.narrow(0, first, len(tensor) * end // items - first)
 
 
 class _PartlyIncoming(Incoming):
-    """An incoming link whose messages may have fewer items, and smaller ones, than a slot has room for."""
+    """An incoming link whose messages may be smaller than a slot: of fewer items, or of smaller shapes."""
 
     def __init__(self, link: tuple[Any, int, int, int], slots: Slots, current: _CurrentRound, whole: int) -> None:
         super().__init__(*link, slots)
@@ -207,13 +207,13 @@ class Evaluation:
     Parameters
     ----------
     stages
-        The stages that the rank trains with; no update is under way.
+        The stages of the rank in training. No update may be under way.
     size
         The items of a micro-batch in training.
     output
         Receives the values of the last stage.
     varying
-        The shapes of batches that are smaller than the example, if the pipeline takes such.
+        Fits the stages to batches with smaller shapes than the example, if the pipeline takes these.
     """
 
     def __init__(
@@ -261,10 +261,10 @@ class Evaluation:
         )
 
     def evaluation_batches(self, batch: Any) -> Iterator[EvaluationBatch]:
-        """Cuts a batch into rounds that can be run.
+        """Yields the rounds into which a batch is cut.
 
-        Raises `Misuse` as the function `evaluation_batches`; if a micro-batch lacks items and a stage hands on tensors
-        whose rows are not of items; if a tensor is larger than that of the example.
+        Raises `Misuse` like the function `evaluation_batches`. Also if a micro-batch lacks items and dimension 0 of a
+        tensor between stages is not one of items, or if a tensor is larger than in the example.
         """
         for micro_batches in evaluation_batches(self._job, self._size, batch, self._names):
             if self._varying is not None:
@@ -285,7 +285,7 @@ class Evaluation:
             self._script.evaluate(self._lane)
 
     def _first_inputs(self, micro_batches: EvaluationBatch) -> FirstInputs:
-        """Inputs and keyword arguments of the first micro-batch; if it lacks items, some are repeated."""
+        """Inputs and keyword arguments of the first micro-batch, filled up with repeated items if it lacks some."""
         inputs, _, keywords = micro_batches.load(0)
         items = micro_batches.sizes[0]
 
@@ -300,7 +300,7 @@ class Evaluation:
                 raise mistakes.rows_are_not_items(items, self._whole, stage)
 
     def _stage(self, number: int, stage: Stage) -> EvaluationStage:
-        """The stage of the evaluation with the module of a stage of training."""
+        """Makes a stage for forwards alone with the module of a stage of training."""
         names, is_last = self._keywords[number], number == len(self._boundaries)
 
         def load_keywords(micro: int) -> Keywords:

@@ -18,18 +18,18 @@ from chimera_runtime.values.tensors import all_generators_kept
 
 
 class Inference:
-    """Loss and outputs of the stages while no update is under way.
+    """Computes losses and outputs of the stages. Call it only while no update is under way.
 
-    Afterwards random generators, and the buffers and attributes of modules, are as before.
+    Random generators, and the buffers and attributes of modules, are restored afterwards.
 
     Parameters
     ----------
     size
         The items of a micro-batch.
     located
-        The pipeline's context of errors: after one inside it, the pipeline refuses further calls.
+        The context of the pipeline's calls: after an error inside, the pipeline refuses further calls.
     varying
-        The shapes of updates, if a pipeline takes several.
+        Fits the stages to the shapes of a batch, if the pipeline takes several shapes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Inference:
         self._varying = varying
 
     def mean_loss(self, batches: Iterable[Any]) -> float:
-        """The mean loss over all items of this copy's batches and those of the others: the same on every rank.
+        """Returns the mean loss over all items in the batches of all copies, the same on every rank.
 
         Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all. Raises
         `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
@@ -68,9 +68,9 @@ class Inference:
         return Tally(total, count).mean
 
     def predictor(self) -> Callable[[Any], Any]:
-        """A function from a batch to the outputs of the last stage, on every rank of the copy, on the CPU.
+        """Returns a function from a batch to the outputs of the last stage, on every rank of the copy, on the CPU.
 
-        It raises what `mean_loss` does; Misuse also if the outputs have no dimension 0 to put them together along.
+        The function raises the errors of `mean_loss`, and Misuse if outputs cannot be joined along dimension 0.
         """
         world, store = self._context.world, OutputStore()
         evaluation = self._evaluation(store)
@@ -89,7 +89,7 @@ class Inference:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """A context after which the buffers and attributes of the stages are as before."""
+        """A context at whose end the buffers and attributes of the stages are restored."""
         states = [state_of(stage.module) for stage in self._stages.values()]
         yield
         for state, before in states:

@@ -1,4 +1,4 @@
-"""Finds the optimizers that step this rank's parameters, and their settings, without being given the optimizers.
+"""Settings of the optimizers that step this rank's parameters, which are found without being given the optimizers.
 
 torch calls a function after each step of any torch.optim.Optimizer of the process. Optimizers of other classes are not
 found.
@@ -16,11 +16,11 @@ from chimera_runtime.ranks.agreement import Fact, Key, Text, digest_of, settings
 
 _LEFT_OUT = frozenset({"params", "param_names"})
 GroupSettings = tuple[str, type, int, list[Any], Mapping[str, Any]]
-"""First parameter of an optimizer's group, class of the optimizer, its steps, values of the settings, the group."""
+"""Name of a parameter group's first parameter, the optimizer's class, number of steps, values of settings, group."""
 
 
 class _TrackedOptimizer:
-    """An optimizer of this rank's parameters, with the number of its groups and of its steps since the last `take`."""
+    """An optimizer that was seen to step, with its number of parameter groups, and of steps since the last `take`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -38,7 +38,7 @@ class _TrackedOptimizer:
         self.groups, self._digests = len(_groups(self.optimizer())), {}
 
     def settings(self, number: int, optimizer: torch.optim.Optimizer) -> tuple[list[Any], int]:
-        """Returns the values of a group's settings and their digest, which is computed again only if they change."""
+        """Returns the values of a group's settings and their digest. The digest is computed only after a change."""
         group = optimizer.param_groups[number]
         before, values = self._digests.get(number), [*group.values()]
         if before is not None and _are_same(before[0], values):
@@ -51,14 +51,14 @@ class _TrackedOptimizer:
 
 
 class OptimizerFacts:
-    """Settings and steps of the optimizers of some parameters, by weight group.
+    """Collects the settings and steps of the optimizers that step this rank's parameters, by weight group.
 
     Parameters
     ----------
     parameters
-        The parameters that optimizers step, by weight group, in the same order on all ranks that hold the group.
+        The trained parameters by weight group, in the same order on all ranks that hold the group.
     compared
-        Weight groups that other ranks hold as well, so that settings can be compared.
+        Weight groups that other ranks hold as well: their settings are compared.
     names
         Names of the parameters.
     """
@@ -96,7 +96,7 @@ class OptimizerFacts:
         return max([tracked.steps for tracked in self._tracked], default=0)
 
     def take(self, groups: Iterable[Group] | None = None) -> dict[Key, Fact]:
-        """Returns how weight groups are stepped, by default all that are compared, and sets the counts of steps to 0.
+        """Returns the settings of some weight groups, by default of all compared ones, and sets all step counts to 0.
 
         Groups whose optimizer has not stepped yet are left out.
         """
@@ -123,7 +123,7 @@ class OptimizerFacts:
         tracked.steps += 1
 
     def _plan(self) -> None:
-        """Finds the optimizers, and the groups in them, that each weight group's parameters are in."""
+        """Finds for each weight group the optimizers and parameter groups that its parameters are in."""
         self._tracked = [tracked for tracked in self._tracked if tracked.optimizer() is not None]
         places: dict[torch.Tensor, tuple[_TrackedOptimizer, int]] = {}
         for tracked in self._tracked:
@@ -158,7 +158,7 @@ def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _value(value: Any) -> Any:
-    """A setting as it is compared: the number in a tensor of the CPU; None for one on a device, to avoid a wait."""
+    """A setting as it is compared: of a CPU tensor the number, of a tensor on a device None, to avoid a wait."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 and value.device.type == "cpu" else None
     if isinstance(value, tuple | list):

@@ -34,10 +34,9 @@ class SavedGroup:
     entries
         Entries of the optimizer's ``state_dict`` other than settings and the state of parameters.
     optimizer
-        Class of the optimizer; None if it is not known.
+        Class of the optimizer; None in a checkpoint of format 1, which does not have it.
     schedulers
-        Schedulers of the optimizer in their order, each with its state for this group alone; None if they are not
-        known.
+        Schedulers of the optimizer in their order, each with its state for this group alone; None in format 1.
     """
 
     settings: dict[str, Any]
@@ -48,7 +47,7 @@ class SavedGroup:
 
 @dataclass
 class OptimizerState:
-    """State of each parameter in its optimizer, most of it tensors, and the group of each parameter; by names."""
+    """The state that an optimizer keeps of each parameter, and the group of each parameter, by names of parameters."""
 
     state: dict[str, dict[Any, Any]] = field(default_factory=dict)
     groups: dict[str, SavedGroup] = field(default_factory=dict)
@@ -59,8 +58,8 @@ def by_name(
 ) -> OptimizerState:
     """Returns the state of optimizers and of their schedulers; the tensors in it are not copied.
 
-    Raises `Misuse` if one steps a parameter that has no name, two step the same, or one has a ``state_dict`` of another
-    form.
+    Raises `Misuse` if an optimizer steps a parameter that has no name, if two step the same one, or if a
+    ``state_dict`` does not have the form of torch's.
     """
     named, of_parameter = OptimizerState(), schedulers_of(schedulers, names)
     for optimizer in optimizers:
@@ -87,7 +86,7 @@ def refusal(
     schedulers: Sequence[Any],
     saved: Mapping[str, SavedGroup],
 ) -> str | None:
-    """Returns why optimizers cannot continue with groups that `by_name` read from others; None if they can."""
+    """Returns why optimizers cannot continue from the saved groups, which `by_name` returned; None if they can."""
     of_parameter = schedulers_of(schedulers, names)
     for optimizer in optimizers:
         optimizer_class, first = class_of(optimizer), None
@@ -119,7 +118,7 @@ def _against_schedulers(name: str, saved: SavedGroup, here: Sequence[TorchClass]
 
 
 def _against_one_group(saved: Mapping[str, SavedGroup], first: str, other: str) -> str | None:
-    """Returns why two parameters cannot be in one group."""
+    """Returns why two parameters cannot be in one group: their saved settings differ; None if they can."""
     if saved[first] is saved[other]:
         return None
     settings, others = saved[first].settings, saved[other].settings
@@ -133,7 +132,7 @@ def _against_one_group(saved: Mapping[str, SavedGroup], first: str, other: str) 
 
 
 def _against_one_optimizer(saved: Mapping[str, SavedGroup], first: str, other: str) -> str | None:
-    """Returns why one optimizer cannot step two parameters."""
+    """Returns why one optimizer cannot step two parameters: their saved entries differ; None if it can."""
     first_group, other_group = saved[first], saved[other]
     if first_group is other_group:
         return None
@@ -147,7 +146,7 @@ def _against_one_optimizer(saved: Mapping[str, SavedGroup], first: str, other: s
 
 
 def restore(optimizers: Iterable[torch.optim.Optimizer], names: NameOf, saved: OptimizerState) -> None:
-    """Gives optimizers the state that `by_name` read from others. Call `refusal` before: it must return None."""
+    """Loads into optimizers the state that `by_name` returned. Call `refusal` before: it must have returned None."""
     for optimizer in optimizers:
         # torch numbers the parameters of an optimizer from 0, group after group.
         groups: list[dict[str, Any]] = []
@@ -197,7 +196,7 @@ def _to_device(value: Any, device: torch.device) -> Any:
 
 
 def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns the ``state_dict`` of an optimizer, which has parameters by number, if it has the form of torch's."""
+    """Returns the ``state_dict`` of an optimizer, in which parameters are numbers, if it has the form of torch's."""
     with UserCode(f"state_dict() of the optimizer {class_of(optimizer)}", FAILED):
         indexed = optimizer.state_dict()
     groups = indexed.get("param_groups")
@@ -208,7 +207,7 @@ def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _entries(indexed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a ``state_dict`` that belong to no parameter or group; ``state`` may have some, too."""
+    """Returns the entries of a ``state_dict`` that belong to no parameter or group, those in ``state`` included."""
     indices = {index for group in indexed["param_groups"] for index in group["params"]}
     entries = {key: value for key, value in indexed.items() if key not in ("state", "param_groups")}
     of_all = {key: value for key, value in indexed["state"].items() if key not in indices}

@@ -1,4 +1,4 @@
-"""State of learning-rate schedulers by parameter groups, so that a scheduler of other groups can read it.
+"""State of learning-rate schedulers by parameter group, so that a scheduler with other groups can read it.
 
 scheduler.state_dict()    `GroupStates`, for each group of its optimizer
   last_epoch  3             common    {"last_epoch": 3}
@@ -19,26 +19,26 @@ NameOf = Mapping[torch.Tensor, str]
 """The name of each parameter that an optimizer may step."""
 
 _BY_GROUP = ("_last_lr", "base_lrs", "min_lrs", "max_lrs", "lr_lambdas", "base_momentums", "max_momentums")
-"""Lists in the states of torch's schedulers that have an element for each group."""
+"""Keys of the lists in the states of torch's schedulers that have an element for each parameter group."""
 
 _PARTS = "_schedulers"
-"""The list of the schedulers that a scheduler is made of."""
+"""Key of the states of the schedulers that a scheduler such as `SequentialLR` is made of."""
 
 
 @dataclass(frozen=True)
 class GroupStates:
-    """State of a scheduler for one group: entries for all groups in common, and the entries of this one."""
+    """State of a scheduler for one parameter group: the entries that all groups share, and those of this group."""
 
     common: dict[str, Any]
     of_group: dict[str, Any]
 
 
 States = list[tuple[TorchClass, GroupStates]]
-"""The schedulers of an optimizer, in their order."""
+"""The schedulers of an optimizer in their order, each with its class and its state for one parameter group."""
 
 
 def groups_of(scheduler: Any, names: NameOf) -> list[dict[str, Any]] | None:
-    """Returns the groups that a scheduler, or the one inside a wrapper, schedules; None if they cannot be found."""
+    """Returns the parameter groups of a scheduler, or of the one inside a wrapper; None if they cannot be found."""
     for candidate in (scheduler, getattr(scheduler, "scheduler", None), getattr(scheduler, "_scheduler", None)):
         groups = getattr(getattr(candidate, "optimizer", None), "param_groups", None)
         if groups is not None and all(parameter in names for group in groups for parameter in group["params"]):
@@ -63,7 +63,7 @@ def schedulers_of(schedulers: Sequence[Any], names: NameOf) -> Callable[[torch.T
 
 
 def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[str, States]) -> None:
-    """Gives schedulers the states that were saved, by name, for the parameters that they schedule here."""
+    """Loads into schedulers the states that were saved, by the names of the parameters that they schedule here."""
     position: dict[torch.Tensor, int] = {}
     for scheduler in schedulers:
         groups = groups_of(scheduler, names) or []
@@ -84,7 +84,7 @@ def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[
 
 
 def _cut(state: Mapping[str, Any], number: int, count: int) -> GroupStates:
-    """Returns the part of a state that is about group ``number`` of ``count``."""
+    """Returns the part of a scheduler's state that is about parameter group ``number`` of ``count``."""
     common: dict[str, Any] = {}
     of_group: dict[str, Any] = {}
     for key, value in state.items():
@@ -113,7 +113,7 @@ def _joined(common: Mapping[str, Any], of_groups: Sequence[Mapping[str, Any]]) -
 def for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces the rates in a state of format 1, which another rank wrote, by the rates of this scheduler's groups.
 
-    The same is done in the states of the schedulers of which a scheduler consists.
+    Does the same in the states of the schedulers that a scheduler is made of.
     """
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
     rates = {"_last_lr": [group["lr"] for group in groups]}

@@ -18,7 +18,7 @@ ELEMENTWISE = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta),
     *(optim.RMSprop, optim.Rprop, optim.ASGD),
 )
-"""Optimizers of torch that treat every number of a parameter by itself: stepping shards gives the same weights."""
+"""Optimizers of torch that compute each number of a parameter by itself: stepping shards gives the same weights."""
 
 _MAKING = UserCode("make(named_parameters)", MISUSED)
 
@@ -26,8 +26,8 @@ _MAKING = UserCode("make(named_parameters)", MISUSED)
 class ShardedOptimizer(optim.Optimizer):
     """Steps this rank's shards of parameters, and gathers the shards that the other replicas have stepped.
 
-    Its groups have the whole parameters: a scheduler, a scaler and `zero_grad` act on these. Weights after a step are
-    the same as with an optimizer that is not sharded. ``state_dict`` returns the state as DTensors in the shape of the
+    Its parameter groups have the whole parameters: a scheduler, a scaler and `zero_grad` act on these. Weights after a
+    step are the same as with an optimizer that is not sharded. ``state_dict`` returns DTensors in the shape of the
     parameters, which torch.distributed.checkpoint stores like whole tensors; ``load_state_dict`` takes both.
 
     All ranks that hold a parameter must step together, and make the steps of several sharded optimizers in one order.
@@ -37,11 +37,11 @@ class ShardedOptimizer(optim.Optimizer):
     shardings
         The weight groups of this rank, in an order that is the same on all ranks.
     make
-        Makes an optimizer of their shards, in the same order.
+        Makes an optimizer of the shards of these groups, in the same order.
     elementwise
-        Says that this optimizer treats every number of a parameter by itself. Not needed for those of torch.
+        Whether this optimizer computes each number of a parameter by itself; known of those in `ELEMENTWISE`.
     gathers
-        Whether a step gathers. If not, the caller does after all steps of the rank: see `gather`.
+        Whether `step` calls `gather`. If not, the caller does after all steps of the rank.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class ShardedOptimizer(optim.Optimizer):
     Raises
     ------
     Misuse
-        If ``make`` returns something else than an optimizer, or one that may look at a parameter as a whole.
+        If ``make`` returns something else than an optimizer, or an optimizer that may not be elementwise.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class ShardedOptimizer(optim.Optimizer):
         return value
 
     def gather(self) -> None:
-        """Makes the parameters whole again, one weight group after the other; errors as in `step`."""
+        """Gathers the shards that other ranks have stepped, one weight group after the other; errors as in `step`."""
         for sharding in self._shardings:
             sharding.gather()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, as the constructor does for each that ``make`` has made.
+        """Adds a parameter group; only the constructor may call it.
 
         Raises `Misuse` if it is called later.
         """
@@ -110,12 +110,12 @@ class ShardedOptimizer(optim.Optimizer):
         super().add_param_group(param_group)
 
     def spread(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Returns the parameter laid out as its state is: a DTensor over the weights, or whole if it is not cut."""
+        """Returns a parameter as a DTensor that is sharded like the state, or unchanged if it is not cut."""
         sharding = self._sharding_of[parameter]
         return sharding.spread(parameter, sharding.part(parameter, parameter.data))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of an optimizer that is not sharded, with DTensors where parameters are cut."""
+        """Returns a state in the form of an optimizer that is not sharded; sharded tensors are DTensors."""
         of_shards = self.of_shards.state_dict()
         parameters = self._listed
         state = {
@@ -127,7 +127,7 @@ class ShardedOptimizer(optim.Optimizer):
         return {**of_shards, **super().state_dict(), "state": state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes a state that `state_dict` returned, or that of an optimizer that is not sharded."""
+        """Loads a state that `state_dict` returned, or the state of an optimizer that is not sharded."""
         parameters = self._listed
         state = {
             index: {key: self._part(parameters[index], value) for key, value in entries.items()}
@@ -176,7 +176,7 @@ def sharded_by_name(
     *,
     elementwise: bool,
 ) -> ShardedOptimizer:
-    """A sharded optimizer of the parameters that are not frozen; ``make`` gets its shards with their names."""
+    """Makes a sharded optimizer of the trained parameters; ``make`` is called with (name, shard) pairs."""
     trained = {group: [p for p in parameters if p.requires_grad] for group, parameters in groups.items()}
     listed = [names[parameter] for parameters in trained.values() for parameter in parameters]
 

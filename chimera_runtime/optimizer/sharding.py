@@ -1,4 +1,4 @@
-"""Weights cut over the ranks that hold them: each rank steps its shard, and gathers the shards of the others.
+"""Weights cut into shards, one for each rank that holds them: a rank steps its shard, and gathers the other shards.
 
 a parameter of shape (7, 4) that three ranks hold, cut along dimension 0
 
@@ -23,7 +23,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.values.shards import is_spread
 
 BUCKET = 2**24
-"""Bytes of weights that are gathered at once: the memory that a step takes in addition to the weights."""
+"""Bytes of weights that are gathered at once, which is also the memory that a step needs besides the weights."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ class Cut:
         return self.parameter.numel() // self.parameter.shape[self.dimension]
 
     def part(self, tensor: torch.Tensor, rank: int, first: int = 0, count: int | None = None) -> torch.Tensor:
-        """Rows of a rank's shard of ``tensor`` (shaped like the parameter), as a view; by default all rows."""
+        """Rows of a rank's shard of ``tensor`` (shaped like the parameter), as a view.
+
+        ``first`` and ``count`` choose rows of the shard; by default all.
+        """
         length = tensor.shape[self.dimension]
         start = min(rank * self.rows + first, length)
         end = min((rank + 1) * self.rows, length, length if count is None else start + count)
@@ -49,19 +52,19 @@ class Cut:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows that are gathered at once: ``count`` rows of each shard of a parameter, from row ``first`` of the shard."""
+    """Rows that are gathered at once: of each shard of a parameter, ``count`` rows from its row ``first`` on."""
 
     cut: Cut
     first: int
     count: int
 
     def of(self, rank: int) -> torch.Tensor:
-        """Rows of one rank, as a view of the parameter; fewer at its end."""
+        """Rows of the shard of a rank, as a view of the parameter; fewer than ``count`` at the end of the parameter."""
         return self.cut.part(self.cut.parameter.data, rank, self.first, self.count)
 
 
 def cut(parameter: torch.nn.Parameter, ranks: int) -> Cut | None:
-    """Cuts a parameter along its first dimension with at least ``ranks`` rows; None if it has none and stays whole."""
+    """Cuts a parameter along its first dimension that has a row for each rank; None if there is no such dimension."""
     lengths = [length if ranks > 1 else 0 for length in parameter.shape]
     dimension = next((place for place, length in enumerate(lengths) if length >= ranks), None)
     return None if dimension is None else Cut(parameter, dimension, -(-lengths[dimension] // ranks))
@@ -134,7 +137,7 @@ class Sharding:
 
     @cached_property
     def _buckets(self) -> list[list[list[torch.Tensor]]]:
-        """Buckets that are gathered one by one: for each rank, views of parts of its shards, all of one dtype."""
+        """Parts of shards by bucket and by rank, as views of one dtype; the parts of a bucket are gathered at once."""
         kinds: dict[Any, list[Cut]] = defaultdict(list)
         for parameter, made in self._cuts.items():
             if parameter.numel():
@@ -211,5 +214,5 @@ def buckets(cuts: Sequence[Cut], limit: int) -> Iterator[list[Piece]]:
 
 
 def _beginning(room: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """View of the beginning of ``room`` in the shape of ``part``."""
+    """View of the first elements of ``room`` in the shape of ``part``."""
     return room[: math.prod(part.shape)].view(part.shape)

@@ -1,4 +1,4 @@
-"""Class of an optimizer or a scheduler as a checkpoint names it, and which classes read each other's state."""
+"""Class of an optimizer or a scheduler as a checkpoint names it, and whether a class can read another's state."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ _ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
 
 @dataclass(frozen=True)
 class TorchClass:
-    """Name of a class, and of the nearest class of torch.optim among it and its bases; empty if there is none."""
+    """Name of a class, and of the class of torch.optim that it is or is derived from; empty if there is none."""
 
     name: str
     of_torch: str
@@ -30,9 +30,9 @@ def class_of(value: Any) -> TorchClass:
 
 
 def share_state(saved: TorchClass | None, here: TorchClass | None) -> bool:
-    """Whether either may read the state of the other: same name, or derived from the same class of torch.optim.
+    """Whether one class can read the state of the other: same name, or derived from the same class of torch.optim.
 
-    AdamW and Adam differ. A class that is not known (None) goes with any other.
+    AdamW and Adam differ. A class that is not known (None) can read any state.
     """
     if saved is None or here is None:
         return True

@@ -1,4 +1,4 @@
-"""Makes the stages of a rank: modules with their initial weights, then optimizers, gradient sums, receive buffers."""
+"""Makes the stages of a rank: modules with initial weights, then optimizers, gradient sums and receive buffers."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,18 +42,18 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
 
 
 def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
-    """The context of errors for everything that this rank runs; ``explains`` is as in `World.leak_groups`."""
+    """Returns the context in which this rank makes its calls; ``explains`` is passed to `World.leak_groups`."""
     abandon = partial(world.leak_groups, explains=explains)
     return Located(world.place.rank, world.place.worker, lambda: memory_report(world.device, facts), abandon)
 
 
-def prepare(
+def build_and_probe(
     world: World, located: Located, model: Model, feed: Feed, *, seed: int, measures: bool
 ) -> tuple[dict[int, torch.nn.Module], ProbeResult]:
-    """The modules of this rank's stages, and the result of their probe; every rank calls it.
+    """Builds the modules of this rank's stages, and probes them; returns both. Every rank calls it.
 
-    The feed has the example; afterwards it has the names of keyword arguments, too. An error on one rank reaches the
-    others while they wait for it.
+    The feed must have the example already; the names of keyword arguments are put into it. If a rank raises an error,
+    the ranks that wait for this rank are told.
     """
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)
@@ -79,7 +79,7 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
 
 
 def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -> list[str]:
-    """Sentences for the user: stages that do not run as the schedule has them, and settings that may hang."""
+    """Warnings for the user: about stages that cannot run as scheduled, and settings with which ranks may hang."""
     alone = [(s, probed.traits[s].alone) for s in job.grouped if s in job.recomputing]
     whole = [(s, probed.traits[s].whole) for s in job.split_backward]
     return [
@@ -105,9 +105,9 @@ def agree_on_weights(control_group: ControlGroup, job: Job, built: dict[int, tor
 
 
 def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:
-    """Weight of one micro-batch's loss in the loss of its update, over all copies: backwards begin with it.
+    """Weight of one micro-batch's loss in the loss of its update, over all copies; a backward begins with the weight.
 
-    Where ``loss`` returns sums and counts, the gradients are corrected afterwards by the actual count of the update.
+    If ``loss`` returns sums and counts, the sums of gradients are corrected by the actual count of the update.
     """
     return 1 / (probed.expected_count or job.passes * copies)
 
@@ -119,13 +119,13 @@ def assemble(
     make_stage: Callable[..., Stage] = Stage,
     sum_dtype: torch.dtype | None = None,
 ) -> dict[int, Stage]:
-    """The stages of this rank, ready for the first update.
+    """Returns the stages of this rank by number, ready for the first update.
 
     Parameters
     ----------
     optimizer
-        Called for each weight group of a schedule that steps inside it. Without one the gradients of an update stay
-        for the caller's own step.
+        Makes the optimizer of a weight group, if steps are part of the schedule. Without it stages make no steps: the
+        caller steps with the gradients of an update.
     make_stage
         Makes a stage from the arguments of `Stage`.
     sum_dtype
@@ -160,7 +160,7 @@ def assemble(
         counted = probed.expected_count is not None
         return LossOutput(model.judge, share, of_stage, counted=counted, read=world.read, trains=trains)
 
-    # Weights and gradient sums come first, of every group: an optimizer is asked for in the order of the groups.
+    # Ties come before stages: `optimizer` must be called in the order of `by_group`.
     groups = {
         group: [p for p in of_group if p.requires_grad] for group, of_group in by_group(built, context.ties).items()
     }
@@ -194,7 +194,7 @@ def assemble(
 
 
 def _load_keywords(context: RankContext) -> Callable[[int, int], Keywords]:
-    """A function that loads keyword arguments onto the device; in a rehearsal there are none."""
+    """Returns a function from update and micro-batch to keyword arguments on the device; none in a rehearsal."""
     source, device = context.source, context.world.device
 
     def load(update: int, micro: int) -> Keywords:
@@ -204,7 +204,7 @@ def _load_keywords(context: RankContext) -> Callable[[int, int], Keywords]:
 
 
 def _weights(trained: list[torch.nn.Parameter], optimizer: MakeOptimizer | None, overlaps: bool) -> Weights:
-    """The weights of a group, in several versions if updates overlap."""
+    """Returns the weights of a group, which keep several versions if updates overlap."""
     if optimizer is None:
         return Unstepped()
     if not overlaps:

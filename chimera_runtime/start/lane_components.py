@@ -19,7 +19,7 @@ from chimera_runtime.values.nested import to_device
 
 
 class LaneComponents(NamedTuple):
-    """Objects that a lane calls, before its links are made; a tool may wrap each of them."""
+    """Objects that a lane is made from; a tool may wrap each of them, to record its calls."""
 
     stages: Mapping[int, Any]
     peers: Mapping[int, Any]  # by worker
@@ -29,7 +29,7 @@ class LaneComponents(NamedTuple):
 
 
 def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComponents:
-    """The components of this rank's lane; stages and ties name their calls in a profile, if the user asks for that."""
+    """Returns the components of this rank's lane; with ``ranges``, calls of stages and ties are named in a profile."""
     ranges = context.ranges
     load_input, load_target = loads(context.source, context.world.job, context.world.device)
     return LaneComponents(
@@ -42,7 +42,7 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
 
 
 def lane_of(context: RankContext, components: LaneComponents) -> Lane:
-    """The lane that the functions of a rank's script are called with."""
+    """Makes the lane, the argument with which the functions of a rank's script are called."""
     job, facts, ranges = context.world.job, context.facts, context.ranges
 
     def incoming(source: int, target: int, worker: int) -> Any:
@@ -74,7 +74,7 @@ def driver_of(context: RankContext, lane: Lane) -> Driver:
 
 
 def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
-    """Runs a number of updates of a stream from the first to the last."""
+    """Runs the first ``updates`` updates of a stream, to the end of the last one."""
     driver = driver_of(context, lane)
     for _ in range(updates):
         driver.add_update()
@@ -82,7 +82,7 @@ def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
 
 
 def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tuple[Load, Load]:
-    """Functions that load inputs and targets onto the device; in a rehearsal, without a source, they return None."""
+    """Returns two functions that load inputs and targets onto the device, or return None if there is no source."""
     if source is None:
         return (lambda _update, _micro: None), (lambda _update, _micro: None)
 
@@ -93,7 +93,7 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
 
 
 def _located(kind: str, load: Load, stage: int, *, passes: int, device: torch.device) -> Load:
-    """The loading of micro-batches for a stage, whose errors name it as an operation of the schedule."""
+    """Returns a function that loads a micro-batch for a stage; its errors name ``kind``, stage and micro-batch."""
 
     def loaded(update: int, micro: int) -> Any:
         try:

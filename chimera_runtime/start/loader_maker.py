@@ -23,9 +23,9 @@ _INPUT, _TARGET, _KEYWORDS = range(3)
 
 
 def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
-    """The parts that a worker uses in a step of each micro-batch's input, target and keyword arguments.
+    """Returns for each micro-batch which of input, target and keyword arguments a worker uses in a step.
 
-    Micro-batches of which it uses nothing are left out.
+    Micro-batches of which the worker uses nothing are left out.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ class LoaderMaker:
     Parameters
     ----------
     workers
-        The parts of the schedule of all workers, from 0.
+        The facts of each worker, from worker 0 on.
     traits
-        How each stage runs: which keyword arguments it takes.
+        The traits of each stage, which have the keyword arguments that it takes.
     varying
         Whether every rank looks at the shapes of each mini-batch.
     seed
-        The pipeline's, for loaders without one of their own.
+        The seed of the pipeline, for loaders that are given none.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LoaderMaker:
 
     @property
     def needed(self) -> Uses:
-        """The parts that this rank uses of a mini-batch, by micro-batch."""
+        """The parts of a mini-batch that this rank uses, by micro-batch: see `needed_inputs`."""
         return self._needed[self._control_group.place.worker]
 
     def make(
@@ -107,7 +107,7 @@ class LoaderMaker:
         collate_fn: Callable[[list[Any]], Any] | None,
         drop_last: bool,
     ) -> Loader:
-        """A loader with the arguments of `Pipeline.loader`, and its errors."""
+        """Makes a loader; arguments and errors are those of `Pipeline.loader`."""
         if workers.count < 0 or workers.ahead < 1:
             raise mistakes.loader_numbers_are_too_small(workers.count, workers.ahead)
         if is_stream(dataset) and (shuffle or sampler is not None):

@@ -11,7 +11,7 @@ from chimera_runtime.values.byte_text import byte_text
 
 
 def memory_report(device: torch.device, facts: RankFacts | None) -> str:
-    """A line with the memory of the device that this process uses, and, given facts, how much the schedule keeps."""
+    """Describes in a line the memory that this process uses and, with ``facts``, how much the schedule keeps."""
     used = _on_gpu(device) if device.type == "cuda" else _on_host()
     if facts is None:
         return f"memory: {used}"
@@ -44,7 +44,7 @@ def _on_gpu(device: torch.device) -> str:
 
 
 def _on_host() -> str:
-    """Peak of this process (``ru_maxrss``, which macOS counts in bytes) and the size of the machine's memory."""
+    """Describes the peak memory of this process (``ru_maxrss``, in bytes on macOS) and the memory of the machine."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"this process has used at most {byte_text(peak)}, of {byte_text(total)} in the machine"

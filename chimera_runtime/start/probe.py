@@ -1,14 +1,14 @@
-"""Probe: one micro-batch goes down the first pipe and back, to learn what the stages hand to one another.
+"""Probe: runs a forward and a backward of each stage on one micro-batch, to learn what stages hand to one another.
 
-It runs once, before the first update. Afterwards random state, gradients, and the buffers and attributes of modules are
-as before.
+It runs in the first pipe, once, before the first update. Random generators, gradients, and the buffers and attributes
+of modules are restored afterwards.
 """
 
 import json
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -48,11 +48,12 @@ class ProbeResult:
     boundaries
         The tensors that each stage but the last hands to the next.
     traits
-        How each stage runs: what it draws, changes and takes.
+        Behaviour of each stage: the random numbers that it draws, the buffers that it changes, the arguments it takes.
     footprints
         The memory that a forward of each stage keeps; empty unless it was measured.
     expected_count
-        The largest count of an update if ``loss`` returns a sum and a count; None if it returns a mean.
+        An estimate of the count of an update, if ``loss`` returns a sum and a count: see `losses.expected_count`.
+        None if ``loss`` returns a mean.
     auxiliary
         The names of the auxiliary losses of all stages.
     """
@@ -65,7 +66,7 @@ class ProbeResult:
 
     @property
     def generators_kept(self) -> Callable[[], AbstractContextManager[None]]:
-        """A context that restores, at its end, the random generators that any stage draws from."""
+        """A function that makes a context; at its end the random generators that any stage draws from are restored."""
         return all_generators_kept if any(t.seeds_all for t in self.traits) else generators_kept
 
 
@@ -78,16 +79,16 @@ def probe_stages(
     seed: int,
     measures: bool,
 ) -> ProbeResult:
-    """Probes the stages; every rank calls it. Footprints are part of the result if it ``measures``.
+    """Probes the stages; every rank calls it. If ``measures`` is true, the result has footprints.
 
     Raises `Misuse` if a stage returns something that cannot be handed on, or no stage takes one of the keyword
     arguments.
     """
     probe = _Probe(world, model, batches, built, seed=seed, measures=measures)
-    # Down: shapes and traits. A tensor that requires a gradient may still get none back.
+    # Forwards: shapes and traits. A tensor that requires a gradient may still get none back.
     boundaries, traits = probe.forward()
     expected = expected_count(probe.count(), world.job.passes * world.place.copies)
-    # Back: which gradients come. Then the graphs go, which shows whose memory the stages keep.
+    # Backwards: which tensors get a gradient. Then outputs are released: memory that is not freed is a stage's own.
     boundaries = probe.release(probe.backward(boundaries))
     if expected is not None:
         boundaries = [replace(boundary, counted=True) for boundary in boundaries]
@@ -97,9 +98,10 @@ def probe_stages(
 
 
 class _Probe:
-    """A rank's part of the probe: it runs the stages of the first pipe that are here, and reads facts of the others.
+    """A rank's part of the probe: runs the stages of the first pipe that this rank holds.
 
-    Facts go through the store, under keys that name the stage; tensors go from rank to rank.
+    What a rank finds out about a stage it publishes in the store, for all ranks, under a key with the number of the
+    stage. Tensors go from rank to rank.
     """
 
     def __init__(
@@ -123,10 +125,13 @@ class _Probe:
         self._states: dict[int, tuple[ModuleState, StateSnapshot]] = {}  # as they were before the forward
         self.footprints: list[Footprint] = []
 
-    # ---- the four passes
+    # ---- passes over all stages
 
     def forward(self) -> tuple[list[Boundary], list[Traits]]:
-        """Runs all forwards: boundaries in which every recorded tensor's gradient comes back, and traits."""
+        """Runs all forwards; returns the boundaries and the traits of the stages.
+
+        In these boundaries ``differentiable`` is still equal to ``recorded``: the tensors that require a gradient.
+        """
         job = self._world.job
         boundaries: list[Boundary] = []
         traits: list[Traits] = []
@@ -139,10 +144,11 @@ class _Probe:
                     torch.manual_seed(draw_seed("shapes", self._seed, stage))
                     self._run(stage, boundaries[-1] if stage else None, names)
                 self._publish_forward(stage)
-            buffers, alone, keywords, auxiliary, *others = self._read(f"traits/{stage}", stage)
-            traits.append(Traits(tuple(buffers), alone, tuple(keywords), tuple(auxiliary), *others))
+            fields: dict[str, Any] = self._read(f"traits/{stage}", stage)
+            fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+            traits.append(Traits(**fields))
             if self._measures:
-                self.footprints.append(Footprint(*self._read(f"footprint/{stage}", stage)))
+                self.footprints.append(Footprint(**self._read(f"footprint/{stage}", stage)))
             if stage < job.stages - 1:
                 boundaries.append(self._read_boundary(stage))
         if unknown := sorted(set(names) - {name for of_stage in traits for name in of_stage.keywords}):
@@ -158,31 +164,34 @@ class _Probe:
         return count
 
     def backward(self, boundaries: list[Boundary]) -> list[Boundary]:
-        """Runs all backwards: the boundaries with the tensors marked whose gradients come back."""
+        """Runs all backwards; returns the boundaries with ``differentiable``: the tensors that get a gradient back."""
         last = self._world.job.stages - 1
-        marked: list[Boundary] = []
+        differentiated: list[Boundary] = []  # the boundaries from the last one seen so far on
         differentiable: tuple[bool, ...] | None = None
         for stage in range(last, 0, -1):
             if self._is_mine(stage):
                 with all_generators_kept():
                     trace = self._traces[stage]
-                    has_gradient = trace_backward(stage, self._built[stage], trace, differentiable)
-                self._publish(f"gradients/{stage - 1}", has_gradient)
+                    with_gradient = trace_backward(stage, self._built[stage], trace, differentiable)
+                self._publish(f"gradients/{stage - 1}", with_gradient)
             before = boundaries[stage - 1]
-            received = self._read(f"gradients/{stage - 1}", stage)
+            has_gradient = self._read(f"gradients/{stage - 1}", stage)  # for each tensor of the boundary
             # A stage may call requires_grad_() on a tensor that comes without a graph: nothing takes that gradient.
-            differentiable = tuple(r and recorded for r, recorded in zip(received, before.recorded, strict=True))
-            marked.insert(0, replace(before, differentiable=differentiable))
+            differentiable = tuple(has and wants for has, wants in zip(has_gradient, before.recorded, strict=True))
+            differentiated.insert(0, replace(before, differentiable=differentiable))
         if self._measures:
-            self._measure_halves(marked)
-        return marked
+            self._measure_halves(differentiated)
+        return differentiated
 
     def release(self, boundaries: list[Boundary]) -> list[Boundary]:
-        """Frees all graphs and restores the modules: the boundaries with the tensors marked that a stage keeps."""
-        dropped = {stage: ReleasedTensors(trace.outputs) for stage, trace in self._traces.items()}
+        """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``.
+
+        The memory of an output that is not free after that is memory which the stage keeps, such as a buffer.
+        """
+        outputs_of = {stage: ReleasedTensors(trace.outputs) for stage, trace in self._traces.items()}
         self._traces.clear()
         self._calls.clear()
-        for stage, outputs in dropped.items():
+        for stage, outputs in outputs_of.items():
             self._publish(f"kept/{stage}", outputs.are_kept())
         for stage, (state, contents) in self._states.items():
             state.restore(contents)
@@ -195,7 +204,7 @@ class _Probe:
     # ---- one stage
 
     def _run(self, stage: int, before: Boundary | None, names: tuple[str, ...]) -> None:
-        """Runs the forward of a stage that is here, and refuses what the schedule cannot do with it."""
+        """Runs the forward of a stage of this rank; raises `Misuse` if the schedule cannot run such a stage."""
         world, module, is_last = self._world, self._built[stage], stage == self._world.job.stages - 1
         inputs = self._inputs_of(stage, before)
         target = _copied(self._batches.target(0, 0), world.device) if is_last else None
@@ -220,8 +229,8 @@ class _Probe:
         """Publishes the facts of a forward, and sends its outputs to the rank of the next stage."""
         trace = self._traces[stage]
         if self._measures:
-            self._publish(f"footprint/{stage}", astuple(trace.footprint))
-        self._publish(f"traits/{stage}", astuple(trace.traits))
+            self._publish(f"footprint/{stage}", asdict(trace.footprint))
+        self._publish(f"traits/{stage}", asdict(trace.traits))
         if stage == self._world.job.stages - 1:
             return
         self._publish_boundary(stage, Boundary.of(trace.form, trace.outputs))
@@ -231,7 +240,7 @@ class _Probe:
                 self._world.control_group.send(tensor, target, f"for stage {stage + 1} to take the first micro-batch")
 
     def _inputs_of(self, stage: int, before: Boundary | None) -> Any:
-        """The first inputs of the dataset, or the outputs of the stage before."""
+        """The input of a stage: that of the first micro-batch, or the outputs of the stage before."""
         device = self._world.device
         if before is None:
             return _copied(self._batches.input(0, 0), device)
@@ -245,7 +254,7 @@ class _Probe:
         return tuple(t.to(device) for t in buffers)
 
     def _measure_halves(self, boundaries: list[Boundary]) -> None:
-        """Adds to the footprints the memory that is kept between the halves of split backwards."""
+        """Adds to the footprints the memory that is kept between the two halves of each split backward."""
         for stage in self._world.job.split_backward:
             if self._is_mine(stage):
                 with all_generators_kept():

@@ -22,9 +22,9 @@ class RankContext:
     script, facts
         This rank's part of the program: its generated file, and its entry in program.json.
     probed
-        What the forward of each stage did with the first micro-batch.
+        What the probe has learned of each stage.
     source
-        Inputs, targets and keyword arguments by micro-batch; None in a rehearsal, which loads no data.
+        Loads inputs, targets and keyword arguments of a micro-batch; None in a rehearsal, which loads no data.
     ranges
         Names lines of the program in a profile, if the user has asked for that.
     """
@@ -40,5 +40,5 @@ class RankContext:
 
     @cached_property
     def ties(self) -> tuple[Tie, ...]:
-        """Parameters that stages share; the model's function is called once."""
+        """Parameters that stages share, as the model file declares them."""
         return declared(self.model, self.world.job)

@@ -23,9 +23,9 @@ from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_tor
 
 
 class StageCall(NamedTuple):
-    """Arguments of a stage: ``inputs`` are tensors of the stage before, described by ``before``, or of the dataset.
+    """Arguments of a stage: ``inputs`` are the outputs of the stage before, or the first stage's input of the dataset.
 
-    ``before`` is None for the first stage; only the last one, where ``is_last``, has a target.
+    ``before`` is the boundary of the stage before, None for the first stage. Only the last stage has a target.
     """
 
     before: Boundary | None
@@ -37,18 +37,18 @@ class StageCall(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardTrace:
-    """A stage's forward on one micro-batch, with its graph.
+    """Results of a stage's forward on one micro-batch, with the graph of autograd.
 
     Attributes
     ----------
     inputs
-        The tensors that a gradient may be handed back for.
+        The input tensors, for which gradients go back to the stage before.
     outputs, form
-        The tensors that it returned and their structure; on the last stage the loss alone.
+        The tensors that the module returned and their structure; on the last stage the loss alone.
     traits
-        How it ran; ``traits.whole`` is still empty, see `with_obstacle`.
+        The traits of the stage; ``traits.whole`` is still empty, see `with_obstacle`.
     footprint
-        The memory that it keeps for its backward; of no use if nothing was measured.
+        The memory that the forward keeps for the backward; meaningless if it was not measured.
     count
         The count that came with the loss, if ``loss`` returns one.
     auxiliary
@@ -65,9 +65,9 @@ class ForwardTrace:
 
 
 def trace_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ForwardTrace:
-    """Runs a stage on a micro-batch, the last one with its loss, and notes what the module does meanwhile.
+    """Runs the forward of a stage on a micro-batch, with the loss on the last stage, and finds its traits.
 
-    Memory that is saved for the backward is counted if it ``measures``.
+    If ``measures`` is true, the footprint has the memory that is saved for the backward.
     """
     # Lists and dicts of its own: the module may change them, and `measure_halves` uses the call again.
     before, handed, target, is_last, keywords = call._replace(
@@ -119,7 +119,7 @@ def trace_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
 
 
 def with_obstacle(trace: ForwardTrace) -> ForwardTrace:
-    """The trace with the obstacle that keeps the backward of its stage from being split, if there is one."""
+    """Returns the trace with ``traits.whole``: why the backward of the stage cannot be split, empty if it can."""
     roots = [t for t in (*trace.outputs, *trace.auxiliary) if t.requires_grad]
     return replace(trace, traits=replace(trace.traits, whole=obstacle(roots, trace.inputs)))
 
@@ -127,10 +127,10 @@ def with_obstacle(trace: ForwardTrace) -> ForwardTrace:
 def trace_backward(
     stage: int, module: torch.nn.Module, trace: ForwardTrace, differentiable: tuple[bool, ...] | None
 ) -> list[bool]:
-    """Marks the inputs that a backward of a stage has a gradient for, and clears all gradients.
+    """Runs a backward of a stage; returns for each input whether it has got a gradient. Then clears all gradients.
 
-    ``differentiable`` marks the outputs whose gradients come back to the stage; None for the last stage, whose backward
-    begins at the loss.
+    ``differentiable`` says for each output whether a gradient comes back from the next stage; it is None for the last
+    stage, whose backward begins at the loss.
     """
     outputs = trace.outputs if differentiable is None else compress(trace.outputs, differentiable)
     roots = [t for t in (*outputs, *trace.auxiliary) if t.requires_grad]
@@ -182,7 +182,7 @@ def measure_halves(
 
 
 def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:
-    """The state of a module besides its parameters, and its present contents, to restore or compare with."""
+    """Returns the state of a module, that is buffers and attributes, and a snapshot to restore or compare it with."""
     state = ModuleState(module)
     return state, state.snapshot(thorough=True)
 

@@ -1,6 +1,6 @@
-"""Updates of several shapes: a shape that is new goes down the first pipe once, to learn what the stages hand on.
+"""Updates of several shapes: for new shapes each stage runs one forward, to learn the shapes of its outputs.
 
-Messages of a smaller update take the first part of the memory that was reserved for the largest, the example's.
+Messages of a smaller update take the first part of the memory that was reserved for the largest shapes, the example's.
 """
 
 import json
@@ -32,10 +32,10 @@ FirstInputs = tuple[Any, Keywords]
 
 
 class VaryingShapes:
-    """The shapes of the updates of this rank's copy; other copies may have others.
+    """Fits the stages of this rank to the shapes of each update; other copies may have other shapes.
 
-    It is made while the feed has the example as update 0. All ranks of a copy look at the input of the same
-    micro-batch, the first of each update: so they agree on the shapes, and on whether these are new, without a message.
+    Make it while the feed has the example as update 0. All ranks of a copy look at the input of the same micro-batch,
+    the first of each update: so they know the shapes, and whether the shapes are new, without a message.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class VaryingShapes:
         self._boundaries = {self._example: list(probed.boundaries)}
 
     def begin(self, update: int) -> None:
-        """Resizes the stages for an update that `check` has passed; every rank calls it, outside of the schedule.
+        """Resizes the stages for an update, after `check`; every rank calls it, before its script runs.
 
         Raises `BadModel` if a stage hands on more than it did for the example. Raises `ModelError` if the forward of a
         stage raises an error. Raises `PeerLost` if another rank does not answer in time, or has ended.
@@ -74,7 +74,7 @@ class VaryingShapes:
         self._current = _shapes(inputs)
 
     def boundaries(self, inputs: FirstInputs) -> list[Boundary]:
-        """The boundaries of the stages for inputs of these shapes; every rank calls it. Errors as in `begin`."""
+        """Returns the boundaries of the stages for inputs of these shapes; all ranks call it. Errors as in `begin`."""
         shapes = _shapes(inputs)
         if shapes not in self._boundaries:
             with all_generators_kept():
@@ -82,13 +82,13 @@ class VaryingShapes:
         return self._boundaries[shapes]
 
     def check(self, update: int) -> None:
-        """Passes if an update is no larger than the example; errors as in `require_fitting`."""
+        """Passes if no tensor of an update is larger than in the example; errors as in `require_fitting`."""
         self.require_fitting(self._first_inputs(update))
 
     def require_fitting(self, inputs: FirstInputs) -> None:
-        """Passes if inputs are no larger than the example's, before any rank has sent anything.
+        """Passes if no tensor is larger than in the example. Call it before any rank has sent a message.
 
-        Raises `Misuse` if one is larger.
+        Raises `Misuse` if a tensor is larger, or the number of tensors differs.
         """
         shapes = _shapes(inputs)
         if len(shapes) != len(self._example):
@@ -106,7 +106,7 @@ class VaryingShapes:
         return place.rank_of(place.copy, self._world.job.placement[0][stage])
 
     def _probe(self, inputs: FirstInputs, shapes: Shapes) -> list[Boundary]:
-        """Runs one micro-batch down the first pipe of this copy, and forgets its outputs."""
+        """Runs all forwards of one micro-batch in the first pipe of this copy, and returns the boundaries."""
         world = self._world
         name = f"shapes/{world.place.copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}"
         boundaries: list[Boundary] = []
@@ -142,7 +142,7 @@ class VaryingShapes:
 
     @torch.no_grad()
     def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
-        """Outputs of a stage, which is afterwards as before."""
+        """Runs the forward of a stage and returns its outputs; afterwards buffers and attributes are restored."""
         module, largest = self._modules[number], self._largest[number]
         names = self._traits[number].keywords
         loaded = to_device(inputs[1], self._world.device) if names else {}

@@ -1,1 +1,1 @@
-"""An update: with a flush or as a stream, its steps, its accumulation and its outcome."""
+"""Updates: with a flush or as a stream; their steps, the accumulation of gradients, and their outcomes."""

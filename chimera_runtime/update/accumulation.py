@@ -12,19 +12,19 @@ from chimera_runtime.values.shards import local, mesh_of, meshes_of
 
 
 class Accumulation:
-    """Refuses a step on gradients that were not cleared, or averages its gradients with the earlier ones.
+    """Keeps the gradients of earlier steps and averages those of a new step with them; or refuses a step on them.
 
-    For each parameter the steps count that were made since its gradient was cleared, also those that gave it none.
-    Clearing a gradient that a step did not make leaves no trace: such a parameter counts as cleared when no gradient of
-    this rank is left.
+    The average of a parameter is over all steps since its gradient was cleared, those that gave it no gradient
+    included. A parameter without a gradient shows no sign of having been cleared: it counts as cleared when no
+    parameter of this rank has a gradient.
 
     Parameters
     ----------
     named
-        The parameters, by their names in messages. Those that require no gradient at this time are frozen.
+        The parameters by name. Those that require no gradient when this is made are frozen.
     mean_in_mesh
-        Returns means over the ranks of a mesh, if ``loss`` returns counts: for a parameter that is spread
-        over a mesh, the weight of a step is the mean of the counts there.
+        Returns the means of numbers over the ranks of a mesh, if ``loss`` returns counts: for a parameter that is
+        spread over a mesh, the weight of a step is the mean of the counts there.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Accumulation:
         )  # the first step that a parameter counts, in `_earlier_steps`
 
     def begin(self, accumulate: bool) -> None:
-        """Copies the gradients that are to be kept, before a step makes new ones.
+        """Copies the gradients that a step is to be averaged with; call it before the step.
 
         Raises `Misuse` if there are gradients and ``accumulate`` is false, or if ``requires_grad`` of a parameter has
         changed.
@@ -65,7 +65,7 @@ class Accumulation:
 
     @torch.no_grad()
     def end(self, outcome: Outcome) -> None:
-        """Makes each gradient the weighted mean of the new one and of those that were kept; call after the step."""
+        """Replaces each gradient by its weighted mean with the gradients that were kept; call it after the step."""
         if self._earlier_steps:
             weights = [step.weight for step in (*self._earlier_steps, outcome)]
             weights_of = dict.fromkeys((None, *meshes_of(self._parameters)), weights)
@@ -80,7 +80,7 @@ class Accumulation:
         self._versions_left = {p: local(p.grad)._version for p in self._parameters if p.grad is not None}
 
     def _add_earlier(self, parameter: torch.nn.Parameter, share: float) -> None:
-        """Makes a gradient the mean of the new one and the earlier one, which has the weight ``share`` in it."""
+        """Replaces a gradient by ``share`` times the earlier one plus (1 - ``share``) times the new one."""
         earlier, made = self._earlier_gradients.get(parameter), main_gradient(parameter)
         if made is None:
             made = earlier if earlier is None else earlier.mul_(share)
@@ -92,11 +92,11 @@ class Accumulation:
             set_gradient(parameter, made)
 
     def _is_cleared(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a parameter that has no gradient has had it cleared since the last step."""
+        """Whether the gradient of a parameter without a gradient was cleared since the last step."""
         return parameter in self._versions_left or (bool(self._versions_left) and not self._earlier_gradients)
 
     def _is_set(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a gradient is there: more than the zeros that ``zero_grad(set_to_none=False)`` has written since."""
+        """Whether a parameter has a gradient, other than the zeros of ``zero_grad(set_to_none=False)``."""
         if parameter.grad is None:
             return False
         gradient = local(parameter.grad)
@@ -104,6 +104,6 @@ class Accumulation:
 
 
 def _share(weights: Sequence[float]) -> float:
-    """The share of all steps but the last in the weighted mean."""
+    """The share that all steps but the last have in the weighted mean of the steps."""
     *before, last = weights
     return sum(before) / (sum(before) + last) if sum(before) else 0.0

@@ -1,4 +1,4 @@
-"""Updates of a schedule with a flush: one ends before the next begins, and the caller of `Pipeline.step` steps."""
+"""Updates of a schedule with a flush: an update ends before the next one begins, and the caller's optimizer steps."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,16 +15,16 @@ from chimera_runtime.values.losses import added
 
 
 class FlushedUpdates:
-    """The `Updates` of a schedule with a flush: none is ever under way between two calls.
+    """The `Updates` of a schedule with a flush: a call of `run_update` runs a whole update.
 
     Parameters
     ----------
     script
         The function ``update`` of this rank's script.
     device
-        Where the scale of a scaler lies.
+        The device of the scale of a GradScaler.
     sums_wider
-        Whether gradients are summed in a dtype of their own, and lie in ``main_grad``.
+        Whether gradients are summed in another dtype than that of the weights, into ``main_grad``.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class FlushedUpdates:
         self.terms: dict[str, float] = {}
 
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
-        """Sets former gradients aside, or refuses them, and gives every stage the scale of the loss.
+        """Clears all gradients, after copying them if the update is to ``accumulate``, and sets the scale of the loss.
 
-        Raises `Misuse` if gradients are there and are not to be kept, or ``main_grad`` would have to be unscaled.
+        Raises `Misuse` if gradients are there without ``accumulate``, or if there are a scaler and wider sums.
         """
         if scaler is not None and self._sums_wider:
             raise scaler_with_wider_sums()
@@ -66,7 +66,7 @@ class FlushedUpdates:
             stage.scale_loss(scale)
 
     def run_update(self) -> Outcome:
-        """Runs an update from its first forward to its sums; afterwards ``.grad`` is the gradient of the mini-batch."""
+        """Runs a whole update and returns its outcome; ``.grad`` is then the gradient of the mini-batch's loss."""
         update = self.started
         # The script makes all calls of the schedule, and returns when the gradients are summed over the replicas.
         self._lane.begin(update)
@@ -87,13 +87,13 @@ class FlushedUpdates:
         return []
 
     def count_from(self, updates: int) -> None:
-        """Sets the number of the next update, from which random numbers follow as well."""
+        """Sets the number of updates before the next one, as a checkpoint has it; random numbers follow from it."""
         self.started = updates
         for stage in self._stages.values():
             stage.count_from(updates)
 
     def _scale_of(self, scaler: torch.amp.GradScaler | None) -> float:
-        """The factor that a scaler multiplies the loss by; its first call initializes the scaler."""
+        """The factor by which a scaler multiplies the loss; asking a new scaler for it initializes the scaler."""
         if scaler is None:
             return 1.0
         return float(scaler.scale(torch.ones((), device=self._device)))

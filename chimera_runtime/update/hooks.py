@@ -1,4 +1,4 @@
-"""`Hooks`: the points at which tools take part in a `Pipeline`; train.py checks, measures and records by them."""
+"""`Hooks`: functions that tools give a `Pipeline` to call; by them train.py checks, measures and records."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ from chimera_runtime.update.outcome import Outcomes
 
 
 class Hooks:
-    """Functions that `Pipeline` calls while it is made; these ones change nothing. A tool overrides some.
+    """Functions that `Pipeline` calls while it is made. They change nothing here; a tool overrides some of them.
 
     Attributes
     ----------
@@ -41,15 +41,15 @@ class Hooks:
         """Called when modules are built and probed, before any buffer is allocated."""
 
     def stage_maker(self, job: Job) -> Callable[..., Stage]:
-        """A function that makes stages, with the arguments of `Stage`."""
+        """Returns a function that makes a stage from the arguments of `Stage`."""
         return Stage
 
     def wrapped(self, components: LaneComponents, stages: dict[int, Stage]) -> LaneComponents:
-        """The components of the lane; a tool may wrap each, to see its calls."""
+        """Returns the components of the lane; a tool may return wrappers that record their calls."""
         return components
 
     def outcomes(
         self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]
     ) -> Outcomes:
-        """Sums the losses of updates over the ranks; arguments as of `Outcomes`."""
+        """Makes the `Outcomes` of the pipeline, from the arguments of `Outcomes`."""
         return Outcomes(control_group, job, read, counted=counted, names=names)

@@ -18,7 +18,7 @@ from chimera_runtime.ranks.readout import Reader
 from chimera_runtime.values.losses import Tally
 
 _AT_ONCE = 16
-"""The largest number of sums under way at once if updates overlap; with a flush there is one."""
+"""The largest number of sums of losses under way at once, if updates overlap; with a flush there is one."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def is_last(self) -> bool:
-        """Whether a rank had called `Pipeline.ask_to_stop` in time; the same on every rank. Errors as in `loss`."""
+        """Whether any rank called `Pipeline.ask_to_stop` before this update's sum; errors as in `loss`."""
         self.settle()
         return bool(self._numbers[self._losses])
 
@@ -78,7 +78,7 @@ class Outcome:
 
     @property
     def _losses(self) -> int:
-        """Number of the losses among the numbers; the request to stop follows them, and then the facts."""
+        """Number of losses among the summed numbers; the request to stop comes after the losses, and then the facts."""
         return 2 + len(self._names)
 
     @property
@@ -93,17 +93,17 @@ class Outcome:
 
 
 class Outcomes:
-    """Launches the sums of losses over the ranks, and waits for each in the end, also if the loop never reads it.
+    """Launches the sum of the losses of each update over the ranks, and waits for it while later sums are launched.
 
-    Facts and the request to stop are added up together with the losses. Each sum is read when later ones are launched,
-    at the same point on all ranks: so all learn of a request after the same update, and raise an error together.
+    Facts and the request to stop are added up together with the losses. All ranks wait for a sum at the same point of
+    the program: so all learn of a request to stop after the same update, and raise an error together.
 
     Attributes
     ----------
     asked_to_stop
-        Whether this rank asks all ranks to stop after the next update.
+        Whether this rank asks all ranks to stop, with the next sum.
     facts_of
-        Returns the facts of an update that ranks must have the same.
+        Returns the facts of an update that must be equal on all ranks.
     read
         Reads numbers from the device of this rank.
 
@@ -135,13 +135,13 @@ class Outcomes:
             raise self._difference
 
     def explain(self) -> None:
-        """Raises RanksDiffer if the sums that have arrived show that a lost rank has stopped for that reason."""
+        """Raises RanksDiffer if a sum that has arrived shows a difference: it may be why another rank has ended."""
         with suppress(PeerLost):  # a sum that failed with the lost rank counts as arrived
             while self._under_way and self._under_way[0].is_there:
                 self._under_way.popleft().settle()
 
     def settle(self) -> None:
-        """Waits for all sums that are under way; closing a connection earlier would break those of other ranks."""
+        """Waits for all sums under way. Call it before connections close, as other ranks need them for these sums."""
         while self._under_way:
             self._under_way.popleft().settle()
 
@@ -153,7 +153,7 @@ class Outcomes:
             self._compare(self.agreement.number(), where, facts, numbers)
 
     def launch(self, update: int, tally: Tally) -> Outcome:
-        """Launches the sum of the losses of an update, of which ``tally`` is the part of this rank."""
+        """Launches the sum of the losses of an update and returns the outcome; ``tally`` has this rank's losses."""
         facts = self.facts_of(update)
         losses = [*tally.numbers(self._names), float(self.asked_to_stop)]
         numbers = array("d", losses + self.agreement.numbers(facts))
@@ -183,5 +183,5 @@ class Outcomes:
 
 
 def _tensor(numbers: "array[float]") -> torch.Tensor:
-    """A tensor in the memory of the numbers, which gets their sum."""
+    """Returns the numbers as a tensor in the same memory: a sum into the tensor is a sum into the numbers."""
     return torch.frombuffer(numbers, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Facts of an update that ranks must have the same, as `agreement` compares them: data, settings, steps, weights."""
+"""Facts of an update that must be equal on several ranks: data, settings of optimizers, steps, weights."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,16 @@ from chimera_runtime.update.update_interface import Updates
 
 
 class SharedFacts:
-    """Gathers the facts of this rank from now on: they travel with the losses, and are compared where these are summed.
+    """Gathers the facts of this rank for each update. They are sent together with the losses, and then compared.
 
     Parameters
     ----------
     groups
-        All parameters of this rank, by weight group.
+        The parameters of this rank, by weight group.
     names
-        The names of the parameters in messages.
+        The names of the parameters.
     steps
-        The optimizers that step inside the schedule; None if the caller steps.
+        The optimizers of a schedule without a flush; None if the caller steps.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class SharedFacts:
 
 
 class FlushFacts:
-    """Gathers facts when the sum of an update's loss is launched: settings and weights as they are by then.
+    """Gathers the facts of an update with a flush, at the moment when the sum of its losses is launched.
 
-    Weights are read without waiting: their digests come with the next update. ``terms`` returns the arguments of the
-    newest step, by names for messages.
+    Settings and weights are those of that moment. Weights are read without waiting for the device: their digests come
+    with the next update. ``terms`` returns the arguments of the newest step, see `Updates.terms`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class FlushFacts:
         self._weights: dict[Group, Numbers] = {}
 
     def __call__(self, update: int) -> dict[Key, Fact]:
-        """The facts of an update that this rank knows."""
+        """Returns the facts of an update on this rank."""
         facts = self._feed.facts(update)
         facts[TERMS] = _fact({"update": update + 1, **self._terms()})
         if self._optimizers.has_parameters:
@@ -100,7 +100,7 @@ class FlushFacts:
 
 
 class StreamFacts:
-    """Gathers the facts of a stream, whose stages make an update at different times: each step notes its own."""
+    """Gathers the facts of an update of a stream, step by step: its stages step at different times."""
 
     def __init__(self, feed: Feed, optimizers: OptimizerFacts, replicas: Replicas) -> None:
         self._feed = feed
@@ -109,7 +109,7 @@ class StreamFacts:
         self._noted: defaultdict[int, dict[Key, Callable[[], Fact]]] = defaultdict(dict)
 
     def note_step(self, group: Group, update: int) -> None:
-        """Notes the settings of a weight group that has just made its step of an update, from 0, and its weights."""
+        """Notes settings and weights of a weight group; call it after the step of the group in an update, from 0."""
         for key, settings in self._optimizers.take([group]).items():
             self._noted[update][key] = partial(_same, settings)
         if is_due(update + 1):
@@ -117,7 +117,7 @@ class StreamFacts:
                 self._noted[update][weights_of(group)] = partial(digest, numbers)
 
     def __call__(self, update: int) -> dict[Key, Fact]:
-        """The facts of an update that all stages have made; those of earlier ones are forgotten."""
+        """Returns the facts of an update for which all stages have stepped, and forgets the facts of earlier ones."""
         noted = {key: read() for key, read in self._noted.pop(update, {}).items()}
         for earlier in [number for number in self._noted if number < update]:
             del self._noted[earlier]

@@ -20,7 +20,7 @@ _MAKING = UserCode("optimizer(named_parameters)", MISUSED)
 
 @dataclass
 class StageStep:
-    """A step of a stage, or of the parameters that stages share, as it is passed to hooks.
+    """A step inside the schedule, of a stage or of the parameters that stages share: the argument of a hook.
 
     Attributes
     ----------
@@ -29,13 +29,13 @@ class StageStep:
     update
         The number of the update, from 0.
     module
-        The module of the stage; for shared parameters that of the first such stage on this rank. Its parameters may
-        show an older version of the weights than the step changes.
+        The module of the stage; for shared parameters, of the first stage on this rank that has them. The module may
+        hold an older version of the weights than the step changes.
     optimizer
         The optimizer that ``optimizer`` has made for these parameters.
     named_parameters
-        The parameters that it steps, with their names: the newest weights, and before the step their gradients, summed
-        and scaled.
+        The parameters that are stepped, with their names. They are the newest weights; before the step they have
+        gradients, summed over the replicas and scaled.
     """
 
     stage: int | Group
@@ -50,7 +50,7 @@ Hook = Callable[[StageStep], None]
 
 @dataclass(frozen=True)
 class StepHooks:
-    """Functions of the user: ``optimizer`` makes an optimizer, ``before`` and ``after`` are called at each step."""
+    """Functions of the user: one that makes an optimizer, and those that are called before and after each step."""
 
     optimizer: Callable[[Named], Any]
     before: Hook | None
@@ -58,7 +58,7 @@ class StepHooks:
 
 
 class StageOptimizer:
-    """The optimizer of a weight group with its hooks; a group that trains nothing has no optimizer."""
+    """The optimizer of a weight group with its hooks; a step does nothing if all parameters are frozen."""
 
     def __init__(self, group: Group, module: torch.nn.Module, named: Named, hooks: StepHooks) -> None:
         self.on_step: Callable[[Group, int], None] = lambda _group, _update: None
@@ -71,21 +71,21 @@ class StageOptimizer:
 
     @property
     def names(self) -> dict[torch.Tensor, str]:
-        """The names of the parameters that it steps."""
+        """The parameters that are stepped, each with its name."""
         return {parameter: name for name, parameter in self._next.named_parameters}
 
     def count_from(self, updates: int) -> None:
-        """Sets the number of the update that the next step makes."""
+        """Sets the number of the update that the next step belongs to."""
         self._next.update = updates
 
     @property
     def stage(self) -> int | Group:
-        """The number of the stage, or the stages that share the parameters."""
+        """The number of the stage; for shared parameters, the numbers of the stages that share them."""
         return self._next.stage
 
     @property
     def optimizer(self) -> Any:
-        """The user's optimizer; None if the group trains nothing."""
+        """The user's optimizer; None if all parameters of the group are frozen."""
         return self._next.optimizer
 
     def step(self) -> None:
@@ -112,7 +112,7 @@ def _made(hooks: StepHooks, named: Named) -> Any:
 
 
 class StageOptimizers:
-    """The optimizers of a rank's weight groups, each made when it is called, in the order of `by_group`."""
+    """Makes and holds the optimizers of a rank's weight groups; call it once for each group, in order of `by_group`."""
 
     def __init__(
         self, built: Modules, parameters: Mapping[str, torch.nn.Parameter], hooks: StepHooks, ties: Sequence[Tie] = ()
@@ -128,7 +128,7 @@ class StageOptimizers:
         self._made: list[StageOptimizer] = []
 
     def __call__(self, parameters: list[torch.nn.Parameter]) -> StageOptimizer:
-        """Makes the optimizer of the next weight group, whose newest weights ``parameters`` are."""
+        """Makes the optimizer of the next weight group; ``parameters`` are the newest weights of the group."""
         group, module, names = next(self._coming)
         self._made.append(StageOptimizer(group, module, list(zip(names, parameters, strict=True)), self._hooks))
         return self._made[-1]
@@ -139,17 +139,17 @@ class StageOptimizers:
         return {made.group: [*made.names] for made in self._made}
 
     def watch(self, on_step: Callable[[Group, int], None]) -> None:
-        """Calls a function after each step, with the weight group and the number of the update."""
+        """Sets the function that is called after each step, with the weight group and the number of the update."""
         for made in self._made:
             made.on_step = on_step
 
     @property
     def names(self) -> dict[torch.Tensor, str]:
-        """The name of each parameter that any of them steps."""
+        """The parameters that any of the optimizers steps, each with its name."""
         return {parameter: name for made in self._made for parameter, name in made.names.items()}
 
     def count_from(self, updates: int) -> None:
-        """Sets the number of the update that the next steps make."""
+        """Sets the number of the update that the next step of each group belongs to."""
         for made in self._made:
             made.count_from(updates)
 

@@ -1,4 +1,4 @@
-"""Updates of a schedule without a flush, a stream: several are under way, and stages step inside the schedule."""
+"""Updates of a stream, a schedule without a flush: several are under way, and stages step inside the schedule."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,9 +18,9 @@ from chimera_runtime.values.losses import added
 def step_hooks_of(
     job: Job, optimizer: Callable[[Named], Any] | None, before: Hook | None, after: Hook | None
 ) -> StepHooks | None:
-    """The hooks of steps inside the schedule; None if the schedule has a flush, and so makes no steps.
+    """Returns the user's functions for steps inside the schedule; None if the schedule has a flush and no such steps.
 
-    Raises `Misuse` if an optimizer is missing, or a function is given that would never be called.
+    Raises `Misuse` if the optimizer is missing, or a function is given that would never be called.
     """
     if job.period:
         if optimizer is None:
@@ -32,10 +32,10 @@ def step_hooks_of(
 
 
 class StreamedUpdates:
-    """The `Updates` of a stream: a call of `run_update` starts one, and may complete an earlier one.
+    """The `Updates` of a stream: a call of `run_update` starts an update, and may complete an earlier one.
 
-    The sum of an update's losses is launched in the call in which the last rank completes the update. All ranks know
-    that call beforehand: so the sums are in the same order everywhere, and reading one waits for no later call.
+    The sum of an update's losses is launched in the call in which the last rank completes the update, which all ranks
+    know from the schedule. So all ranks launch the sums in the same order, and a sum waits for no later call.
     """
 
     def __init__(self, job: Job, driver: Driver, stages: Mapping[int, Stage], feed: Feed, outcomes: Outcomes) -> None:
@@ -51,10 +51,10 @@ class StreamedUpdates:
         self._finished: list[Outcome] = []
 
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
-        """Refuses arguments that a stream cannot honour.
+        """Passes if a further update can be started; there is nothing else to prepare.
 
-        Raises `Misuse` if gradients are to be accumulated or scaled, or gradients of updates under way have been
-        cleared.
+        Raises `Misuse` if gradients are to be accumulated or scaled, or if the caller has cleared gradients of updates
+        under way.
         """
         if accumulate:
             raise mistakes.accumulation_without_flush(self._job.name)
@@ -65,7 +65,7 @@ class StreamedUpdates:
                 raise mistakes.gradient_was_taken_away(number, stage.disturbed)
 
     def run_update(self) -> Outcome | None:
-        """Starts one update more and runs all turns that can end now: the outcome of one that is now complete."""
+        """Starts one more update; returns the outcome of the update that this call completes, if there is one."""
         # Mini-batches of earlier updates are still read: the loop must not have changed them since.
         self._feed.require_unwritten_batches()
         self.started += 1
@@ -76,7 +76,7 @@ class StreamedUpdates:
         return self._complete() if self.started - self._completed > self._job.lag else None
 
     def finish(self) -> None:
-        """Completes the updates under way; the next one begins a new run, on the newest weights."""
+        """Completes the updates under way. The next update starts with empty pipelines, on the newest weights."""
         self._feed.require_unwritten_batches()
         self._driver.drain()
         self._drop_mini_batches()
@@ -85,19 +85,22 @@ class StreamedUpdates:
         self._driver.begin(self.started)
 
     def take_outcomes(self) -> list[Outcome]:
-        """Outcomes of the updates that `finish` has completed, each returned once."""
+        """Returns the outcomes of the updates that `finish` has completed since the last call."""
         outcomes, self._finished = self._finished, []
         return outcomes
 
     def count_from(self, updates: int) -> None:
-        """Sets the number of the next update, from which random numbers follow as well; none is under way."""
+        """Sets the number of updates before the next one, from which random numbers follow.
+
+        Call it only while no update is under way.
+        """
         self.started = self._completed = self._dropped = updates
         for stage in self._stages.values():
             stage.count_from(updates)
         self._driver.begin(updates)
 
     def _complete(self) -> Outcome:
-        """Launches the sum of the losses of the oldest update that is under way."""
+        """Launches the sum of the losses of the oldest update under way, and returns its outcome."""
         update = self._completed
         self._completed += 1
         return self._outcomes.launch(update, added(stage.take_loss(update) for stage in self._stages.values()))

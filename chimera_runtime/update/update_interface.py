@@ -26,26 +26,29 @@ class Updates(Protocol):
 
     @property
     def started(self) -> int:
-        """The number of updates that have been started; the next one has this number."""
+        """Number of updates that have been started, which is also the number of the next update."""
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """Arguments of the newest step that must be equal on all ranks, by their names in messages."""
+        """Arguments of the newest call of `prepare` that must be equal on all ranks, by name, as numbers."""
 
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
-        """Prepares gradients and the scale of the loss for an update, or refuses the arguments with a Misuse."""
+        """Prepares gradients and the scale of the loss for an update. Raises `Misuse` if an argument does not fit."""
 
     def run_update(self) -> Outcome | None:
-        """Runs one update more, on the mini-batch that the feed holds: the outcome of the newest complete update."""
+        """Runs one more update, on the mini-batch in the feed.
+
+        Returns the outcome of the newest complete update, or None while there is none.
+        """
 
     def finish(self) -> None:
         """Completes the updates that are under way."""
 
     def take_outcomes(self) -> list[Outcome]:
-        """Outcomes of updates that `finish` has completed, each returned once."""
+        """Returns the outcomes of the updates that `finish` has completed since the last call."""
 
     def count_from(self, updates: int) -> None:
-        """Sets the number of the next update, as after a checkpoint; none is under way."""
+        """Sets the number of updates before the next one, as a checkpoint has it. No update may be under way."""
 
 
 def updates_of(
@@ -58,7 +61,7 @@ def updates_of(
     parameters: Mapping[str, torch.nn.Parameter],
     sum_dtype: torch.dtype | None,
 ) -> Updates:
-    """The updates of a rank's stages in its lane; ``sum_dtype`` is as in `Pipeline`."""
+    """Makes the updates of a rank from its stages and its lane; ``sum_dtype`` is as in `Pipeline`."""
     world = context.world
     if world.job.period:
         return StreamedUpdates(world.job, driver_of(context, lane), stages, feed, outcomes=outcomes)
