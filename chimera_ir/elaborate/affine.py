@@ -46,7 +46,7 @@ class Law:
 
     @property
     def period(self) -> int:
-        """The number of m after which the values repeat, plus the increment."""
+        """The period p, with which f(m + p) = f(m) + ``increment``."""
         return len(self.values)
 
     @property
@@ -60,12 +60,12 @@ class Law:
         return self.period == 1 and self.increment == 0
 
     def at(self, m: int) -> int:
-        """The value for an m."""
+        """The value f(m)."""
         turn, position = divmod(m, self.period)
         return self.values[position] + self.increment * turn
 
     def stretched(self, period: int) -> list[int]:
-        """The values of 0 .. period-1, for a multiple of the period."""
+        """The values f(0) .. f(period-1); ``period`` is a multiple of the law's own period."""
         turns = range(period // self.period)
         return [value + self.increment * turn for turn in turns for value in self.values]
 
@@ -99,12 +99,12 @@ def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> L
 
 
 def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
-    """The law, for large m, of a formula that may have the maximum and minimum of growing values; else as ``law``."""
+    """The law of a formula for large m. Unlike in `law`, ``max`` and ``min`` may take growing values."""
     return walk(expression, _Laws(scope, {variable: COUNT}, most, {"max": _larger, "min": _smaller}))
 
 
 def limited(count: int, most: int, span: Span) -> int:
-    """The number of micro-batches ``count``, unless it is more than ``most``: that is a ``Fault`` at ``span``."""
+    """Returns ``count``, a number of micro-batches; raises a ``Fault`` at ``span`` if it is more than ``most``."""
     if count > most:
         raise Fault(partial(say.RepeatsTooLate, span, (), count=min(count, LIMIT), most=most))
     return count
@@ -112,7 +112,7 @@ def limited(count: int, most: int, span: Span) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Laws:
-    """The domain of laws.
+    """The domain (see `formulas`) that turns each part of a formula into its law.
 
     Attributes
     ----------
@@ -244,11 +244,11 @@ class _Laws:
         return BUILTINS[name].apply(*arguments)
 
     def _pointwise(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law]) -> Law:
-        """The law of a function of laws that repeat."""
+        """The law of a function that is applied to values which all repeat."""
         return self._along(node, apply, laws, Fraction(0))
 
     def _along(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law], rate: Fraction) -> Law:
-        """The law of a function of laws, given the rate at which it grows."""
+        """The law of a function that is applied to the values of laws, and whose result grows at ``rate``."""
         period = self._period(node, laws)
         values = map(apply, *(part.stretched(period) for part in laws))
         return _reduced(values, int(rate * period), max(part.since for part in laws))
@@ -289,7 +289,7 @@ def _larger(left: Law, right: Law, period: int) -> Law:
 
 
 def _ahead(m: int, lead: int, gain: int, period: int) -> int:
-    """The m from which on a difference is not negative: it is ``lead`` at ``m``, and grows by ``gain`` > 0 per period.
+    """The m from which on a difference stays 0 or more; it is ``lead`` at ``m``, and grows by ``gain`` > 0 a period.
 
     Only every ``period``-th m counts, and the result is the first m after the last one with a negative difference.
     """
@@ -302,7 +302,7 @@ def _smaller(left: Law, right: Law, period: int) -> Law:
 
 
 def _reduced(values: Iterable[int], increment: int, since: int) -> Law:
-    """The law with these values and the shortest period."""
+    """The law with some values and their increment, reduced to the shortest period."""
     whole = tuple(values)
     size = len(whole)
     period = next(

@@ -9,7 +9,7 @@ from chimera_ir.syntax.ast import Arithmetic, Comparator, Logic
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A function of integers; ``most`` is None if it takes any number of them, from ``least`` on."""
+    """A builtin function of ``least`` to ``most`` integers; ``most`` is None if there is no upper limit."""
 
     signature: str
     least: int
@@ -64,4 +64,4 @@ LOGIC: Mapping[Logic, Callable[[bool, bool], bool]] = {Logic.AND: operator.and_,
 """``and`` and ``or`` of two known truths."""
 
 DECISIVE = {Logic.AND: False, Logic.OR: True}
-"""The truth of the left side that decides, whatever the right side is."""
+"""The value of the left side that decides the result without the right side."""

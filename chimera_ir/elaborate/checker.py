@@ -32,7 +32,7 @@ class Type(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _ValueName:
-    """A name for a value; ``type`` is None if a mistake hides it."""
+    """A name for a value; ``type`` is None if a mistake keeps the type from being known."""
 
     type: Type | None
     span: Span
@@ -45,7 +45,7 @@ class _FunctionName:
     span: Span
 
     def signature(self, name: str) -> str:
-        """The function with its parameters, as a call is written."""
+        """A call of the function with its parameters, as in ``f(a, b)``."""
         return f"{name}({', '.join(self.parameters)})"
 
 
@@ -97,7 +97,7 @@ def _names_in(expression: ast.Expression) -> tuple[str, ...]:
 
 
 def _size_of(expression: ast.Expression, known: Mapping[str, _FormulaSize]) -> _FormulaSize:
-    """The size of a formula, with the formulas behind its names written out; ``known`` has the sizes of these."""
+    """The size of a formula with the formulas behind its names written out, whose sizes are in ``known``."""
     nodes = list(ast.walk(expression))
     return _FormulaSize(len(nodes) + sum(_behind(node, known).operands for node in nodes), _levels(expression, known))
 
@@ -166,7 +166,7 @@ class _Checker:
             self._defined[name.text] = meaning
 
     def _variables(self, words: Iterable[ast.Word]) -> dict[str, _ValueName]:
-        """Local variables; it is a mistake if one has the name of something else."""
+        """Returns local variables by name, and records a mistake for each with the name of something else."""
         variables: dict[str, _ValueName] = {}
         for word in words:
             if word.text in BUILTINS:
@@ -179,7 +179,7 @@ class _Checker:
         return variables
 
     def _with(self, variables: Mapping[str, _ValueName]) -> _Layers:
-        """All names known so far, and some variables."""
+        """A scope of all names known so far and ``variables``."""
         return ChainMap({**variables}, self._defined)
 
     def _function(self, function: ast.Function) -> None:
@@ -262,7 +262,7 @@ class _Checker:
         scope: _Scope,
         defining: ast.Word | None = None,
     ) -> Type | None:
-        """The type of a formula that stands by itself, checked; None where a mistake hides the type."""
+        """Checks a whole formula and returns its type; None if a mistake keeps the type from being known."""
         inferred = self._type(expression, scope, defining)
         self._expect(expression, inferred, expected, place)
         self._size(expression)
@@ -383,7 +383,7 @@ class _Checker:
                 assert_never(entry)
 
     def _size(self, expression: ast.Expression) -> _FormulaSize:
-        """The size of a formula; one that is too large is reported, and counts as small."""
+        """Returns the size of a formula. A formula that is too large is reported, and counts as small from then on."""
         size = _size_of(expression, self._sizes)
         if size.operands > MAX_SIZE:
             self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))

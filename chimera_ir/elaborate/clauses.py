@@ -19,7 +19,7 @@ _EXAMPLES = {
 
 
 def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Diagnostics of lines that are missing, and of lines that stand twice and may stand once."""
+    """Yields diagnostics of lines that are missing, and of second lines where only one is allowed."""
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
     if not pipes:
         yield say.NoPipes(scheme.name.span, scheme.name.text)
@@ -66,7 +66,7 @@ def _once(spans: Sequence[Span], owner: str, clause: str) -> Iterator[Diagnostic
 
 
 def check_updates(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Diagnostics of lines that only synchronous schemes may have in an asynchronous one, and the other way round."""
+    """Yields diagnostics of asynchronous schemes' lines in a synchronous scheme, and the other way round."""
     update = next((item for item in scheme.items if isinstance(item, ast.Update)), None)
     for pipe in scheme.items:
         if isinstance(pipe, ast.PipeBlock):

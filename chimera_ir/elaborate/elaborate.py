@@ -57,7 +57,7 @@ def elaborate(
 class Outline:
     """The header of a plan, and all that is needed to make its operations.
 
-    ``shapes`` are the pipes, each cut to the length that is elaborated; ``values`` has the values of its names.
+    ``shapes`` are the pipes, each cut to the length that is elaborated; ``values`` has the values of global names.
     """
 
     header: Header
@@ -71,7 +71,7 @@ class Outline:
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
-    """The header of the plan; raises what `elaborate` raises, except for errors in operations."""
+    """Returns the outline of a scheme's plan; raises what `elaborate` raises, except for errors in operations."""
     require_settable(scheme, settings)
     warnings = _warnings(_Tree(scheme))
     values = evaluate_globals(scheme, settings)
@@ -99,7 +99,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tree:
-    """A scheme as a key of its own: schemes that differ only in spans are equal, but their diagnostics are not."""
+    """A scheme as a key by identity, because equal schemes may have different spans, and so different diagnostics."""
 
     scheme: ast.Scheme
 

@@ -21,7 +21,7 @@ from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show_expression
 
 LIMIT = 2**63 - 1
-"""The largest size of a value."""
+"""The largest absolute value of a number."""
 
 Frame = tuple[int, ...]
 """The values of the variables, in the order of their slots."""
@@ -31,7 +31,7 @@ Formula = Callable[[Frame], int]
 
 
 class Fault(Exception):
-    """A formula has no value.
+    """Raised by a formula that has no value, as in a division by zero.
 
     ``describe`` makes the diagnostic from the ``instance`` that failed and the ``calls`` around it. Only then it reads
     the frame: constants are folded without a frame, and may fail although their value is never needed.
@@ -43,7 +43,7 @@ class Fault(Exception):
         self._calls: list[Called] = []
 
     def through(self, call: Called) -> "Fault":
-        """This fault with a further call around it."""
+        """Adds a call around the place of the fault, and returns the fault."""
         self._calls.append(call)
         return self
 
@@ -89,7 +89,7 @@ class Scope:
         return replace(self, formulas={**self.formulas, name: formula})
 
     def with_variables(self, *names: str) -> "Scope":
-        """This scope for frames of these variables."""
+        """This scope with variables, whose values a frame has in the same order."""
         return replace(self, slots={name: slot for slot, name in enumerate(names)})
 
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
@@ -125,7 +125,7 @@ class _Closure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Closures:
-    """The domain of closures; operations on constants are computed when the formula is compiled."""
+    """The domain (see `formulas`) that turns each part of a formula into a closure, and constant parts into values."""
 
     scope: Scope
 

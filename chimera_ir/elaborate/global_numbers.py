@@ -11,7 +11,7 @@ from chimera_ir.syntax import ast
 
 
 def global_numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
-    """The global numbers of each pipe's micro-batches: 0 .. N-1, each once, or the reasons added to ``failed``."""
+    """Returns the numbers of each pipe's micro-batches; adds to ``failed`` why they are not 0 .. N-1, each once."""
     total = sum(len(shape.micro_range) for shape in shapes)
     owners: dict[int, tuple[Shape, int]] = {}
     clash: tuple[int, Shape, int] | None = None

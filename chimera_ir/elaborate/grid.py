@@ -18,7 +18,7 @@ from chimera_ir.syntax import ast
 
 
 class UndefinedOnGrid(Exception):
-    """A formula, or a part of it, has no value for some micro-batch and stage; the part may not be needed there."""
+    """A part of a formula has no value for some micro-batch and stage, where it may or may not be needed."""
 
 
 class _Column(NamedTuple):
@@ -47,7 +47,7 @@ class Grid:
         self._domain = _Columns(scope, dict(zip(names, variables, strict=True)), len(micros), len(stages))
 
     def values(self, expression: ast.Expression) -> list[int]:
-        """The values of a checked formula, or its truths, on the whole grid.
+        """The values of a checked formula on the whole grid; the values of a condition are truths.
 
         Raises
         ------
@@ -59,7 +59,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The domain of columns; ``names`` has the variables, or the parameters within a function."""
+    """The domain (see `formulas`) that turns each part of a formula into a column; ``names`` has the variables."""
 
     scope: Scope
     names: Mapping[str, _Column]

@@ -23,7 +23,7 @@ Pipes = Mapping[str, tuple[Shape, Pipe]]
 
 
 class _Single(NamedTuple):
-    """An operation of a line, or one of the two of a pair, with its pipe: the line's, or the one named by ``of``."""
+    """One operation of a line (a pair has two) with its pipe, which is the line's own or the one named by ``of``."""
 
     subject: ast.Subject
     shape: Shape
@@ -37,7 +37,7 @@ class _Single(NamedTuple):
     def computes(
         self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
     ) -> list[Compute]:
-        """The operations on batches and stages, one by one."""
+        """One operation for each group of micro-batches in ``batches`` and the stage at its place in ``stages``."""
         kind, span = KINDS[self.subject.letter.value], line.span
         return [
             Compute(kind, batch, stage, span, reads.get((batch[0], stage)) if reads else None)
@@ -150,7 +150,7 @@ def _instances(
 
 
 def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instance) -> Operation | Diagnostic:
-    """The operation by itself, or the pair of two, if they can be one."""
+    """Returns a line's only operation, the pair of its two operations, or the reason why they cannot be a pair."""
     if len(placed) == 1:
         return placed[0][1]
     (worker, first), (other, second) = placed
@@ -169,7 +169,7 @@ def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instan
 def _batches_on_grid(
     grid: Grid, micro: ast.Expression | ast.Range, numbers: dict[int, Micro]
 ) -> Sequence[tuple[Micro, ...] | None]:
-    """The global numbers of the micro-batches of each instance; None if the pipe lacks one, or if there are none."""
+    """The global numbers of each instance's micro-batches; None if there are none, or if the pipe lacks any."""
     if not isinstance(micro, ast.Range):
         single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
         return list(map(single.get, grid.values(micro)))

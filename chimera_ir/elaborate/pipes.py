@@ -27,7 +27,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A pipe for given parameters: its ranges are evaluated, its formulas are not.
+    """A pipe for given parameters; its ranges are evaluated, and its other formulas are not.
 
     ``micro_range`` has its micro-batches, ``steps`` the values of the micro-batch variable. An endless pipe has one
     step until it is ``lengthened``.
@@ -73,7 +73,7 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
 
 
 def made_of(things: Iterable[T], make: Callable[[T], U]) -> list[U]:
-    """The results of a function; raises the diagnostics of all calls together if any call raises ``Rejected``."""
+    """The results of ``make`` for some things; raises the diagnostics of all calls together if any is ``Rejected``."""
     made: list[U] = []
     failed: list[Diagnostic] = []
     for thing in things:
@@ -86,7 +86,7 @@ def made_of(things: Iterable[T], make: Callable[[T], U]) -> list[U]:
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:
-    """Raises the diagnostics, if there are any; of equal ones in the same place, as pipes may have, the first."""
+    """Raises diagnostics, if there are any; of several of one type in one place, as pipes may have, only the first."""
     distinct = {(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(list(failed))}
     if distinct:
         raise Rejected(distinct.values())
@@ -134,7 +134,7 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
 
 
 def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range:
-    """The micro-batches of a pipe; the first step of an endless pipe."""
+    """The micro-batches of a pipe; of an endless pipe only those of its first step."""
     if isinstance(micros.range, ast.Range):
         return _range(micros.range, scope, instance, MAX_MICRO_BATCHES, "micro-batch")
     start = evaluate(micros.range.start, scope, instance)
@@ -145,7 +145,7 @@ def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance
 
 
 def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range:
-    """The range of a text; raises ``Rejected`` if it has no value, or more than ``most`` elements."""
+    """The value of a range; raises ``Rejected`` if it has no value, or more than ``most`` elements."""
     start, stop = evaluate(text.start, scope, instance), evaluate(text.stop, scope, instance)
     if stop < start:
         raise Rejected([say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)])

@@ -54,7 +54,7 @@ def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diag
 def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
     """The stages with another strategy than the default, ascending, by the ``sync`` clauses of the pipes.
 
-    If several clauses of a pipe hold for a stage, the last one counts. A pipe without any has no say.
+    If several clauses of a pipe hold for a stage, the last one counts. A pipe without such a clause does not count.
 
     Raises
     ------

@@ -159,7 +159,7 @@ def _versions(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagn
 
 
 def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
-    """Diagnostics of the first clock that does not grow, or of each line whose clock grows at another rate."""
+    """Yields a mistake for the first clock that does not grow, or for each line at another rate than the first line."""
     variable, drifting = shape.stages.variable.text, set()
     for beat in beats:
         span, rate = beat.line.clock.span, beat.clock.rate

@@ -61,7 +61,7 @@ def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
 
 
 def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
-    """Passes if every setting is of a parameter of the scheme, and within 64 bits.
+    """Checks that every setting is of a parameter of the scheme, and within 64 bits.
 
     Raises
     ------
@@ -178,7 +178,7 @@ class _GlobalsEvaluator:
 
 
 def _value(expression: ast.Expression, scope: Scope, failed: list[Diagnostic]) -> int:
-    """The value of an expression. If it has none, the diagnostics so far are raised or, if there are none, its own."""
+    """The value of an expression; if it has none, raises the diagnostics in ``failed`` or, without any, its own."""
     try:
         return evaluate(expression, scope, Instance())
     except Rejected as rejected:

@@ -28,7 +28,7 @@ from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
 from chimera_ir.ir.streams import MARGIN
 
 FEW = 1_000
-"""Most formulas, counted once per stage, that are derived before the size of the scheme is estimated."""
+"""Most formulas, one per line and stage, that are derived without an estimate of the scheme's size before."""
 
 LEAST_TURNS = 2 * MARGIN + 1
 """Fewest turns that are elaborated."""
@@ -163,7 +163,7 @@ def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _T
 
 
 def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> int:
-    """The number of turns for which the turn in the middle is one of the steady state.
+    """The number of turns to elaborate so that the turn in the middle is one of the steady state.
 
     Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
     elaborated, and must read the versions of their laws, which hold after ``settled`` turns.

@@ -9,7 +9,7 @@ Stage = NewType("Stage", int)
 """A slice of the model, 0 .. D-1."""
 
 WeightGroup = tuple[Stage, ...]
-"""The stages, ascending, that hold some weights: one for weights of its own, several for parameters that they share.
+"""The stages, ascending, that hold some weights: a single stage, or several stages for parameters that they share.
 
 The gradients of a group are summed together, over all workers that hold any of its stages, and stepped together."""
 

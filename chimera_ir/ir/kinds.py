@@ -79,22 +79,22 @@ class Kind:
 
     @property
     def opens(self) -> bool:
-        """Whether it is the first operation of a micro-batch on a stage."""
+        """Whether an operation of this kind is the first of a micro-batch on a stage."""
         return self.frees is None
 
     @cached_property
     def hands_on(self) -> tuple[Value, ...]:
-        """The values that it makes for a neighbour."""
+        """The values that an operation of this kind makes for a neighbouring stage."""
         return tuple(value for value in self.makes if value.towards)
 
     @cached_property
     def takes(self) -> tuple[Value, ...]:
-        """The values that are gone when it is over: the values of neighbours that it reads, and the value it frees."""
+        """The values that are gone after an operation of this kind: those of neighbours, and the one it frees."""
         return tuple(value for value in self.reads if value.towards or value is self.frees)
 
     @cached_property
     def keeps(self) -> tuple[Value, ...]:
-        """The values that it makes for a later operation of its own stage."""
+        """The values that an operation of this kind makes for a later operation of its own stage."""
         return tuple(value for value in self.makes if not value.towards)
 
 
@@ -109,7 +109,7 @@ KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_G
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """Two kinds whose operations may run as one. ``letter`` is the key of its cost, ``noun`` its name in messages."""
+    """Two kinds whose operations may run as one; ``letter`` is the key of a pair's cost, ``noun`` its name."""
 
     letter: str
     noun: str
@@ -130,14 +130,14 @@ COSTED: dict[str, Kind | Pairing] = {**KINDS, PAIR.letter: PAIR}
 
 
 def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
-    """The values that some kinds read of their own stage although none of them makes it, with a reader."""
+    """Yields each kind that reads a value of its own stage which none of the kinds makes, with the value."""
     kinds = tuple(kinds)
     made = {value for row in kinds for value in row.keeps}
     yield from ((row, value) for row in kinds for value in row.reads if not value.towards and value not in made)
 
 
 def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
-    """The sets of kinds that together are a complete way of a micro-batch through a stage, the smallest set first.
+    """The sets of kinds that can be all operations of a micro-batch on a stage, the smallest set first.
 
     One kind of a set opens the micro-batch. Each value that is kept for another kind is made once and freed once. If
     any kind sums gradients, one kind of each set does.
@@ -172,7 +172,7 @@ def values() -> Iterator[Value]:
 
 
 def follows(value: Value) -> tuple[Value, ...]:
-    """The values that a stage makes from a value it reads, and keeps; they may be in the same memory as that value."""
+    """The values that a stage makes and keeps after it has read ``value``; they may share memory with ``value``."""
     reached: dict[Value, None] = {}
     pending = [value]
     while pending:

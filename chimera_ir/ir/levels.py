@@ -80,7 +80,7 @@ class Strategy(Enum):
 
 
 class Growth(NamedTuple):
-    """The change, by an operation, of the number of values that a stage keeps of a micro-batch.
+    """The number of values of a micro-batch that a stage keeps more after an operation; below 0 it keeps fewer.
 
     ``forward`` counts values that a forward keeps: the input alone if the stage recomputes. ``later`` counts values
     that later operations keep.
@@ -121,7 +121,7 @@ class Header:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that its operations may be of."""
+        """The kinds that operations of the level may have."""
         return self.only or tuple(KINDS.values())
 
     @cached_property
@@ -136,7 +136,7 @@ class Header:
 
     @property
     def growth(self) -> dict[Kind, Growth]:
-        """The change of the number of values that a stage keeps of each micro-batch, by kind of operation.
+        """The `Growth` by an operation of each kind.
 
         A value that no operation frees does not count.
         """
@@ -166,7 +166,7 @@ class Header:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether micro-batches stream across updates without a flush."""
+        """Whether the scheme is asynchronous, that is without a flush between updates."""
         return self.period > 0
 
     @property
@@ -190,12 +190,12 @@ class Header:
 
     @cached_property
     def holders(self) -> tuple[tuple[Worker, ...], ...]:
-        """``holders[s]``: the workers that hold stage s, ascending, each once even if it holds s for two pipes."""
+        """The workers that hold stage s, as ``holders[s]``, ascending, each once even if it holds s for two pipes."""
         return tuple(tuple(sorted({pipe.workers[s] for pipe in self.pipes})) for s in range(self.stages))
 
     @cached_property
     def stages_of(self) -> tuple[tuple[Stage, ...], ...]:
-        """``stages_of[w]``: the stages that worker w holds, ascending."""
+        """The stages that worker w holds, as ``stages_of[w]``, ascending."""
         held: list[list[Stage]] = [[] for _ in range(self.workers)]
         for s, workers in enumerate(self.holders):
             for worker in workers:
@@ -214,12 +214,12 @@ class Header:
 
     @cached_property
     def groups_with(self) -> tuple[tuple[WeightGroup, ...], ...]:
-        """``groups_with[s]``: the groups that stage s is in."""
+        """The groups that stage s is in, as ``groups_with[s]``."""
         return tuple((group, *(tie for tie in self.ties if group[0] in tie)) for group in self.groups[: self.stages])
 
     @cached_property
     def groups_of(self) -> tuple[tuple[WeightGroup, ...], ...]:
-        """``groups_of[w]``: the groups of which worker w holds any stage, in the order of ``groups``."""
+        """The groups of which worker w holds any stage, as ``groups_of[w]``, in the order of ``groups``."""
         return tuple(
             (*((stage,) for stage in held), *(tie for tie in self.ties if not {*tie}.isdisjoint(held)))
             for held in self.stages_of
@@ -245,7 +245,7 @@ class Header:
         return self._pipe(micro).workers[stage]
 
     def _pipe(self, micro: Micro) -> Pipe:
-        """The pipe of a micro-batch. Turns before and after those of the header have the same pipes."""
+        """The pipe of a micro-batch, which may belong to a turn before or after those of the header."""
         return self.pipe_of[micro if micro in self.pipe_of else Micro(micro % self.period)]
 
 
@@ -267,7 +267,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``lanes[w]``: the compute operations of worker w in the order in which it runs them."""
+    """A schedule: ``lanes[w]`` has the compute operations of worker w in the order in which it runs them."""
 
     header: Header
     lanes: tuple[tuple[Operation, ...], ...]
@@ -304,7 +304,7 @@ class LaneParts:
 
 @dataclass(frozen=True)
 class Program:
-    """``lanes[w]``: all instructions of worker w in the header's updates, in the order in which it runs them."""
+    """A program: ``lanes[w]`` has all instructions of worker w in the header's updates, in the order of their run."""
 
     header: Header
     lanes: tuple[tuple[Instruction, ...], ...]

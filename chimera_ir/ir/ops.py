@@ -36,7 +36,7 @@ class Compute:
 
     @property
     def parts(self) -> tuple["Compute", ...]:
-        """The operation itself; a pair has two parts."""
+        """The operation alone; for a pair, ``parts`` has two."""
         return (self,)
 
     @property
@@ -58,7 +58,7 @@ class Pair:
 
     @property
     def kind(self) -> Pairing:
-        """The pairing, which has the cost."""
+        """The pairing, under which a pair's cost is found."""
         return PAIR
 
     @property
@@ -77,7 +77,7 @@ Operation = Compute | Pair
 
 
 def singles(operations: Iterable[Operation]) -> tuple[Compute, ...]:
-    """The computations of operations, one by one: a pair has two."""
+    """The computations of some operations, with each pair as its forward and its backward."""
     whole = tuple(operations)
     if Pair in {*map(type, whole)}:
         return tuple(part for operation in whole for part in operation.parts)

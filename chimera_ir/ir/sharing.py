@@ -1,4 +1,4 @@
-"""Communicators of messages: which messages share one."""
+"""The choice of which messages share a communicator."""
 
 from enum import Enum
 

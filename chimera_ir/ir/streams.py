@@ -1,4 +1,4 @@
-"""Schedules and programs without end: the levels of a scheme without a flush, as one turn of every worker.
+"""Streams: schedules and programs of a scheme without a flush, each as one turn of every worker.
 
 schedule stashing                 what two updates show
 workers 2
@@ -36,13 +36,13 @@ MARGIN = 3
 
 @dataclass(frozen=True)
 class ScheduleStream:
-    """``turns[w]``: the compute operations of a turn of worker w, in the order in which it runs them."""
+    """A schedule without end: ``turns[w]`` has a turn's compute operations of worker w, in their order."""
 
     header: Header
     turns: tuple[tuple[Compute, ...], ...]
 
     def view(self, updates: int) -> Schedule:
-        """The schedule of the first updates."""
+        """The schedule of the first ``updates`` updates."""
         lanes = (unroll(self.header, Turn(turn), updates) for turn in self.turns)
         return Schedule(header_of(self.header, updates), tuple(tuple(computes(lane)) for lane in lanes))
 
@@ -53,19 +53,19 @@ class ScheduleStream:
 
     @property
     def operations(self) -> int:
-        """The number of operations in all turns of which `shown` has any."""
+        """The number of operations in all turns that `shown` shows, even if only in part."""
         return _operations(self.header, map(Turn, self.turns), updates_shown(self.header, self.turns))
 
 
 @dataclass(frozen=True)
 class ProgramStream:
-    """``turns[w]``: the turn of worker w."""
+    """A program without end: ``turns[w]`` is the turn of worker w."""
 
     header: Header
     turns: tuple[Turn, ...]
 
     def view(self, updates: int) -> Program:
-        """The program of the first updates."""
+        """The program of the first ``updates`` updates."""
         lanes = (tuple(unroll(self.header, turn, updates)) for turn in self.turns)
         return Program(header_of(self.header, updates), tuple(lanes))
 
@@ -76,7 +76,7 @@ class ProgramStream:
 
     @property
     def operations(self) -> int:
-        """The number of instructions in all turns of which `shown` has any."""
+        """The number of instructions in all turns that `shown` shows, even if only in part."""
         return _operations(self.header, self.turns, updates_shown(self.header, self.schedule.turns))
 
     @property
@@ -159,12 +159,12 @@ def updates_shown(header: Header, turns: Sequence[Sequence[Compute]]) -> int:
 
 
 def _operations(header: Header, turns: Iterable[Turn], updates: int) -> int:
-    """The number of instructions in some turns, counted, not made; stashes of initial weights are left out."""
+    """The number of instructions in turns of a view, which is not made; stashes of initial weights do not count."""
     return sum(len(turns_of(header, turn, updates, {})) * len(turn.instructions) for turn in turns)
 
 
 def view_of(program: Program | ProgramStream) -> Program:
-    """The program itself if it has a flush; the view of a stream that shows all that ever happens."""
+    """Returns a program with a flush as it is, and of a stream the view that shows all that ever happens."""
     return program if isinstance(program, Program) else program.shown
 
 

@@ -2,8 +2,8 @@
 
 A turn takes ``period`` micro-batches. Its instructions count micro-batches from the first one of the turn, and versions
 of the weights from the one that the updates before the turn have made; smaller numbers are below 0. From each turn to
-the next, micro-batches move on by ``period``, versions by the updates of a turn, and receives go round the slots of
-their shelf. A lane for a number of updates has the instructions about their micro-batches and versions, and no others.
+the next, micro-batches move on by ``period``, versions by the updates of a turn, and receives go round the slots for
+these messages. A lane for a number of updates has the instructions about their micro-batches and versions, no others.
 So warm-up and drain are turns with some instructions left out:
 
 a turn of worker 1:                    two updates:
@@ -42,18 +42,18 @@ from chimera_ir.ir.ops import (
 )
 
 Shelf = tuple[Stage, Stage]
-"""The slots of the messages between two stages in one direction, on the receiving worker."""
+"""A shelf, that is the slots for the messages from one stage to another on the receiving worker."""
 
 
 class Ring(NamedTuple):
-    """The use of a shelf: ``messages`` messages per turn, which go round and round its ``slots`` slots."""
+    """The use of a shelf: ``messages`` messages per turn, which take its ``slots`` slots in turn, as in a ring."""
 
     messages: int
     slots: int
 
 
 class Extent(NamedTuple):
-    """The first and the last micro-batch that an instruction is about, or its update, twice."""
+    """The first and the last micro-batch of an instruction or, with ``of_updates``, its update as both."""
 
     first: int
     last: int
@@ -61,7 +61,7 @@ class Extent(NamedTuple):
 
 
 class Initial(NamedTuple):
-    """Versions, 0 or less: the initial weights of a group are stashed and dropped in the places of these versions.
+    """The versions, 0 or less, in whose places a lane stashes and drops the initial weights of a group.
 
     The first micro-batches read version 0 in place of versions below 0. If the steady state keeps one of those versions
     longer than version 0, the initial weights are kept for that long.
@@ -111,7 +111,7 @@ def extent(instruction: Instruction) -> Extent:
 
 
 def unroll(header: Header, turn: Turn, updates: int) -> Iterator[Instruction]:
-    """A lane for a number of updates: every turn, without instructions about other micro-batches or updates.
+    """Yields a lane for a number of updates: all turns, but no instructions about other micro-batches or updates.
 
     The first micro-batches read the initial weights, so no version is below 0.
     """
@@ -119,7 +119,7 @@ def unroll(header: Header, turn: Turn, updates: int) -> Iterator[Instruction]:
 
 
 def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Instruction]]:
-    """The instructions of `unroll`, each with the number of its turn."""
+    """Yields the instructions of `unroll`, each with the number of its turn."""
     per_turn = updates_a_turn(header)
     for number, instruction in _by_turn(header, turn, updates):
         micros, versions = number * header.period, number * per_turn
@@ -130,7 +130,7 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Ins
 
 
 def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Instruction]]:
-    """The instructions of `by_turn`, each with the numbers that it has in the turn itself."""
+    """Yields the instructions of `by_turn` with the micro-batches and versions that they have in the turn itself."""
     per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
     initials = initial(header, turn)
     listed = [(instruction, *extent(instruction), lowest(initials, instruction)) for instruction in turn.instructions]
@@ -149,7 +149,7 @@ def lines_before(header: Header, turn: Turn, number: int, updates: int) -> int:
 
 
 def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
-    """The groups whose initial weights are not kept like version 0 of the steady state."""
+    """The groups whose initial weights are kept longer than version 0 of the steady state, each with its `Initial`."""
     # The steps, stashes and drops of the turn: the version of each, and its place.
     per_turn = updates_a_turn(header)
     places = {
@@ -184,7 +184,7 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: Instruction) -> int:
-    """The lowest micro-batch or update for which a lane has an instruction; it also has it for all from 1 on."""
+    """The lowest micro-batch or update, 0 or less, for which a lane has an instruction, besides all from 1 on."""
     match instruction:
         case Stash(group):
             return initials[group].stash if group in initials else 0

@@ -20,7 +20,7 @@ class SyntaxNode:
 
 @dataclass(frozen=True, slots=True)
 class Word(SyntaxNode):
-    """A name at its definition."""
+    """A name with its place in the text, outside of a formula."""
 
     text: str
 
@@ -93,7 +93,7 @@ class Binary(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Comparison(SyntaxNode):
-    """A chain ``a < b <= c``: one more operand than comparators."""
+    """A chain of comparisons, as in ``a < b <= c``, with one operand more than comparators."""
 
     operands: tuple["Expression", ...]
     comparators: tuple[Comparator, ...]
@@ -129,7 +129,7 @@ Expression = Integer | Name | Call | Minus | Binary | Comparison | Not | Logical
 
 @dataclass(frozen=True, slots=True)
 class Range(SyntaxNode):
-    """The integers from ``start`` to before ``stop``."""
+    """The integers from ``start`` to ``stop - 1``."""
 
     start: Expression
     stop: Expression
@@ -154,7 +154,7 @@ class Stages(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Halves(SyntaxNode):
-    """``halves``: m counts half micro-batches."""
+    """The word ``halves`` in a ``micros`` line, by which its variable counts half micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Letter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PipeName(SyntaxNode):
-    """``of name[index]``: another pipe than the one in which the line stands."""
+    """``of name[index]`` after an operation, for another pipe than the one in which the line stands."""
 
     name: Word
     index: Expression | None
@@ -187,7 +187,7 @@ class PipeName(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Subject(SyntaxNode):
-    """``F(micro, stage) [of pipe]``."""
+    """An operation without its clock, ``F(micro, stage) [of pipe]``; a pair has two."""
 
     letter: Letter
     micro: Expression | Range
@@ -197,7 +197,7 @@ class Subject(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Operation(SyntaxNode):
-    """``subject [& subject] @ clock [when guard]``: two subjects are a pair."""
+    """``subject [& subject] @ clock [when guard]``; with two subjects the operation is a pair."""
 
     subjects: tuple[Subject, ...]
     clock: Expression
@@ -301,7 +301,7 @@ class Memory(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Index(SyntaxNode):
-    """``[i in range]`` after the name of a pipe: one pipe for each i."""
+    """``[i in range]`` after the name of a pipe, which makes one pipe for each i."""
 
     variable: Word
     range: Range
@@ -321,7 +321,7 @@ Item = Workers | Let | Function | Require | Update | Memory | PipeBlock
 
 @dataclass(frozen=True, slots=True)
 class Scheme(SyntaxNode):
-    """A whole text. A name is defined from its definition on, so the order of the items matters."""
+    """A whole scheme. A name is known only below its definition, so the order of the items matters."""
 
     name: Word
     parameters: tuple[Parameter, ...]
@@ -348,7 +348,7 @@ def operands(expression: Expression) -> tuple[Expression, ...]:
 
 
 def walk(expression: Expression) -> Iterator[Expression]:
-    """The expression and all its parts, from left to right; an expression comes before its parts."""
+    """Yields an expression and all its parts, from left to right, each before its own parts."""
     pending = [expression]
     while pending:
         node = pending.pop()

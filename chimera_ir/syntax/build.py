@@ -19,7 +19,7 @@ MAX_INTEGER = 2**63 - 1
 
 
 def build(tree: Tree[Token]) -> tuple[ast.Scheme, tuple[Diagnostic, ...]]:
-    """The scheme in a tree of lark, and the mistakes that the grammar lets through; with mistakes it is incomplete."""
+    """The scheme in a tree of lark, incomplete after mistakes, and the mistakes that the grammar lets through."""
     builder = _Builder()
     return builder.transform(tree), tuple(builder.mistakes)
 
@@ -171,12 +171,12 @@ def _word(token: Token) -> ast.Word:
 
 
 def _part(c: _Children, rule: str) -> _Children:
-    """The matches of a rule without a method of its own, which stays a tree of lark; empty if it does not stand."""
+    """The matches of a rule for which `_Builder` has no method; empty if the rule does not occur."""
     return next((child.children for child in c if isinstance(child, Tree) and child.data == rule), [])
 
 
 def _argument(c: _Children, rule: str) -> ast.Expression | None:
-    """The expression behind the word of a rule such as ``by step``; None if it does not stand."""
+    """The expression of an optional rule such as ``by step``; None if the rule does not occur."""
     return next(iter(_part(c, rule)[1:]), None)
 
 

@@ -8,13 +8,13 @@ from chimera_ir.syntax.ast import Clause, PipeBlock, Recompute, Scheme, Sync, Sy
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Clauses for every pipe: all stages recompute, or all have one strategy. By default nothing changes."""
+    """Clauses for every pipe, by which all stages recompute or have one strategy; by default nothing changes."""
 
     recompute: bool = False
     sync: SyncMode | None = None
 
     def of(self, scheme: Scheme) -> Scheme:
-        """The scheme with these clauses in every pipe; their span is the name of the pipe."""
+        """Returns a scheme with the clauses in every pipe; the span of a new clause is the pipe's name."""
         if self == Change():
             return scheme
         items = (

@@ -1,4 +1,4 @@
-"""The mistake in a text, from where the parser stopped and the tokens it would have accepted."""
+"""Finds the mistake in a text, given where the parser stopped and which tokens could stand there."""
 
 import re
 
@@ -39,7 +39,7 @@ _STRAY = {
 
 
 def lexical(token: Token) -> Diagnostic | None:
-    """The mistake in a token by itself, if there is one."""
+    """Returns the mistake in a single token, such as a decimal fraction, or None."""
     span, text = span_of(token), str(token)
     match token.type:
         case "FRACTION":
@@ -91,7 +91,7 @@ def syntactic(stop: Stop) -> Diagnostic:
 
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
-    """A line that starts after a complete line, in a place where it does not belong."""
+    """Finds a line that does not belong where it starts, such as a line of a pipe outside of every pipe."""
     token, opened = stop.token, stop.open_brackets
     if token is None or "(" in opened or "[" in opened or stop.wants_value:
         return None
@@ -110,7 +110,7 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
 
 
 def _inside_pipe(stop: Stop, token: Token, opened: Span) -> Diagnostic:
-    """A line of the scheme in a pipe; a value that depends on the pipe's variables can be a function."""
+    """The mistake of a scheme's line in a pipe; a ``let`` that uses the pipe's variables can become a function."""
     tokens, at = stop.tokens, stop.position
     line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
     variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "[")]
@@ -126,7 +126,7 @@ def _is_operation(stop: Stop) -> bool:
 
 
 def _unsayable(stop: Stop) -> Diagnostic | None:
-    """A word for something that the language cannot say, at the start of a line or behind a value; no name so far."""
+    """Finds a word for something that the language cannot say, at the start of a line or after a value."""
     tokens, start = stop.tokens, stop.line_start()
     if stop.token in ("by", "when") and tokens[start] == "stages":
         return foreign.CannotSay(stop.span, "skip")
@@ -169,7 +169,7 @@ def _could_close(stop: Stop, opener: Token) -> bool:
 
 
 def _cannot_continue(stop: Stop) -> bool:
-    """Whether the token belongs after the bracket, not into it."""
+    """Whether the token at which the parser stopped belongs after the brackets, not inside them."""
     token = stop.token
     if token is None or stop.on_next_line:
         return True
@@ -273,7 +273,7 @@ def _name(stop: Stop) -> Diagnostic | None:
 
 
 def _header(stop: Stop) -> Diagnostic | None:
-    """A missing name, or missing brackets after a name, at the start of a line."""
+    """Finds a missing name, or missing brackets after a name, at the start of a line."""
     span = stop.gap if stop.on_next_line else stop.span
     before = str(stop.before)
     if stop.accepted == {"NAME"} and stop.token is not None:
@@ -290,7 +290,7 @@ def _header(stop: Stop) -> Diagnostic | None:
 
 
 def _arguments(stop: Stop) -> Diagnostic | None:
-    """An operation with other brackets, or with one argument."""
+    """Finds an operation whose brackets are not round, or that has one or three arguments."""
     if "{" not in stop.open_brackets:
         return None
     at = stop.position - 1 if stop.accepted == {"LPAR"} else _opening(stop) - 1
@@ -313,7 +313,7 @@ def _opening(stop: Stop) -> int:
 
 
 def _foreign(stop: Stop) -> Diagnostic | None:
-    """An operator of other languages, between two values."""
+    """Finds an operator of another language between two values."""
     glued = _glued(stop)
     places = [stop.position, stop.position - 1] if glued is None else [glued, glued - 1]
     for at in places if stop.after_value or glued is not None else ():
@@ -326,7 +326,7 @@ def _foreign(stop: Stop) -> Diagnostic | None:
 
 
 def _glued(stop: Stop) -> int | None:
-    """The position of a name that stands behind a value and that the parser took for the letter of an operation."""
+    """The position of a name right after a value, which the parser took for an operation's letter; None without one."""
     if stop.accepted == {"LPAR"}:
         at = stop.position - 1
     elif stop.open_brackets and stop.open_brackets[-1] == "(":
@@ -357,12 +357,12 @@ def _operand(token: Token) -> str:
 
 
 def _second_value(stop: Stop) -> Diagnostic | None:
-    """A comma after a formula, in a place where only one formula may stand."""
+    """Finds a comma after a formula, where only one formula may stand."""
     return brackets.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
 
 
 def _unknown_line(stop: Stop) -> Diagnostic | None:
-    """A line that starts with a name instead of a word of the language."""
+    """Finds a line that starts with a name instead of a word of the language."""
     at = stop.position - 1 if stop.accepted == {"LPAR"} and stop.before.type == "NAME" else stop.position
     if at >= len(stop.tokens) or stop.tokens[at].type != "NAME":
         return None

@@ -35,12 +35,12 @@ _MISTAKES = ("FRACTION", "GLUED", "FOREIGN", "OPEN_STRING", "STRAY")
 
 
 class _KeepMistakes:
-    """Makes lark keep the terminals that no rule uses, which match mistakes."""
+    """Makes lark's lexer keep the terminals for mistakes, which no rule of the grammar uses."""
 
     always_accept = _MISTAKES
 
     def process(self, stream: object) -> object:
-        """The tokens, unchanged."""
+        """Returns the tokens unchanged."""
         return stream
 
 
@@ -59,7 +59,7 @@ def _lark() -> Lark:
 
 @lru_cache(maxsize=64)
 def parse(source: Source) -> ast.Scheme:
-    """The scheme of a text, read once: a sweep and a plan compile the same text at many sizes.
+    """The scheme that a text describes; cached, because a sweep and a plan compile one text at many sizes.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def _first_token(tree: Tree[Token]) -> Token:
 
 
 def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnostic:
-    """The first mistake from the line at ``start`` on, or else the tree, which is complete if ``start`` is 0."""
+    """Returns the first mistake from ``start`` on, or else the tree, which is complete only if ``start`` is 0."""
     context = _context(tokens, start)
     parser = _fed(context)
     for position in range(start, len(tokens)):
@@ -187,7 +187,7 @@ def _fed(tokens: list[Token]) -> InteractiveParser:
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
-    """The names of the terminals that could follow, from a fresh parser: one that has failed is in another state."""
+    """The names of the terminals that could follow some tokens, by a new parser: one that has failed cannot tell."""
     return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 
@@ -197,7 +197,7 @@ def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[T
     Raises
     ------
     Rejected
-        With the mistakes, if the other lines cannot be judged without these.
+        With the mistakes, if the other lines cannot be checked without them.
     """
     for mistake in mistakes:
         at = _last(tokens, mistake.span)
@@ -215,7 +215,7 @@ def _last(tokens: list[Token], span: Span) -> int:
 
 
 def _without_statement(tokens: list[Token], mistake: Span) -> _Rest | None:
-    """The tokens without the line that has the mistake; None if the other lines cannot be judged without it."""
+    """The tokens without the line of a mistake; None if the other lines cannot be checked without that line."""
     at = _last(tokens, mistake)
     if at < 0:
         return None

@@ -8,10 +8,10 @@ from lark import Token
 from chimera_ir.source import Span
 
 OPENERS = {"(": ")", "[": "]", "{": "}"}
-"""Each opening bracket with its partner."""
+"""The closing bracket for each opening bracket."""
 
 CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
-"""Each closing bracket with its partner."""
+"""The opening bracket for each closing bracket."""
 
 SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory", "pipe"})
 """The words that begin a line outside of a pipe."""
@@ -22,7 +22,7 @@ PIPE_LINES = frozenset({"stages", "micros", "reads", "recompute", "sync"})
 
 @dataclass(frozen=True)
 class Stop:
-    """The place where the parser stopped: at ``tokens[position]``, or at the end. It would have taken ``accepted``."""
+    """The place where the parser stopped, ``tokens[position]`` or the end, and the terminals that could stand there."""
 
     text: str
     tokens: list[Token]
@@ -112,7 +112,7 @@ def first_on_line(tokens: list[Token], position: int) -> bool:
 
 
 def text_between(stop: Stop, start: int, end: int) -> str:
-    """The text of some tokens, on one line."""
+    """The text from token ``start`` to before token ``end``, on one line."""
     if start >= end:
         return ""
     text = stop.text[span_of(stop.tokens[start]).start : span_of(stop.tokens[end - 1]).end]

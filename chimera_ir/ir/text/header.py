@@ -194,7 +194,7 @@ class _HeaderReader:
         return () if len(kinds) == len(KINDS) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
-        """Checks that no line is about the updates that operations of these kinds never make."""
+        """Checks that no line is about updates, in a header whose kinds make none."""
         lines = [*([] if self._updates is None else [self._updates]), *self._syncs]
         words = [(token, token.split()[0]) for token in lines]
         words += [(token, "recompute") for token in self._pipes if "recompute" in token.split()[4:]]
@@ -202,7 +202,7 @@ class _HeaderReader:
             raise Rejected([NoUpdates(span(token), word, str(kinds), span(kinds)) for token, word in words])
 
     def _read_updates(self) -> tuple[int, int]:
-        """The number of updates that a plan shows, and its period in micro-batches. Other levels show one turn."""
+        """Returns the number of updates of a plan and its period in micro-batches, or those of a turn."""
         if self._updates is None:
             return 1, 0
         updates, *periods = integers(self._updates, self._updates)
@@ -290,7 +290,7 @@ class _HeaderReader:
         )
 
     def _read_stages(self, token: Token, ends: list[int]) -> tuple[Stage, ...]:
-        """The stages in half-open runs, ascending."""
+        """Returns the stages in half-open runs, ascending; raises ``Rejected`` if a stage is in two runs."""
         stages: set[int] = set()
         for stage in _run(token, ends, self._counts["STAGES"] - 1):
             if stage in stages:
@@ -299,7 +299,7 @@ class _HeaderReader:
         return tuple(map(Stage, sorted(stages)))
 
     def _read_runs(self, token: Token, ends: list[int], earlier: set[int]) -> Iterator[int]:
-        """The micro-batches in half-open runs, added to all ``earlier`` ones so that the total stays bounded."""
+        """Yields the micro-batches in half-open runs and adds them to ``earlier``, which must lack them."""
         last = self._counts["MICRO_BATCHES"] - 1
         for micro in _run(token, ends, last):
             if micro in earlier:
@@ -309,14 +309,14 @@ class _HeaderReader:
 
 
 def _once(token: Token, word: str, before: Token | None) -> Token:
-    """The line ``token`` of a kind that a header has once; a mistake if there is one ``before``."""
+    """Returns a line that a header has only once; raises ``Rejected`` if there is such a line ``before`` it."""
     if before is not None:
         raise Rejected([HeaderTwice(span(token), f"`{word}`")])
     return token
 
 
 def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:
-    """The numbers in half-open runs; a mistake if any is above ``last``."""
+    """Yields the numbers in half-open runs; raises ``Rejected`` at a run that is empty or goes beyond ``last``."""
     for start, end in zip(ends[::2], ends[1::2], strict=True):
         if start >= end or end > last + 1:
             raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])

@@ -63,7 +63,7 @@ def show(level: Level) -> str:
 
 
 class Numbers(NamedTuple):
-    """The texts of a micro-batch, of a version, and of the slot of a receive in a line."""
+    """Functions to the texts of a micro-batch, of a version, and of the slot of a receive."""
 
     micro: Callable[[Micro], str]
     version: Callable[[Version], str]
@@ -71,11 +71,11 @@ class Numbers(NamedTuple):
 
 
 ABSOLUTE = Numbers(lambda micro: f"m{micro}", lambda version: f"v{version}", lambda recv: str(recv.slot))
-"""Numbers as they are: ``m3``, ``v2``, ``0``."""
+"""Numbers as they are, as in ``m3``, ``v2``, ``0``."""
 
 
 def numbers_of(turn: Turn) -> Numbers:
-    """Numbers counted from the first micro-batch and version of a turn: ``m+3``, ``v-1``, ``0 of 4``."""
+    """Numbers counted from the first micro-batch and version of a turn, as in ``m+3``, ``v-1``, ``0 of 4``."""
     return Numbers(
         lambda micro: _counted("m", micro),
         lambda version: _counted("v", version),
@@ -84,7 +84,7 @@ def numbers_of(turn: Turn) -> Numbers:
 
 
 def line(instruction: Instruction, numbers: Numbers = ABSOLUTE) -> str:
-    """An instruction as one line, without indentation: ``send m0 s1->s2 to w2``."""
+    """An instruction as one line without indentation, such as ``send m0 s1->s2 to w2``."""
 
     def of(version: Version | None) -> str:
         return "" if version is None else f" {numbers.version(version)}"
@@ -117,17 +117,17 @@ def line(instruction: Instruction, numbers: Numbers = ABSOLUTE) -> str:
 
 
 def group_text(group: WeightGroup) -> str:
-    """A weight group as in the text: ``s1``, or ``s0+s3`` for parameters that stages share."""
+    """A weight group as in IR text, such as ``s1``, or ``s0+s3`` for parameters that stages share."""
     return "+".join([f"s{stage}" for stage in group])
 
 
 def group_name(group: WeightGroup) -> str:
-    """A weight group in messages: ``stage 1``, or ``the tie of stages 0 and 3``."""
+    """A weight group as in messages, such as ``stage 1``, or ``the tie of stages 0 and 3``."""
     return f"the tie of stages {listed(group)}" if len(group) > 1 else f"stage {group[0]}"
 
 
 def message_text(message: Message, numbers: Numbers = ABSOLUTE) -> str:
-    """A message as in the text: ``m0 s1->s2``."""
+    """A message as in IR text, such as ``m0 s1->s2``."""
     return f"{_micros(message.micros, numbers)} s{message.source}->s{message.target}"
 
 
@@ -175,7 +175,7 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
 
 
 def kinds_line(header: Header) -> str:
-    """The line of a header that has only some kinds of operations: ``kinds F``."""
+    """The ``kinds`` line of a header with only some kinds of operations, such as ``kinds F``."""
     return "kinds " + " ".join(kind.letter for kind in header.kinds)
 
 

@@ -102,7 +102,7 @@ class _BodyReader:
         self.mistakes: list[Diagnostic] = []
 
     def read(self, body: list[Token | Tree[Token]], title: Span) -> Level:
-        """The level that operations or lanes make."""
+        """Returns the level with the operations or lanes below the header."""
         if self._level == "plan":
             return Plan(self._header, tuple(self._planned(body)))
         lanes = self._lanes(body, title)
@@ -203,7 +203,7 @@ class _BodyReader:
                 return None
 
     def _slot(self, token: Token, message: Message, slot: int, count: int | None) -> bool:
-        """Whether a slot is one of the ``count`` slots of its shelf; only a turn has that number."""
+        """Whether a slot is one of the ``count`` slots for its messages; ``count`` is None except in a turn."""
         if not self._stream:
             if count is not None:
                 self._reject(MalformedLine(span(token), "recv", FORMS["recv"]))
@@ -229,7 +229,7 @@ class _BodyReader:
         return _SYNCS[token.type](group, origin, version) if token.type in _SYNCS else None
 
     def _version(self, token: Token) -> Version | None:
-        """The version that an operation names; a mistake if it names none and has to, or names one and may not."""
+        """Returns the version that a line names; records a mistake if it lacks one, or may not have one."""
         match = _VERSION.search(token)
         if match is None and self._header.asynchronous:
             self._reject((VersionUnsaidInTurn if self._stream else VersionUnsaid)(span(token), token.split()[0]))
@@ -298,7 +298,7 @@ class _BodyReader:
         return False
 
     def _numbers(self, token: Token) -> list[int]:
-        """The numbers of a line but for its version. None, and a mistake, if the level counts in another way."""
+        """Returns a line's numbers without its version; none, with a mistake, if the level counts otherwise."""
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
         if wrong and self._stream:
             self._reject(NotOfTurn(span(token), wrong[1]))

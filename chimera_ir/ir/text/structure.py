@@ -42,7 +42,7 @@ def _parser() -> Lark:
 
 
 def tree_of(source: Source) -> Tree[Token]:
-    """The lines of a text: title, header, and operations or lanes.
+    """Returns the lines of a text as a tree of the title, the header, and the operations or lanes.
 
     Raises
     ------
