@@ -18,7 +18,7 @@ from chimera_ir.ir.turns import initial, updates_a_turn
 from chimera_ir.verify.verify import Verified
 
 INTERFACE = 5
-"""The interface of chimera_runtime that scripts are written for."""
+"""The version of the interface between scripts and chimera_runtime."""
 
 Facts = dict[str, Any]
 
@@ -69,7 +69,7 @@ def _lines(value: Any) -> str:
 
 
 def _kinds(program: Program) -> list[str]:
-    """The letters of the kinds of its operations, in the order of the table; a rehearsal needs a time for each."""
+    """The letters of the kinds of the program's operations, in table order; a rehearsal needs a time for each."""
     kinds = {operation.kind for parts in program.parts for operation in parts.computes.lines}
     return [letter for letter, kind in COSTED.items() if kind in kinds]
 
@@ -81,7 +81,7 @@ def _stages(program: Program, has: Callable[[Compute], bool]) -> list[int]:
 
 
 def _links(program: Program) -> list[tuple[int, int]]:
-    """The pairs of workers of which the first sends to the second."""
+    """The pairs of workers, sender and receiver, between which messages go."""
     return sorted({(worker, int(send.to)) for worker, parts in enumerate(program.parts) for send in parts.sends.lines})
 
 
@@ -156,7 +156,7 @@ def _evaluation(parts: LaneParts) -> Facts:
 
 
 def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGroup, tuple[int, int]]]:
-    """The turns of a run, and the places of initial weights that are not kept like version 0 of the steady state."""
+    """Facts on a worker's turns, and by group the versions in whose places initial weights are stashed and dropped."""
     initials = initial(header, runnable.turn)
     first, behind = reach(header, runnable.turn, initials)
     turns = {"first": first, "behind": behind, "step": updates_a_turn(header), "ahead": runnable.ahead}
@@ -164,14 +164,14 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
 
 
 def _loaded(header: Header, worker: Worker, stage: int) -> list[tuple[int, int]]:
-    """The whole micro-batches of a cycle whose first or last stage a worker holds, as runs."""
+    """The whole micro-batches of a period or an update whose ``stage``, the first or last, the worker runs, as runs."""
     cycle = header.period or header.micro_batches
     passes = {micro % cycle for pipe in header.pipes for micro in pipe.micros if pipe.workers[stage] == worker}
     return runs(sorted({micro // header.parts for micro in passes}))
 
 
 def _recomputed(header: Header, worker: Worker, stage: Stage) -> list[tuple[int, int]]:
-    """The micro-batches of a cycle for which a stage recomputes, and so keeps its input alone, as runs."""
+    """The micro-batches of a period or an update for which a stage recomputes and keeps its input alone, as runs."""
     cycle = header.period or header.micro_batches
     micros = {
         micro % cycle
@@ -183,7 +183,7 @@ def _recomputed(header: Header, worker: Worker, stage: Stage) -> list[tuple[int,
 
 
 def _rooms(parts: LaneParts) -> dict[tuple[Stage, bool], tuple[int, ...]]:
-    """The micro-batches that each slot has room for, by receiving stage and whether it receives activations."""
+    """Number of micro-batches that fit into each slot, by receiving stage and by whether it is for activations."""
     rooms_of: dict[tuple[Stage, bool], dict[int, int]] = {}
     for recv in parts.recvs.lines:
         message, slot = recv.message, recv.slot

@@ -48,7 +48,10 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
 
 
 def _in_step(loop: Loop, notation: Notation) -> bool:
-    """Whether the slots in an inner loop follow from the micro-batches in the same way in every turn."""
+    """Whether one formula (`Notation.slot`) gives the slots of an inner loop's receives in every turn.
+
+    Either one message of a shelf comes for each micro-batch, in a round as in a turn, or a receive never changes slots.
+    """
     turns = ((ring, notation.rings[key]) for key, ring in loop.rings.items())
     return all(
         (ring.messages, turn.messages) == (loop.step, notation.step)
@@ -105,7 +108,7 @@ def _in_rounds(notation: Notation) -> Numbers:
 
 
 def reach(header: Header, turn: Turn, initials: Mapping[WeightGroup, Initial]) -> tuple[int, int]:
-    """The first turn of a run, by its first update, and how many updates the last turn lies beyond those of the run."""
+    """Returns the first update of a run's first turn, and how many updates after the run its last turn begins."""
     step = updates_a_turn(header)
     served = [(_update(header, line), lowest(initials, line)) for line in turn.instructions]
     ahead = max((update - least for update, least in served), default=0)

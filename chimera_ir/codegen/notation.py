@@ -1,6 +1,6 @@
 """The numbers in scripts: absolute where a lane is written out, relative to the round in a loop.
 
-In a loop over m, micro-batch ``m - 3`` is the third before that of the round, and so are slots and versions.
+In a loop over m, ``m - 3`` is the third micro-batch before that of the round; slots and versions are written likewise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ class Notation:
     """Python expressions for the numbers of an instruction.
 
     In a loop they are relative to the round: ``variable`` stands for micro-batch ``micro``, and grows by ``step`` from
-    round to round; ``counter`` stands for update ``update``; ``rings`` decide the slots. Without a variable they are
-    the instruction's own numbers.
+    round to round; ``counter`` stands for update ``update``; ``rings`` say in what cycle messages take the slots.
+    Without a variable they are the instruction's own numbers.
     """
 
     micro: int = 0
@@ -28,16 +28,16 @@ class Notation:
     update: int = 0
 
     def micros(self, micros: Sequence[Micro]) -> str:
-        """One micro-batch, as in ``m - 3``, or a tuple of several."""
+        """The expression for one micro-batch, as in ``m - 3``, or a tuple for several."""
         texts = [_offset(self.variable, micro - self.micro) for micro in micros]
         return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
     def version(self, version: Version | None) -> str:
-        """A version, as in ``k - 1``; empty in a program without versions."""
+        """The expression for a version, as in ``k - 1``; empty in a program without versions."""
         return "" if version is None else _offset(self.counter, version - self.update)
 
     def slot(self, message: Message, slot: Slot) -> str:
-        """A receive buffer, as in ``(m + 1) % 4``."""
+        """The expression for the slot that a message is received into, as in ``(m + 1) % 4``."""
         if not self.variable:
             return str(slot)
         messages, slots = self.rings[shelf(message)]

@@ -48,14 +48,14 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
 
 @cache
 def _environment(folder: Path) -> Environment:
-    """The templates of a folder, each compiled when it is first used and when its file has changed."""
+    """The Jinja environment of a folder of templates, each compiled at its first use and after its file has changed."""
     return Environment(
         loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
 
 
 def _verbatim() -> dict[str, str]:
-    """The package that the ranks run on, the same for every program; ``__init__.py`` files come first."""
+    """The files of chimera_runtime, the same for every program, by path; ``__init__.py`` files come first."""
     folder = runtime()
     paths = sorted(folder.rglob("*.py"), key=lambda path: (path.name != "__init__.py", path))
     return {path.relative_to(folder.parent).as_posix(): path.read_text(encoding="utf-8") for path in paths}

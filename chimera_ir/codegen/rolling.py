@@ -1,8 +1,9 @@
 """Search for the stretches of a lane that repeat, so that each can be a loop.
 
-A stretch repeats if every instruction is the same as the one a fixed number of lines before it, but for later
-micro-batches and the next slot of the same ring; all micro-batches are later by the same number. The search knows no
-schemes: it takes the stretch whose loop saves most lines, then searches the rest of the lane on both sides.
+A stretch repeats if every instruction is the same as the one a fixed number of lines before it, except that all its
+micro-batches are later by the same number, and that a receive takes the next slot of its ring: of slots that messages
+take round and round. The search knows no schemes: it takes the stretch whose loop saves most lines, then searches the
+rest of the lane on both sides.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,15 +32,15 @@ _ROUNDS, _SAVED = 4, 12
 """The fewest rounds of a loop, and the fewest lines that it has to save."""
 
 _LONG = 64
-"""The fewest lines whose halves are searched if nothing in the middle repeats."""
+"""The fewest lines of a part of a lane whose halves are searched if `_best` finds no loop in it."""
 
 _CANDIDATES = 24
-"""The most distances to a next instruction of the same kind that are tried."""
+"""The most distances that are tried as the length of a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Straight:
-    """Instructions one after the other."""
+    """A piece of a lane without a loop: instructions one after the other."""
 
     instructions: tuple[Instruction, ...]
 
@@ -60,7 +61,7 @@ Piece = Straight | Loop
 def roll(
     header: Header, lane: Sequence[Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
 ) -> tuple[Piece, ...]:
-    """A lane as loops and straight pieces; unrolled, they are the same lane.
+    """Returns a lane as loops and straight pieces, from which `unrolled` makes the same lane again.
 
     A loop stays within an update, reads one version of the weights, and talks to the same workers in every round.
 
@@ -130,7 +131,7 @@ class _NumberedLane:
             self.micros.append(micro or 0)
 
     def stretch(self, anchor: int, length: int, low: int, high: int) -> _Repetition | None:
-        """The longest stretch through a place that repeats after ``length`` lines, between ``low`` and ``high``."""
+        """The longest repeating stretch around ``anchor``, from ``low`` to ``high``; None if too short for a loop."""
         step = self.micros[anchor + length] - self.micros[anchor]
         if step <= 0:
             return None
@@ -147,7 +148,7 @@ class _NumberedLane:
         return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
     def rings(self, start: int, length: int) -> dict[Shelf, Ring]:
-        """The rings of the shelves that ``length`` lines receive into."""
+        """The ring of each shelf into which ``length`` lines from ``start`` on receive."""
         rings: dict[Shelf, Ring] = {}
         for instruction in self.instructions[start : start + length]:
             if isinstance(instruction, Recv):
@@ -169,7 +170,7 @@ class _NumberedLane:
 
 
 def _used(lane: Iterable[Instruction]) -> dict[Shelf, int]:
-    """The slots that a lane receives into, by shelf."""
+    """The number of slots that a lane receives into, by shelf."""
     slots: dict[Shelf, int] = {}
     for instruction in lane:
         if isinstance(instruction, Recv):
@@ -179,9 +180,9 @@ def _used(lane: Iterable[Instruction]) -> dict[Shelf, int]:
 
 
 def _kind(header: Header, instruction: Instruction) -> tuple[object, int | None]:
-    """Facts that must be equal in all rounds, and the first micro-batch; None for an instruction that never repeats.
+    """Returns what must be equal in all rounds, and the first micro-batch or, for a line that never repeats, None.
 
-    The workers of neighbouring stages are among the facts: other workers are other links.
+    The workers of neighbouring stages must be equal, too: with other workers an instruction uses other links.
     """
     match instruction:
         case Compute(kind, micros, stage, version=version):
@@ -226,7 +227,7 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
-    """The pieces of a part of a lane: the best loop with the pieces before and after it.
+    """Yields the pieces of a part of a lane: the best loop, with the pieces before and after it.
 
     If a few places show no loop, both halves of a long part are searched.
     """
@@ -261,7 +262,7 @@ def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
 
 
 def _lengths(lane: _NumberedLane, anchor: int, high: int) -> Iterator[int]:
-    """The distances from a place to the next ones with the same kind of instruction."""
+    """Yields the distances from a place to the next places with the same kind of instruction: lengths of a round."""
     count = 0
     for place in range(anchor + 1, high):
         if lane.kinds[place] == lane.kinds[anchor]:

@@ -132,7 +132,7 @@ class Scribe:
         return self.links.outgoing[_route(message, self.header.worker(message.micros[0], message.target))]
 
     def _stage(self, operation: Compute) -> str:
-        """The stage with the version of its weights that the operation reads."""
+        """The expression for an operation's stage, with the version of the weights that the operation reads."""
         stage = f"stage{operation.stage}"
         return stage if operation.version is None else f"{stage}.at({self.notation.version(operation.version)})"
 
@@ -152,13 +152,13 @@ class Scribe:
         return [micros]
 
     def _value(self, operation: Compute, source: Stage) -> str:
-        """The value that an operation reads from a neighbouring stage: made on the same worker, or received."""
+        """The expression for a value from a neighbouring stage, whether made on the same worker or received."""
         message = Message(operation.micros, source, operation.stage)
         if self.header.worker(message.micros[0], source) == self.worker:
             return self._made(message)
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
     def _made(self, message: Message) -> str:
-        """The value of a message where it is made."""
+        """The expression for the value of a message on the worker that makes it."""
         value = "outputs" if message.source < message.target else "input_gradients"
         return f"stage{message.source}.{value}({self.notation.micros(message.micros)})"

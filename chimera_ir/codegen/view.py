@@ -19,8 +19,8 @@ from chimera_ir.verify.verify import Verified
 class BodyView:
     """The body of a function of a rank's script.
 
-    ``bindings`` are statements that bind the names in ``lines``, which have their indentation. ``has_loops`` says
-    whether a stretch of the lane is a loop.
+    ``lines`` are the statements of the lane, with their indentation; ``bindings`` are statements that bind the names
+    in them. ``has_loops`` says whether there is a loop in ``lines``.
     """
 
     bindings: tuple[str, ...]
@@ -49,7 +49,7 @@ class RankView:
 
     @property
     def has_loops(self) -> bool:
-        """Whether a stretch of a lane is a loop."""
+        """Whether either function of the script has a loop."""
         return self.training.has_loops or self.evaluation.has_loops
 
 

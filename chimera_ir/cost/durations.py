@@ -14,14 +14,14 @@ from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, Pair
 
 COST_LETTERS = tuple(COSTED)
-"""The kinds of compute operation, and pairs, in the order in which reports name them."""
+"""The letters of the kinds of compute operations and of pairs, in the order in which reports name them."""
 
 _REPEATING = {
     letter
     for letter, kind in COSTED.items()
     if any(KEPT in part.reads for part in (kind.kinds if isinstance(kind, Pairing) else (kind,)))
 }
-"""The kinds whose operations run the forward again on a stage that recomputes."""
+"""The letters of the kinds whose operations run the forward again on a stage that recomputes."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
 
@@ -33,16 +33,16 @@ class Durations(Protocol):
         """The duration of an operation."""
 
     def tick(self, header: Header) -> Fraction:
-        """A length of time of which every duration below the header is a multiple."""
+        """A length of time of which the duration of every operation under the header is a multiple."""
 
     def recut(self, stages: int, into: int) -> "Durations":
         """The durations of the same model, cut into ``into`` stages instead of ``stages``."""
 
     def for_whole_backwards(self) -> "Durations":
-        """The durations for a baseline without split backwards, where the schedule has them."""
+        """The durations for a baseline without split backwards, next to a schedule with split backwards."""
 
     def for_split_backwards(self) -> "Durations":
-        """The durations for a baseline with split backwards, where the schedule has none."""
+        """The durations for a baseline with split backwards, next to a schedule without split backwards."""
 
     def report_costs(
         self, header: Header, path: Sequence[Operation], kinds: Collection[str]
@@ -80,7 +80,7 @@ class CostModel(Protocol):
     """A source of durations: the costs that a user sets, or a profile."""
 
     def durations(self, header: Header) -> Durations:
-        """The durations of the operations below a header; a profile that lacks them raises `Unfit`."""
+        """The durations of a schedule's operations, given its header; a profile that lacks them raises `Unfit`."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Costs:
         return value
 
     def using(self, kind: str, text: str) -> "Costs":
-        """The costs with that of one kind as the user wrote it; raises errors like `parse`."""
+        """The costs with the cost of one kind replaced by the text that a user wrote; raises errors like `parse`."""
         changed: dict[str, Any] = {kind: self.parse(kind, text), "user_set": (*self.user_set, kind)}
         return replace(self, **changed)
 
@@ -153,7 +153,7 @@ class Costs:
         return tuple((keeping | further).items())
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """The costs of some kinds, in one line; the cost of a recomputing backward goes with B, and so on."""
+        """The costs of some kinds in one line; with B, also the cost of a backward that recomputes, and so on."""
         costs = ((kind, cost) for kind, cost in self.report_costs(header, (), kinds) if kind.split("_")[0] in kinds)
         return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
 
@@ -164,14 +164,14 @@ class Costs:
         return replace(self, F=F, B=B, I=I, W=W, again=self.again * stages / into, pair=pair)
 
     def for_whole_backwards(self) -> "Costs":
-        """Costs where, if the user has set only halves of a backward, a backward takes their sum."""
+        """The costs; if the user has set only I or W, and not B, the cost of B becomes the sum of I and W."""
         if "B" in self.user_set or not {"I", "W"} & {*self.user_set}:
             return self
         user_set = (*self.user_set, "B") if "I" in self.user_set else self.user_set
         return replace(self, B=self.I + self.W, user_set=user_set)
 
     def for_split_backwards(self) -> "Costs":
-        """Costs where, if the user has set only whole backwards, each half takes half as long."""
+        """The costs; if the user has set only B, and neither I nor W, each of I and W becomes half of B."""
         if "B" not in self.user_set or {"I", "W"} & {*self.user_set}:
             return self
         return replace(self, I=self.B / 2, W=self.B / 2, user_set=(*self.user_set, "I", "W"))
@@ -182,7 +182,7 @@ class Costs:
         return Fraction(1, lcm(*(cost.denominator for cost in costs)) * header.parts)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """The costs that the user set for kinds of operations that the schedule lacks."""
+        """A remark on each cost that the user has set for a kind of operation that the schedule lacks."""
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
         return tuple(
             f"--cost {letter}={exact(cost)} changes nothing: no operation of this schedule is of kind {letter}"
@@ -203,7 +203,7 @@ class Costs:
 
     @cached_property
     def recomputing(self) -> dict[str, Fraction]:
-        """The cost of each kind on a stage that recomputes; a B that the user has set fixes pairs, too."""
+        """The cost of each kind on a stage that recomputes; user-set costs stay, that of pairs also if B is set."""
         fixed = {*self.user_set, *([PAIR.letter] if "B" in self.user_set else [])}
         return {kind: cost + (self.again if kind in _REPEATING - fixed else 0) for kind, cost in self.keeping.items()}
 

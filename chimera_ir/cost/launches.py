@@ -14,7 +14,8 @@ from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     """All launches, worker by worker, in the order of the lanes.
 
-    For an asynchronous program these are the launches in its steady window; none if the timeline has no such window.
+    For an asynchronous program these are the launches in a stretch of the steady state (`window`); none if the timeline
+    shows no such stretch.
     """
     all_launches = tuple(_launches(program, timeline))
     if not program.header.asynchronous:
@@ -35,7 +36,7 @@ def launch_places(program: Program) -> list[list[tuple[int, WeightGroup]]]:
 
 
 def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
-    """All steps that lead to a version, worker by worker, each at the end of the operation before it."""
+    """All steps of an asynchronous program, worker by worker, each at the end of the operation before the step."""
     return tuple(
         Stepped(Worker(worker), instruction.group, instruction.version, _end(timed, done) * timeline.tick)
         for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True))
@@ -74,7 +75,7 @@ def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | 
 def _launched(
     worker: Worker, group: WeightGroup, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
 ) -> Launched:
-    """The launch after the first ``done`` operations of a lane, of a sum that is awaited after the first ``waited``."""
+    """The launch of a sum after ``done`` operations of a lane; the sum is waited for after ``waited`` operations."""
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
     busy = sum(end - start for _, start, end in timed[done:waited])
@@ -90,5 +91,5 @@ def _launched(
 
 
 def _end(timed: tuple[Timed, ...], done: int) -> int:
-    """The end of the first ``done`` operations."""
+    """The time at which the first ``done`` operations of a lane are over."""
     return timed[done - 1].end if done else 0

@@ -34,7 +34,7 @@ def exact(value: Fraction) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time with four digits.
+    """A time in seconds as text, with four digits and a fitting unit.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def number(value: Fraction) -> int | float:
 
 
 def time_unit(value: float) -> tuple[int, str]:
-    """The largest unit that fits into a time in seconds: its number in a second, and its name."""
+    """Returns the largest unit that fits into a time: how many of the unit make a second, and the unit's name."""
     return next((unit for unit in _TIMES if value * unit[0] >= 1), _TIMES[-1])
 
 
@@ -96,7 +96,7 @@ class Unit(Enum):
         return least if least == most else f"{least} to {most}"
 
     def axis(self, span: Fraction) -> tuple[int, str]:
-        """The axis of a picture of a time span: the number of axis units in one of this unit, and the unit's name."""
+        """Returns how many units of a picture's time axis make one of this unit, and the name of the axis unit."""
         match self:
             case Unit.COST:
                 return 1, ""

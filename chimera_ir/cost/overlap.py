@@ -25,7 +25,7 @@ def steady_period(header: Header, net: Net, durations: Sequence[int], path: Crit
     before, so the nodes of the cycle are lanes: one run of an iteration gives the longest paths between all of them,
     and no list of waits is made.
 
-    The period is never longer than the makespan. It is as long if the first operation of the critical ``path`` waits
+    The period is never longer than the makespan. Both are equal if the first operation of the critical ``path`` waits
     for the last operation of the path in the iteration before.
     """
     awaited, operations = _awaited(header, net), net.operations
@@ -51,11 +51,11 @@ def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
 def _larger_ratio(
     net: Net, durations: Sequence[int], awaited: Mapping[int, Iterable[int]], ratio: Fraction
 ) -> Fraction | None:
-    """The ratio of a cycle that is larger than ``ratio``; None if no cycle has one.
+    """Returns the ratio of some cycle that exceeds ``ratio``; None if no cycle has a larger ratio.
 
-    Bellman and Ford's longest paths, as in `flow.cycles`; a step of a path is an iteration, which costs ``ratio``. A
-    number holds a time and a lane: the last digit, to the base of the number of lanes, is the lane where the longest
-    path to this time begins.
+    Bellman and Ford's longest paths, as in `flow.cycles`; a step of a path is an iteration, which costs ``ratio``. One
+    number holds a time and a lane: its last digit, in a base as large as the number of lanes, is the lane where the
+    longest path to this time begins.
     """
     turn, unit, base = ratio.numerator, ratio.denominator, len(awaited)
     lengths = [duration * unit * base for duration in durations]

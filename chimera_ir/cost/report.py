@@ -28,8 +28,8 @@ class Figures:
     makespan if every operation takes 1. ``work`` is how long each worker computes. ``spans`` are the workers' own
     spans, from the start of a worker's first operation to the end of its last; none for an asynchronous schedule.
     ``steady_period`` is the time of an iteration where many follow one another without a barrier. The last four are
-    peaks of each worker: ``weights`` in M_theta, ``activations`` in M_a, the part of these that is between the halves
-    of a backward, and the inputs that are kept for recomputation, in whole micro-batches.
+    peaks of each worker: ``weights`` in M_theta; ``activations`` in M_a, and the part ``between_halves`` of a backward;
+    and ``stashed_inputs``, the inputs that are kept for recomputation, in whole micro-batches.
     """
 
     header: Header
@@ -66,7 +66,7 @@ class Staleness(NamedTuple):
     """The age of the weights with which an update's gradients are computed.
 
     ``updates`` has the largest staleness of each stage: how many updates older the weights that a micro-batch reads are
-    than those that it changes. ``micro_batches`` counts those of an update that read old weights on any stage.
+    than those that it changes. ``micro_batches`` is how many of an update read old weights on any stage.
     """
 
     updates: tuple[int, ...]
@@ -258,7 +258,7 @@ def _splits(schedule: Schedule) -> bool:
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool) -> Figures:
-    """The figures of a schedule whose stages are ``size`` times as large as those that M_a and M_theta measure.
+    """The figures of a schedule; each of its stages is as large as ``size`` of the stages that M_a and M_theta measure.
 
     ``splits`` says whether its backwards are split.
     """
@@ -323,7 +323,7 @@ def _between_halves(figures: Figures) -> _Json:
 
 
 def _repeated(figures: Figures) -> _Json:
-    """The other two lengths of an iteration next to the makespan, each with its bubble ratio."""
+    """Entries for the workers' own spans and the steady period, each with its bubble ratio."""
     spans = {"spans": list(map(number, figures.spans)), "span_bubble_ratio": number(figures.span_bubble_ratio)}
     return {
         **(spans if figures.spans else {}),

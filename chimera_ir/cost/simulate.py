@@ -183,7 +183,7 @@ def _work(header: Header, lane: Iterable[Timed]) -> Fraction:
 
 
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:
-    """The tick, a length of time of which every duration is a multiple, and a function for durations in ticks."""
+    """Returns the tick, of which every duration is a multiple, and a function that gives an operation's ticks."""
     tick = costs.tick(header)
     lengths: dict[DurationKey, int] = {}
 

@@ -104,7 +104,7 @@ def _rows(figures: Figures, splits: bool, recomputing: bool) -> list[tuple[str, 
 
 
 def _launches(report: Report) -> list[Text]:
-    """Lines for the launches of gradient sums that a bubble follows, and their number beyond the first ones."""
+    """Lines for the first launches of gradient sums that a bubble follows, and for the number of further ones."""
     early = [launched for launched in report.launches if launched.free]
     rest = len(report.launches) - len(early)
     steady, unit = report.figures.header.asynchronous, report.figures.costs.unit
@@ -135,7 +135,7 @@ def proof(report: Report) -> Text:
 
 
 def _communicators(report: Report) -> list[Text]:
-    """A line with the choices of fewer communicators with which the program is proven to finish."""
+    """A line with the choices of fewer communicators with which the program is proven to finish, if there are any."""
     fewer = [f"{choice.name} ({choice.number})" for choice in report.communicators[1:] if not choice.blocked]
     return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []
 

@@ -24,7 +24,7 @@ class Window(NamedTuple):
 
 
 def steady_window(timeline: Timeline) -> Window | None:
-    """The shortest stretch that repeats, and of those the first; None if there is none, as with a flush.
+    """The first of the shortest stretches that repeat; None if no stretch repeats, as with a flush.
 
     The stretch starts with the first forward of a turn and has as many operations as its turns have. Each operation
     starts again, for the micro-batches of later turns, exactly one length of the stretch later.

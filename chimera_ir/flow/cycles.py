@@ -21,7 +21,7 @@ Weights = Sequence[int] | Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class WaitCycle:
-    """Nodes that each wait for the node before them. The first one waits for the last one of ``turns`` turns ago."""
+    """A cycle of waits: each node waits for the node before it, the first one for the last one ``turns`` turns ago."""
 
     nodes: tuple[int, ...]
     turns: int
@@ -34,18 +34,18 @@ NO_CYCLE = WaitCycle((), 1, Fraction(0))
 
 @dataclass(frozen=True, slots=True)
 class Critical:
-    """A critical cycle, and the tight waits: a cycle is critical if and only if all of its waits are tight."""
+    """A cycle of the largest ratio, and the tight waits: a cycle has this ratio just if all of its waits are tight."""
 
     cycle: WaitCycle
     tight: Waits
 
 
 def critical(waits: Waits, weights: Sequence[int]) -> Critical:
-    """A critical cycle of a system whose nodes take ``weights``, none of them negative.
+    """Returns a critical cycle and the tight waits of a system whose nodes take ``weights``, none of them negative.
 
     The search replaces a cycle by one with a larger ratio until there is none. To find one, the ratio is subtracted for
-    every turn that a wait goes back. Then a cycle has a larger ratio exactly if it is longer than 0. If no cycle is,
-    longest paths to all nodes exist, and they prove that the ratio is the largest.
+    every turn that a wait goes back. Then a cycle has a larger ratio exactly if its length is more than 0. If no cycle
+    has such a length, longest paths to all nodes exist, and they prove that the ratio is the largest.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
 
 
 def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tuple[list[int], Steps]:
-    """The length of the longest path to each node, and its last step; stops as soon as a path closes a cycle."""
+    """Returns the length and the last step of the longest path to each node; stops once a path closes a cycle."""
     # All lengths are multiplied by the ratio's denominator, so that they are integers.
     turn, unit = ratio.numerator, ratio.denominator
     ends = [0] * len(weights)
@@ -84,7 +84,7 @@ def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tup
 
 
 def cycles_among(steps: Steps, weights: Weights) -> Iterator[WaitCycle]:
-    """The cycles among steps. A node has at most one step, so it is on at most one cycle."""
+    """Yields the cycles that the steps close. A node has at most one step, so it is on at most one cycle."""
     start_of: dict[int, int] = {}
     for start in steps:
         node = start
@@ -106,7 +106,7 @@ def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:
-    """The waits that decide when their node ends on the longest paths."""
+    """The tight waits of each node: those on a longest path to the node."""
     turn, unit = ratio.numerator, ratio.denominator
     return [
         [(before, ago) for before, ago in waits[node] if ends[node] == ends[before] - ago * turn + weight * unit]

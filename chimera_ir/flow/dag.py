@@ -33,7 +33,7 @@ _SEARCH = 2_000_000
 
 
 class Edge(Enum):
-    """The reason why one node comes before another."""
+    """The kind of an edge: why one node comes before another."""
 
     DATA = "data"
     LANE = "lane"
@@ -99,7 +99,7 @@ class Dag:
         self.graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
 
     def clear(self) -> None:
-        """Removes nodes and edges to free their memory: networkx keeps a graph alive that nobody uses any more."""
+        """Removes all nodes and edges to free their memory: networkx keeps a graph alive that is no longer in use."""
         self.graph.clear()
 
     def worker_of(self, node: int) -> Worker:
@@ -107,9 +107,9 @@ class Dag:
         return self._owners[node]
 
     def kind(self, before: int, after: int) -> Edge:
-        """The reason why a node comes before another: data also where the operations are neighbours in a lane.
+        """The reason why one node comes before another.
 
-        Two operations that are connected only by sums and steps have the kind sync.
+        It is DATA if the second reads a value of the first, else LANE in one lane, else SYNC.
         """
         if max(before, after) >= len(self.operations):
             return Edge.SYNC
@@ -131,7 +131,7 @@ class Dag:
         )
 
     def summed_before(self, group: WeightGroup) -> tuple[int, ...]:
-        """The number of a group's updates that are certainly summed before each compute operation runs.
+        """Returns for each compute operation how many updates of a group are certainly summed before it runs.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Dag:
 
 
 def shortest_cycle(waits: Mapping[int, Collection[int]]) -> tuple[int, ...]:
-    """A shortest cycle of nodes that each wait for the next; the lowest start decides between cycles of one length.
+    """Returns a shortest cycle of nodes that each wait for the next; of equally short ones, one with the lowest start.
 
     Examples
     --------
@@ -171,12 +171,12 @@ def shortest_cycle(waits: Mapping[int, Collection[int]]) -> tuple[int, ...]:
 
 
 def _knots(graph: "nx.DiGraph[int]") -> list[set[int]]:
-    """The strongly connected components of several nodes: every cycle is within one of them."""
+    """The strongly connected components with more than one node; every cycle is within one of them."""
     return [knot for knot in nx.strongly_connected_components(graph) if len(knot) > 1]
 
 
 def _shortest(successors: Mapping[int, Iterable[int]], knot: Collection[int]) -> tuple[int, ...]:
-    """A shortest cycle among the nodes of components; the best so far, once the search has gone over many edges."""
+    """Returns a shortest cycle among the nodes of ``knot`` or, after `_SEARCH` edges, the shortest found so far."""
     best: tuple[int, ...] = ()
     budget = _SEARCH
     for start in sorted(knot):
@@ -191,9 +191,9 @@ def _shortest(successors: Mapping[int, Iterable[int]], knot: Collection[int]) ->
 def _around(
     start: int, successors: Mapping[int, Iterable[int]], knot: Collection[int], shorter_than: int
 ) -> tuple[tuple[int, ...], int]:
-    """A shortest cycle through a node, by breadth-first search, and the number of edges that were searched.
+    """Returns a shortest cycle through a node, by breadth-first search, and the number of edges that were searched.
 
-    The cycle is empty if there is none that is shorter than ``shorter_than``.
+    The cycle is empty if every cycle through the node has ``shorter_than`` nodes or more.
     """
     came_from: dict[int, int] = {}
     depth = {start: 0}

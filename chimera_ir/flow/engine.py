@@ -47,6 +47,8 @@ class Played:
 def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Played:
     """Plays each lane until it must wait, and again when it may go on, in time linear in the number of waits.
 
+    In the example event 3 waits for event 4, which is in no lane and so never happens: lane 1 stops at place 1.
+
     Examples
     --------
     >>> play([[0, 1], [2, 3]], [[], [2], [0], [4], []]).places

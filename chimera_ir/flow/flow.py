@@ -25,10 +25,10 @@ Numbered = Iterable[tuple[int, Operation]]
 class Flow:
     """The operations that make and take each value, by number.
 
-    Each micro-batch on each stage has a cell, ``micro * stages + stage``. ``makers[value]`` has the number of the
-    operation that makes the value in that operation's cell. ``takers[value]`` has the number of the operation after
-    which the value is gone, in that operation's cell. If two operations make or take the same value, the later one
-    counts.
+    Each micro-batch on each stage has a cell, ``micro * stages + stage``. ``makers[value][cell]`` is the number of the
+    operation in the cell that makes the value, ``takers[value][cell]`` the number of the operation in the cell after
+    which the value is gone; both are `ABSENT` without such an operation. If two operations make or take the same value,
+    the later one counts.
     """
 
     def __init__(self, header: Header, numbered: Numbered) -> None:
@@ -46,7 +46,7 @@ class Flow:
         self._fill(numbers, numbered)
 
     def _readable(self, kind: Kind, stage: int) -> list[tuple[Sequence[int], int]]:
-        """The makers of the values that an operation reads, each with the distance to the maker's cell."""
+        """The makers of each value that an operation reads, and the distance from its own cell to the maker's cell."""
         return [
             (self.makers[value], -value.towards) for value in kind.reads if 0 <= stage - value.towards < self.stages
         ]
@@ -64,7 +64,7 @@ class Flow:
                         column[cell] = number
 
     def needs(self, operation: Operation) -> tuple[int, ...]:
-        """The operations that make the values which an operation reads, each once; `ABSENT` if there is none."""
+        """The numbers of the operations that make what an operation reads, each once; `ABSENT` for a missing one."""
         if isinstance(operation, Pair):
             return tuple(dict.fromkeys(chain.from_iterable(map(self.needs, operation.parts))))
         readable = self._reads[operation.kind][operation.stage]
@@ -75,17 +75,17 @@ class Flow:
         return tuple(dict.fromkeys(makers[cell + away] for makers, away in readable for cell in cells))
 
     def producer(self, message: Message) -> int:
-        """The operation that makes the value in a message."""
+        """The number of the operation that makes the value in a message."""
         micros, source, target = message
         return self._sent[target - source][micros[0] * self.stages + source]
 
     def consumer(self, message: Message) -> int:
-        """The operation that needs a message."""
+        """The number of the operation that takes the value in a message."""
         micros, source, target = message
         return self._received[target - source][micros[0] * self.stages + target]
 
     def last_use(self, message: Message) -> int:
-        """The operation after which the memory of a received message may be used again.
+        """The number of the operation after which the memory of a received message may be used again.
 
         Values that are made from the message and kept on the stage may be in the same memory.
         """
@@ -109,9 +109,9 @@ class Flow:
 
 
 def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:
-    """The messages that a worker sends, in the order of the operations that make their values.
+    """Yields each message that a worker sends, in the order of the lane.
 
-    Yields the number of the operation, the message, and the receiver.
+    An entry is the number of the operation that makes the message, the message, and the receiver.
     """
     stages, pipe_of = header.stages, header.pipe_of
     for number, operation in numbered:

@@ -28,7 +28,7 @@ It is None for an event that does not come again in every turn.
 
 @dataclass(frozen=True)
 class FoldedTurn:
-    """A turn as a periodic system: node n stands for ``events[n]``, one event per turn; ``waits[n]`` are its waits."""
+    """A turn as a periodic system (see `flow.cycles`); node n stands for ``events[n]``, one event of each turn."""
 
     events: Sequence[Sequence[int]]
     waits: Waits
@@ -42,8 +42,8 @@ class FoldedTurn:
 def fold(net: Net, header: Header) -> FoldedTurn:
     """The turn that the net of an asynchronous schedule repeats, if the net shows all waits of the steady state.
 
-    Two turns are enough. The last turn shows all waits for earlier turns. The first turn shows all waits for later
-    turns; there, versions below 0 hide only waits for earlier turns.
+    The first and the last turn are enough. The last turn shows all waits for earlier turns. The first turn shows all
+    waits for later turns; there, versions below 0 hide only waits for earlier turns.
     """
     operations, period = net.operations, header.period
     ends = {0, header.micro_batches // period - 1}
@@ -54,8 +54,8 @@ def fold(net: Net, header: Header) -> FoldedTurn:
 def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> FoldedTurn:
     """The turn of the events that come again in every turn; ``order`` has each event after all that it waits for.
 
-    Some events are missing in warm-up and drain. There an event may wait directly for one for which it waits by way of
-    others in the steady state. Such a wait changes nothing, as the way by the others takes longer.
+    Some events are missing in warm-up and drain. There an event may wait directly for an event for which, in the steady
+    state, it waits through others. Such a direct wait changes nothing, as the path through the others takes longer.
     """
     place = cache(place)
     nodes: dict[Hashable, int] = {}

@@ -26,14 +26,14 @@ class Highest(NamedTuple):
 
 
 def highest(changes: Iterable[int]) -> Highest | None:
-    """The most that is kept, given by how much each change raises or lowers it; None if nothing is ever kept."""
+    """The most that is kept at once, if each change adds its amount to what is kept; None if nothing is ever kept."""
     amounts = list(accumulate(changes))
     most = max(amounts, default=0)
     return Highest(most, amounts.index(most)) if most > 0 else None
 
 
 def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
-    """The most that is kept of each key, given the key and the amount of each change; keys without any are left out."""
+    """The most that is kept of each key at once, if a change adds an amount to a key; keys without any are left out."""
     amounts: dict[K, int] = {}
     peaks: dict[K, Highest] = {}
     for number, (key, change) in enumerate(changes):
@@ -51,10 +51,10 @@ class Peak(NamedTuple):
 
 
 def _peaks(schedule: Schedule, change: Callable[[Kind, bool], int]) -> tuple[Peak, ...]:
-    """The peak of each lane, given by how much an operation changes it for each of its micro-batches.
+    """The peak of each lane; ``change`` gives the amount that an operation adds for each of its micro-batches.
 
-    The change depends on the kind, and on whether the stage keeps only the input of the micro-batches. A pair counts as
-    its forward, then its backward, so both are there at once.
+    The arguments of ``change`` are the operation's kind, and whether the stage keeps only the input of the
+    micro-batches. A pair counts as its forward, then its backward, so both are there at once.
     """
     peaks: list[Peak] = []
     recomputes = schedule.header.recomputes
@@ -68,7 +68,7 @@ def _peaks(schedule: Schedule, change: Callable[[Kind, bool], int]) -> tuple[Pea
 
 
 def activations(schedule: Schedule) -> tuple[Peak, ...]:
-    """The peak number of live micro-batches, or parts of one, times stages, of each worker.
+    """The peak number of live micro-batches, or parts of one, of each worker, added up over its stages.
 
     A micro-batch is live on a stage from its forward until no later operation there needs anything of it. If the stage
     recomputes, it is live between the halves of a split backward only: the activations that a backward computes again
@@ -93,5 +93,5 @@ def between_halves(schedule: Schedule) -> tuple[Peak, ...]:
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
-    """Peaks in whole micro-batches times stages: M_a (section 3.3)."""
+    """Peaks in M_a (section 3.3): in whole micro-batches, added up over stages."""
     return tuple(Fraction(peak.amount, header.parts) for peak in peaks)

@@ -1,9 +1,9 @@
 """The updates that must be given before a worker may run a turn of a stream.
 
-A training loop gives one mini-batch after the other, and a worker runs the turns that are about the updates given. In
-such a turn it must never wait for what another worker does only when a further update is given: that worker's training
-loop may itself be waiting for this worker, for example for a loss. So a turn may need updates that it is not about. In
-1F1B with D = 2 and an update for each micro-batch:
+On every worker a training loop gives the mini-batch of one update after the other, and the worker runs the turns that
+are about the updates given so far. In such a turn it must never wait for what another worker does only when a further
+update is given: the training loop there may itself be waiting for this worker, for example for a loss. So a turn may
+need updates that it is not about. In 1F1B with D = 2 and an update for each micro-batch:
 
 worker 0:                           worker 1:
   recv m-1 s1->s0 from w1             wait recv m s0->s1
@@ -50,7 +50,7 @@ _Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class RunnableTurn:
-    """A worker's turn, which can run as soon as the update is given that is ``ahead`` updates after its first one."""
+    """A worker's turn, which can run once ``ahead`` updates after the first update of the turn have been given."""
 
     turn: Turn
     ahead: int
@@ -64,7 +64,7 @@ class _Wait(NamedTuple):
     place
         The place of the waiting line in its turn.
     other, posted
-        The worker and the place of the line that is waited for.
+        The other worker, and the place in its turn of the line that is waited for.
     later
         The number of the other worker's turn minus the number of the turn that waits.
     """
@@ -76,7 +76,7 @@ class _Wait(NamedTuple):
 
 
 def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
-    """The turn of each worker with the updates that it needs; it may begin at another line than in the stream.
+    """Returns each worker's turn with its ``ahead``; a turn may begin at another line than in the stream.
 
     Parameters
     ----------
@@ -102,12 +102,12 @@ def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
 
 
 def runnable_stream(stream: ProgramStream) -> ProgramStream:
-    """The stream with each turn beginning where the worker begins it."""
+    """The stream in which each turn begins at the line at which `runnable_turns` begins it."""
     return replace(stream, turns=tuple(runnable.turn for runnable in runnable_turns(stream)))
 
 
 def lag(turns: Sequence[RunnableTurn]) -> int:
-    """The further updates that must be given before every worker has made all its steps of an update."""
+    """The number of further updates that must be given until every worker has made all its steps of an update."""
     return max(
         runnable.ahead - extent(line).first
         for runnable in turns
@@ -117,12 +117,12 @@ def lag(turns: Sequence[RunnableTurn]) -> int:
 
 
 def _ahead(header: Header, turns: int) -> int:
-    """``ahead`` of a worker that runs the turns before turn number ``turns`` when the updates of turn 0 are given."""
+    """``ahead`` of a worker that can run the turns before turn ``turns`` once the updates of turn 0 are given."""
     return (2 - turns) * updates_a_turn(header) - 1
 
 
 def _own_end(header: Header, turn: Turn) -> int:
-    """The first line that is about an update after the updates of turn 0."""
+    """The number, from the first line of turn 0 on, of a worker's first line about an update after those of turn 0."""
     length = len(turn.instructions)
     return min(
         ((1 - _turn_of(header, line)) * length + place for place, line in enumerate(turn.instructions)), default=1
@@ -136,7 +136,7 @@ def _turn_of(header: Header, line: Instruction) -> int:
 
 
 def _waits(stream: ProgramStream) -> list[list[_Wait]]:
-    """The waits of each worker for lines that other workers post."""
+    """The waits of each worker for lines of other workers."""
     header = stream.header
     posts: dict[_Key, list[tuple[int, int, int]]] = {}
     for worker, turn in enumerate(stream.turns):
@@ -157,13 +157,13 @@ def _waits(stream: ProgramStream) -> list[list[_Wait]]:
 
 
 _AWAITED: dict[type[Instruction], type[Instruction]] = {WaitRecv: Send, WaitSend: Recv, WaitAllReduce: AllReduce}
-"""The lines of other workers that a line waits for."""
+"""The kind of line, on another worker, that each kind of wait waits for."""
 
 
 def _key(
     header: Header, posted: type[Instruction], line: Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce
 ) -> tuple[_Key, int]:
-    """The key, which is the same in every turn, of what a line posts or waits for, and the turn that it is about."""
+    """Returns a key for the message or sum of a line, equal in every turn, and the number of the turn it belongs to."""
     if isinstance(line, AllReduce | WaitAllReduce):
         number, version = divmod(line.version or 0, updates_a_turn(header))
         return (posted, line.group, version), number
@@ -172,9 +172,9 @@ def _key(
 
 
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
-    """The whole turns that each worker can end, of the ``turns`` that its own lines allow; None if no number is left.
+    """The number of whole turns that each worker can end; None where workers wait in a cycle, so that no turn ends.
 
-    Each round lowers a worker's number to what its waits allow. Where workers wait in a cycle, this never ends.
+    It begins with ``turns``, which a worker's own lines allow. Each round lowers it to what the worker's waits allow.
     """
     turns = [*turns]
     for _ in range(len(turns) + 1):
@@ -187,7 +187,7 @@ def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list
 
 
 def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """The lines, at most ``ends``, that each worker can run: the lines before the first that waits for ever."""
+    """The number of lines, at most ``ends``, that each worker can run before its first line that waits for ever."""
     ends, changed = [*ends], True
     while changed:
         before = [*ends]
@@ -200,6 +200,6 @@ def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: S
 
 
 def _beginning_at(header: Header, turn: Turn, place: int) -> Turn:
-    """The turn that begins at a place of another one, and ends with the lines before that place, a turn later."""
+    """A turn that begins at ``place`` of another turn, and ends with the lines before that place, one turn later."""
     again = [in_slot(turn, later(header, line, 1), 1) for line in turn.instructions[:place]]
     return replace(turn, instructions=(*turn.instructions[place:], *again))

@@ -30,7 +30,7 @@ class Net:
     order: Sequence[int]
 
     def ends(self, durations: Sequence[Time], earliest: Mapping[int, Time] | None = None) -> list[Time]:
-        """The end of each operation that starts when all its predecessors are over, and not before ``earliest``."""
+        """The end of each operation if it starts once all its predecessors are over, and not before ``earliest``."""
         return ends(self.order, self.predecessors, durations, earliest)
 
 
@@ -78,9 +78,9 @@ def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tup
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
-    """The waits for steps of an asynchronous schedule.
+    """Yields the waits for steps of an asynchronous schedule: an operation, and the operations that it waits for.
 
-    Yields the first operation of a lane that waits for the step of an update, and the last operations that add to the
+    They are the first operation of a lane that waits for the step of an update, and the last operations that add to the
     update. Later operations of the lane then wait for the step as well. A synchronous schedule steps at its end.
     """
     if not schedule.header.asynchronous:

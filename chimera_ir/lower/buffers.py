@@ -1,4 +1,4 @@
-"""The buffer of each receive: interval colouring with the fewest slots, the number that is ever in use at once.
+"""The buffer of each receive, by interval colouring: there are only as many slots as are ever in use at once.
 
 recv m0 s0->s1               recv m0 s0->s1 into 0
 F m0 s1                      F m0 s1
@@ -22,7 +22,7 @@ from chimera_ir.lower.comm import Posting
 
 
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
-    """The slot of each posted receive of a lane, with the fewest slots per shelf.
+    """The slot of each posted receive of a lane, with the fewest slots per shelf, that is per stage and direction.
 
     The slots of a shelf are used round and round if that takes no more slots, so that the lane repeats as its
     operations do.
@@ -67,11 +67,11 @@ def _lowest(uses: list[tuple[int, int]]) -> list[Slot]:
 def rings(
     postings: Iterable[Posting], places: range, start: int, period: int
 ) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
-    """The slot of each receive of a turn, for a lane that repeats, and the number of slots of each shelf.
+    """Returns the slot of each receive of a turn, in a lane that repeats, and the number of slots of each shelf.
 
-    The slots of a shelf are used round and round, so the slot of a message follows from its number in the shelf. Slot 0
-    goes to the first message about a micro-batch that is not before the first turn. The number of slots is the number
-    of receives posted from the posting of a message to its last use, the message included, at most.
+    The slots of a shelf are used round and round, as a ring, so the slot of a message follows from its number in the
+    shelf. Slot 0 goes to the first message about a micro-batch of turn 0 or later. A shelf has as many slots as
+    receives are posted, at most, from the posting of a message to its last use, the message included.
 
     Parameters
     ----------

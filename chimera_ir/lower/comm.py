@@ -48,16 +48,18 @@ With one communicator for both directions of a pair of workers, both post the me
       wait send m1 s0->s1          wait send m0 s1->s0
       B m1 s0                      F m2 s1
 
-The order is by the sum of two places: of the message's producer in the sender's lane and of its first use in the
-receiver's lane. Messages of one operation all have the sum of the first of them. Of messages with equal sums, the
+The order is by the sum of two places: that of the message's producer in the sender's lane and that of its first use in
+the receiver's lane. Messages of one operation all have the sum of the first of them. Of messages with equal sums, the
 one of the lower sender comes first. There:
 
 ``recv``
-    as above, but after the last send of this worker that comes before it in this order, and before the next send.
+    as above, but after the sends of this worker that come before it in this order, and before the next send.
 
-Every receive is still posted before its use. Suppose that a worker sends x to a peer, receives y from it, and uses y no
-later than it produces x. Then the peer produces y before it uses x, so y has the smaller sum, and the receive of y is
-not posted after the send of x. The order does not depend on times, so it repeats as the lanes do.
+Every receive is still posted before its use: no send that comes before it in the order is posted after that use. For
+let a worker use a message y from a peer, and produce a message x to the same peer at this place or later. The schedule
+is acyclic, so the peer produces y before it uses x. Then y has a lower place than x in the peer's lane and no higher
+one in the worker's lane: y has the smaller sum, so the receive of y comes before the send of x in the order. The order
+does not depend on times, so it repeats as the lanes do.
 """
 
 from bisect import bisect_left
@@ -83,7 +85,7 @@ class Transfer(NamedTuple):
     """A message between two workers.
 
     ``produced`` is the place of its producer in the sender's lane, ``used`` that of its first user in the receiver's
-    lane, and ``over`` the place in the receiver's lane after which its memory is free.
+    lane, and ``over`` the place in the receiver's lane after which the memory of the received message is free.
     """
 
     message: Message
@@ -152,7 +154,7 @@ def communicate(
     run: EarliestRun | None = None,
     communicators: Communicators = Communicators.DIRECTED,
 ) -> Iterator[Traffic]:
-    """The traffic of every lane, by the policy above.
+    """Yields the traffic of each lane, by the policy above.
 
     Parameters
     ----------
@@ -163,7 +165,7 @@ def communicate(
     run
         The earliest run of the schedule, if operations hand values on in one direction only.
     communicators
-        The messages that share one: from one worker to another, or between two workers.
+        The messages that share a communicator: all from one worker to another, or all between two workers.
     """
     traffics = _gathered(schedule, ahead, run, communicators)[::-1]
     while traffics:  # each is freed with its lane: all together take as much memory as the program
@@ -219,19 +221,22 @@ def _links(schedule: Schedule, places: Flow) -> dict[_Link, list[Transfer]]:
 
 
 def _first_uses(transfers: Sequence[Transfer]) -> list[int]:
-    """The first use of each message, or of a later one if that comes first, as receives are posted in order."""
+    """The place of the first use of each message or of any message after it, as receives are posted in order."""
     return list(accumulate((transfer.used for transfer in reversed(transfers)), min))[::-1]
 
 
-def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], sends: Sequence[Transfer]) -> Iterator[int]:
-    """The places before which a link's receives are posted, as near to ``posts`` as the receiver's sends allow."""
-    keys = _keys(sends)
+def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], answers: Sequence[Transfer]) -> Iterator[int]:
+    """Yields the places before which a link's receives are posted, as near to ``posts`` as the one order allows.
+
+    ``answers`` are the messages of the opposite link, which the receiver of ``transfers`` sends.
+    """
+    keys = _keys(answers)
     for place, key in zip(posts, _keys(transfers), strict=True):
         following = bisect_left(keys, key)
-        if following < len(sends):
-            place = min(place, sends[following].produced)
+        if following < len(answers):
+            place = min(place, answers[following].produced)
         if following > 0:
-            place = max(place, sends[following - 1].produced + 1)
+            place = max(place, answers[following - 1].produced + 1)
         yield place
 
 
@@ -244,9 +249,9 @@ def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
 
 
 def _answered(transfers: Iterable[Transfer], answers: list[Transfer], end: int) -> Iterator[int]:
-    """The first use of an answer to each send of a link: of a message that the peer sent after it used this one.
+    """Yields for each message of a link the place at which the sender first uses an answer to it, or ``end``.
 
-    It is ``end`` for a send without an answer.
+    An answer is a message that the peer sends back after it has used the message; ``end`` means that there is none.
     """
     produced, uses = [answer.produced for answer in answers], [*_first_uses(answers), end]
     return (uses[bisect_left(produced, transfer.used)] for transfer in transfers)
@@ -264,12 +269,18 @@ def _waits(links: Mapping[_Link, Iterable[Transfer]], run: EarliestRun) -> dict[
 def _kept_for_sends(
     header: Header, places: Flow, links: Mapping[_Link, Iterable[Transfer]], waits: Mapping[Message, int]
 ) -> dict[_Link, list[Transfer]]:
-    """The messages with a later ``over``: values made from a message may use its memory until they are sent or used."""
+    """Returns the messages, where none are answered, with ``over`` at the place after which their memory is free.
+
+    A stage may make its output in the memory of its input. So the memory of a message is free when no value made from
+    it on the receiver is needed any more: neither by a stage there, nor by a send to another worker, which is over at
+    its place in ``waits``.
+    """
 
     def over(transfer: Transfer) -> int:
+        """The place in the receiver's lane after which nothing needs the memory of a message."""
         micros, source, target = transfer.message
         last, towards = transfer.over, target - source
-        # Follows the values from stage to stage on this worker, up to the one that leaves it.
+        # ``made`` is the output of stage ``target``. The receiver sends it, or runs the next stage itself: then go on.
         while 0 <= target + towards < header.stages:
             made = Message(micros, target, Stage(target + towards))
             if header.worker(micros[0], made.target) != transfer.receiver:

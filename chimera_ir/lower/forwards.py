@@ -12,9 +12,9 @@ worker 0:                    worker 0:
 
 The order of a schedule that trains makes room for backwards, which are missing here: with it, two directions on 8
 workers with 16 micro-batches would take the time of 28 or 128 forwards, where 22 are enough. So the order is made anew.
-A worker that is free takes an operation whose inputs are there: one of the latest stage, and of these the first
-micro-batch. Nothing that could run waits. A micro-batch that has come far leaves before another one enters, so few
-micro-batches are between two stages at a time, and few receive buffers are needed.
+A worker that is free runs one of the operations whose inputs are there: of the latest stage, and of these the first
+micro-batch. A micro-batch that has come far leaves before another one enters, so few micro-batches are between two
+stages at a time, and few receive buffers are needed.
 
 A schedule without a flush has forwards without end. The evaluation takes the fewest turns that have a micro-batch for
 every worker. It runs after a drain, so there is one version of the weights, the newest.
@@ -34,9 +34,9 @@ _Urgency = tuple[int, tuple[Micro, ...]]
 
 
 def forwards(level: Schedule | ScheduleStream) -> Schedule:
-    """The schedule of the operations that open a micro-batch on a stage.
+    """Returns the schedule of the forwards alone: of all operations that open a micro-batch on a stage.
 
-    Its header has no other kinds of operations.
+    The header of the result lists no other kinds of operations.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
 
 
 def _header(trained: Header) -> Header:
-    """The header without what is about backwards and updates."""
+    """The header without backwards, recomputation, strategies and updates."""
     return replace(
         trained,
         pipes=tuple(replace(pipe, recompute=()) for pipe in trained.pipes),
@@ -68,7 +68,7 @@ def _header(trained: Header) -> Header:
 
 
 def _ordered(lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]]:
-    """The operations of every worker by the policy above: a simulation in which each takes a unit per micro-batch."""
+    """Yields each worker's operations in the order of the policy above, simulated with time 1 for each micro-batch."""
     located: dict[tuple[tuple[Micro, ...], Stage], tuple[int, Compute]] = {}
     for worker, lane in enumerate(lanes):
         located |= {(operation.micros, operation.stage): (worker, operation) for operation in lane}
@@ -103,5 +103,5 @@ def _ordered(lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]
 
 
 def _urgency(operation: Compute) -> _Urgency:
-    """The key by which a worker chooses: the latest stage first, then the first micro-batches."""
+    """The sort key by which a worker chooses its next operation: the latest stage, then the first micro-batches."""
     return -operation.stage, operation.micros

@@ -12,7 +12,7 @@ from chimera_ir.lower.sync import Insertions
 def with_inserted(
     lane: Sequence[Operation], places: range, traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
-    """The operations of a lane at some places, each with the instructions right before and right after it.
+    """Returns the operations at ``places`` of a lane, with the instructions to insert right before and after each.
 
     ``slots`` are the slots of the receives that are posted there. An inserted instruction has the origin of the
     operation that it serves.

@@ -19,11 +19,11 @@ Sum = tuple[WeightGroup, int]
 """A sum: the group whose gradients are summed, and the update, counted from 0."""
 
 Joins = Mapping[int, Sequence[Sum]]
-"""The joins of a lane: the sums that it launches right before the operation at a place, with nothing to add."""
+"""The joins of a lane: by place, the sums that the worker launches right before the operation with nothing to add."""
 
 
 def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[Sum, int]:
-    """The time of the last launch of each sum. Sums that wait for each other in a cycle come after all others.
+    """The time at which the last worker launches each sum; sums that wait for each other in a cycle come last.
 
     Parameters
     ----------

@@ -11,7 +11,8 @@
                                 step s1
 
 The policies are in the modules of the passes: `comm` (messages), `buffers` (slots), `sync` (gradients), `streaming`
-(schedules without end) and `updates` (sums, steps and weight versions of these). `insertion` puts the lanes together.
+(schedules without end) and `updates` (the sums, steps and weight versions of such schedules). `insertion` puts the
+lanes together.
 """
 
 from collections.abc import Iterable
@@ -62,7 +63,7 @@ def lower(
     Raises
     ------
     ValueError
-        If ``ahead`` is negative; for some updates of a stream, of which the stream can be lowered (`stream_of`).
+        If ``ahead`` is negative, or if the schedule is some updates of a stream: lower the stream (`stream_of`).
     """
     if ahead < 0:
         raise ValueError("ahead must be at least 0")

@@ -13,8 +13,8 @@ worker 0:                     worker 0:
                                 drop s0 v-2
                                 all_reduce s0 v
 
-The turn has more than twice as many turns before and after it as are under way at once, so it is one of the steady
-state.
+Before the turn and after it there are more than twice as many turns as are under way at once, so it is one of the
+steady state.
 """
 
 from collections import Counter, defaultdict
@@ -38,7 +38,7 @@ from chimera_ir.lower.updates import update
 
 
 def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration, communicators: Communicators) -> ProgramStream:
-    """The program that runs a schedule without end; see `lower.lower`."""
+    """The program without end that runs a schedule without end; arguments as in `lower.lower`."""
     # The first and last turns lack messages and updates. So the schedule is made long enough for the turn in its middle
     # to have all of them; then only that turn is put together.
     turn = 2 * _span(stream) + 2
@@ -55,7 +55,7 @@ class Messages(NamedTuple):
     end
         The place behind the turn in the lane.
     slots
-        The slots of each shelf: for each slot the most micro-batches of a message in it.
+        The slots of each shelf (stage and direction of receives): for each slot the most micro-batches of a message.
     under_way
         The micro-batches of messages that have been sent and not yet waited for, by shelf: first the number when the
         turn begins, then the changes within the turn, in order.
@@ -67,9 +67,10 @@ class Messages(NamedTuple):
 
 
 def messages_of(schedule: Schedule) -> Iterator[Messages]:
-    """The messages of each lane of a program, in less time than `lower_stream` takes.
+    """Yields the messages of each lane of a program, in less time than `lower_stream` takes.
 
-    ``schedule`` shows all that ever happens in a stream.
+    ``schedule`` has the first updates of a stream, as many as `ir.streams.updates_shown` asks for, so that the turn in
+    its middle is one of the steady state. Schedules from `elaborate` have this length.
     """
     stream, shown = stream_of(schedule), schedule.header.micro_batches // schedule.header.period
     return _Wide(stream, schedule, shown // 2).messages(AHEAD)
@@ -84,7 +85,7 @@ class _Wide:
         self._places = [self._middle(turn) for turn in stream.turns]
 
     def durations(self, duration: Duration) -> Duration:
-        """The durations of all operations; each takes as long as the same operation of the first turn."""
+        """A function for the operations of all turns: each takes as long as the same operation of the first turn."""
         durations: dict[tuple[Kind, Micro, Stage], int] = {}
 
         def of_first_turn(operation: Operation) -> int:
@@ -100,7 +101,7 @@ class _Wide:
         return of_first_turn
 
     def lowered(self, traffics: Iterable[Traffic], insertions: Iterable[Insertions]) -> ProgramStream:
-        """The turn in the middle with messages and insertions, as the first turn."""
+        """The program of which the turn in the middle, with messages and insertions, is the first turn."""
         lanes = zip(self.schedule.lanes, self._places, traffics, insertions, strict=True)
         start, period = self._turn * self._header.period, self._header.period
         turns: list[Turn] = []
@@ -113,7 +114,7 @@ class _Wide:
         return ProgramStream(self._header, tuple(turns))
 
     def messages(self, ahead: int) -> Iterator[Messages]:
-        """The messages of each lane to the end of the turn in the middle."""
+        """Yields the messages of each lane, from its start to the end of the turn in the middle."""
         start, period = self._turn * self._header.period, self._header.period
         for places, traffic in zip(self._places, communicate(self.schedule, ahead), strict=True):
             numbers, sizes = rings(traffic.postings, places, start, period)
@@ -138,10 +139,11 @@ def _span(stream: ScheduleStream) -> int:
 def _largest(
     messages: Sequence[Message], slots: Sequence[Slot], sizes: Mapping[Shelf, int]
 ) -> list[tuple[Shelf, tuple[int, ...]]]:
-    """The most micro-batches of a message in each slot of each shelf, from the slots of the messages of one turn.
+    """Returns for each shelf the most micro-batches that a message has in each of its slots, in any turn.
 
-    From turn to turn a message moves on by as many slots as its shelf has messages, so it meets every slot that is a
-    multiple of `gcd` away.
+    ``messages`` and ``slots`` are those of one turn. The slots of a shelf are used round and round: with n messages a
+    turn and k slots, the message in slot i has slot (i + n) % k in the next turn. In the long run it is in all slots
+    whose number leaves the same remainder as i when divided by the greatest common divisor of n and k, and in no other.
     """
     counts = Counter(map(shelf, messages))
     steps = {key: gcd(counts[key], size) for key, size in sizes.items()}
@@ -154,7 +156,7 @@ def _largest(
 
 
 def _under_way(traffic: Traffic, turn: range) -> Iterator[tuple[Shelf, int]]:
-    """The micro-batches under way from a lane when a turn begins, by shelf, and then the changes in the turn."""
+    """Yields the micro-batches under way from a lane, by shelf: those when a turn begins, then each change in it."""
     changes = (
         (place, shelf(transfer.message), sign * len(transfer.message.micros))
         for sign, transfers in ((-1, traffic.retired), (1, traffic.sent))

@@ -87,7 +87,7 @@ class _LaneRegions(NamedTuple):
 
 
 def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[Insertions]:
-    """The sums and steps of every lane by the policy above: one of each for each group that the worker holds.
+    """Yields the sums and steps to insert into each lane: by the policy above, one of each per group of the worker.
 
     If no operation adds to gradients, there are none.
     """
@@ -144,7 +144,7 @@ def _eager(header: Header, group: WeightGroup, region: LaunchRegion) -> bool:
 
 
 def _agreed(header: Header, lanes: list[_LaneRegions]) -> dict[WeightGroup, int]:
-    """The rank of every group in the order of the launches; of groups with the same time, the later one is first."""
+    """The position of every group in the order of launches; of groups with the same time, the later one is first."""
     last: dict[WeightGroup, int] = {}
     for lane in lanes:
         for group, region in lane.regions.items():

@@ -46,7 +46,7 @@ from chimera_ir.lower.sync import Duration, Insertions
 
 
 class _Gap(NamedTuple):
-    """A point right before the operation at ``place``: behind the steps that are made there if ``behind_steps``."""
+    """A point of a lane right before the operation at ``place``; with ``behind_steps``, after the steps made there."""
 
     place: int
     behind_steps: bool
@@ -58,7 +58,7 @@ class _GroupUpdate(NamedTuple):
     Attributes
     ----------
     launch
-        The gap right after the last backward of the update; if there is none, right after the step before.
+        The gap right after the worker's last backward of the update or, without one, after the step before.
     step
         The place of the operation before which the step must be made.
     last
@@ -82,8 +82,8 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     Parameters
     ----------
     schedule
-        Asynchronous, complete and acyclic. It reads the versions of the steady state, except in the first turns: there
-        0 may stand for versions below 0.
+        Asynchronous, complete and acyclic. Its operations read the versions of the steady state, except in the first
+        turns: there version 0 may stand for versions below 0.
     duration
         The time that an operation takes, in any unit.
     """
@@ -96,7 +96,7 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
 
 
 def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
-    """The most copies of the weights of each worker's stages at any time: the newest version and the stashed ones."""
+    """Yields for each worker the most copies of each stage's weights at any time: the newest and the stashed ones."""
     for updates in _all_updates(schedule):
         changes: dict[Stage, list[tuple[int, int]]] = defaultdict(list)
         for group_update in updates:
@@ -153,7 +153,7 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
 
 
 def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[WeightGroup]:
-    """The groups of a worker that lack a backward of that worker in some update."""
+    """The groups of a worker to whose gradients the worker adds nothing in some update."""
     added = {
         (group, header.update_of(operation.micros))
         for operation in singles(lane)
@@ -214,7 +214,7 @@ def _steps(
 def _agreed(
     schedule: Schedule, duration: Duration, updates: list[list[_GroupUpdate]]
 ) -> dict[tuple[Version, WeightGroup], tuple[int, int, Version]]:
-    """The rank of every sum in the order of the launches; of sums with the same time, the later group is first."""
+    """The sort key of every sum in the order of the launches; of sums with the same time, the later group is first."""
     # A launch that follows no backward is an event of its own, a join; it is made right behind a step.
     joins: list[dict[int, list[tuple[WeightGroup, int]]]] = [defaultdict(list) for _ in updates]
     for lane_joins, lane in zip(joins, updates, strict=True):

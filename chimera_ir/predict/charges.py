@@ -1,4 +1,4 @@
-"""Costs of a program's instructions: in a setting, in seconds; or of its operations alone.
+"""Costs of a program's instructions: all of them in seconds, in a setting, or its operations alone, in any unit.
 
 A profile has the parameters of each stage, but not which of them stages share. So the sum and the step of a stage are
 charged for all its parameters. The sum of a tie is charged as if it were as large as possible, with all gradients of
@@ -76,7 +76,7 @@ class Charges:
     _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def compute(self, operation: Operation) -> float:
-        """F_t or B_t of the operation's stage, for all its micro-batches; for a pair, the time of both together."""
+        """Seconds of an operation: F_t or B_t of its stage, for all its micro-batches; of a pair, for both together."""
         if isinstance(operation, Pair):
             joint = self.setting.joint(operation, self.header)
             return sum(map(self.compute, operation.parts)) if joint is None else joint[0] * float(joint[1])

@@ -31,7 +31,7 @@ from chimera_ir.profile.costs import Timing
 class FreeRegion:
     """Seconds that a worker idles between the earliest start of the sum of a group's gradients and the iteration's end.
 
-    Without a flush, the seconds that it idles in an update of the steady state.
+    Without a flush, the seconds that the worker idles in an update of the steady state.
     """
 
     group: WeightGroup
@@ -40,7 +40,7 @@ class FreeRegion:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A further term of equation 1, for pairs or for one half of split backwards: its letter, seconds and C."""
+    """A further term of equation 1, for pairs or one half of split backwards: letter, seconds of one, number (C)."""
 
     kind: str
     seconds: float
@@ -169,7 +169,7 @@ class _EquationTerms:
 
 
 def _with_message(costs: Costs, seconds: Fraction) -> Costs:
-    """Costs with the time of a message for each operation that sends one."""
+    """Costs to which the time of a message is added, for each kind of operation that sends one."""
     return replace(
         costs,
         F=costs.F + seconds,
@@ -182,7 +182,7 @@ def _with_message(costs: Costs, seconds: Fraction) -> Costs:
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
     """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the usual size.
 
-    I_t and W_t are those of one stage, the one with the largest sum of both. The maxima of all stages are too much:
+    I_t and W_t are both of the stage with the largest sum of the two. The largest of each would be too much together:
     the first stage, for instance, computes no gradient of its input, so its whole backward may be W.
     """
     header = schedule.header
@@ -217,7 +217,7 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:
     """Costs per micro-batch of each stage's forwards (``opening``) or backwards: a timing, and a factor on its times.
 
-    Operations count with the most frequent size on the first worker that has any: all workers run the same pipes.
+    Operations count with their most frequent size on the first worker that has any, as all workers run the same pipes.
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
@@ -266,7 +266,7 @@ def _flushed(
     launched: Sequence[Sequence[tuple[int, WeightGroup]]],
     sums: Mapping[WeightGroup, float],
 ) -> list[_Overlap]:
-    """Overlap of each worker with a flush: a sum can begin once all workers that hold its group have launched it."""
+    """Overlaps of workers with a flush, where a sum can begin once all workers that hold its group have launched it."""
     begin: dict[WeightGroup, int] = defaultdict(int)
     for lane, places in zip(structure.net.lanes, launched, strict=True):
         for done, group in places:
@@ -316,7 +316,7 @@ class _Gaps:
 
 
 def _overlap(sums: Iterable[_Sum], lane: range, run: TimedRun) -> _Overlap:
-    """Overlap of a worker whose sums run in its gaps, one after another in the order in which they can begin.
+    """Free regions and Comm_unoverlapped of a worker whose sums run in its gaps, in the order in which they can begin.
 
     With two stages on each worker the free regions are those of Figure 6. The part of the sums that remains when the
     last operation of the iteration ends is not overlapped.
@@ -337,7 +337,7 @@ def _overlap(sums: Iterable[_Sum], lane: range, run: TimedRun) -> _Overlap:
 def _streams(
     schedule: Schedule, structure: Structure, run: TimedRun, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """Overlap of each worker without a flush: its sums fill its idle time of an update; the rest is not overlapped."""
+    """Overlaps of workers without a flush: sums fill a worker's idle time in an update; the rest is not overlapped."""
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []

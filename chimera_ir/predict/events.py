@@ -124,7 +124,7 @@ def events_of(program: Program, charges: Charges | FreeMessages) -> Events:
 class _Gathered:
     """Collects the events, lane by lane.
 
-    The first end of a message or sum that is met adds its event; the other ends add what it waits for.
+    A message or a sum has its event from the first lane that posts it; later lanes add what the event waits for.
     """
 
     def __init__(self, charges: Charges | FreeMessages) -> None:
@@ -200,7 +200,7 @@ class _Gathered:
         self.posted[event] += now
 
     def _wire(self, send: Send, source: Worker, target: Worker) -> int:
-        """The wire of a message; its flight has the next number. The first call for a message adds both."""
+        """Returns the wire of a message; the flight has the next number. The first call for a message adds both."""
         message = send.message
         if message not in self._wires:
             link, ends = self._charges.link(source, target), (source, target)

@@ -24,7 +24,7 @@ _Part = tuple[Stage, Fraction]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Durations of operations in a setting; ``cut`` has the parts of each stage, which are shares of profile stages."""
+    """Durations of operations in a setting; by ``cut``, each stage consists of shares of the profile's stages."""
 
     setting: Setting
     cut: tuple[tuple[_Part, ...], ...]
@@ -140,7 +140,7 @@ def _exact(seconds: float) -> Fraction:
 
 @lru_cache(maxsize=2**8)
 def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
-    """The parts of each of ``into`` new stages of equal size: the old stages in it, and the share of each."""
+    """Returns for each of ``into`` new stages of equal size the old stages in it, and the share of each that it has."""
     size = Fraction(stages, into)
     return tuple(
         tuple(

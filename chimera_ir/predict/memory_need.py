@@ -118,11 +118,11 @@ class _Worker:
         return self._sizes[stage]
 
     def _received_input(self, stage: Stage) -> int:
-        """Bytes of a micro-batch's input in a receive buffer: all, if the stage before is only on other workers."""
+        """Bytes of a micro-batch's input in a receive buffer; 0 if the worker also runs the stage before in a pipe."""
         return self._message(stage - 1, stage) if stage > 0 and not self._has_both(stage - 1) else 0
 
     def _received_gradient(self, stage: Stage) -> int:
-        """Bytes of a micro-batch's gradient in a receive buffer: all, if the next stage is only on other workers."""
+        """Bytes of a micro-batch's gradient in a receive buffer; 0 if the worker also runs the next stage in a pipe."""
         return self._message(stage + 1, stage) if stage < self._header.stages - 1 and not self._has_both(stage) else 0
 
     def _has_both(self, stage: int) -> bool:

@@ -105,7 +105,7 @@ class BaselinePrediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Conditions of a prediction before the program is known: a `Setting` with inputs and a split for stages."""
+    """Conditions of a prediction, from which a `Setting` follows once the program's stages are known."""
 
     inputs: Inputs
     copies: int
@@ -148,7 +148,7 @@ class Forecast:
     def baseline(self, program: Program, like: Header) -> BaselinePrediction | None:
         """The prediction for a verified program that trains the same model as one with the header ``like``.
 
-        If it has fewer stages, each consists of consecutive stages of the other program; None if they do not divide.
+        If it has fewer stages, each is several consecutive stages of the other program; None if that cannot be even.
         """
         larger, rest = divmod(like.stages, program.header.stages)
         if rest:

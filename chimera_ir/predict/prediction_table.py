@@ -29,7 +29,7 @@ def show(prediction: Prediction) -> RenderableType:
 
 
 def size(value: float) -> str:
-    """Bytes with four digits.
+    """A number of bytes as text, with four digits and a fitting unit.
 
     Examples
     --------

@@ -14,7 +14,7 @@ _WHOLE = Fraction(1)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A program's stages on a cluster, in ``copies`` W, with micro-batches of ``micro_batch_size`` B items.
+    """A program's stages on a cluster; ``copies`` is W, and ``micro_batch_size`` is B.
 
     ``replica_layout`` places rank = worker * W + copy, else rank = copy * workers + worker (CONTRACT: ``--layout``).
     ``sharded_optimizer`` says that the replicas of a stage share the optimizer's state, where there is a flush.
@@ -44,7 +44,7 @@ class Setting:
     def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
         """Cost of an operation over ``micros`` parts of a micro-batch on a stage: a timing, and a factor on its times.
 
-        If the profile has times for as many items as the operation has, it is these: a large operation uses a device
+        The timing is for as many items as the operation has, if the profile has one: a large operation uses a device
         better than two small ones. Otherwise it is the timing of a micro-batch, with a factor in proportion.
         """
         if micros == parts:
@@ -90,7 +90,7 @@ class Setting:
         return -(-self.stages[stage].optimizer // self.shares(header, stage))
 
     def step(self, header: Header, stage: Stage) -> float:
-        """Seconds of a stage's optimizer step; with shared state, those of a share and of gathering the weights."""
+        """Seconds of a stage's optimizer step; if ranks share its state, of one share and of gathering the weights."""
         shares = self.shares(header, stage)
         return self.stages[stage].step / shares + self.cluster.sums.all_gather(self.stages[stage].gradients, shares)
 

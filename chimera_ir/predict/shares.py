@@ -13,7 +13,7 @@ from chimera_ir.predict.events import Events, Port
 
 
 def with_shared_ports(events: Events) -> Events:
-    """The events, with longer wires where several share a port.
+    """Returns the events, in which wires take longer where several share a port.
 
     Wires are simulated as fluids: between any two moments at which an event begins or ends, every message under way has
     a constant share of its ports.
@@ -54,7 +54,7 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 
 
 class _Flows:
-    """Wires under way, each with a rest, in seconds that it would take alone, and a share of its ports.
+    """Wires under way: what is left of each, in seconds that it would take alone, and its share of its ports.
 
     ``seconds_of`` has the seconds that each finished wire took.
     """
@@ -99,7 +99,7 @@ class _Flows:
 
 
 def _fair(wires: dict[int, tuple[Port, Port]]) -> Iterator[tuple[int, float]]:
-    """Yields the max-min fair share of every wire: first of those at the fullest port, which share it equally."""
+    """Yields the max-min fair share of every wire: first for the wires at the fullest port, which share it equally."""
     left = {port: 1.0 for ports in wires.values() for port in ports}
     while wires:
         users: dict[Port, int] = {}

@@ -18,10 +18,10 @@ from chimera_ir.flow.cycles import Waits
 from chimera_ir.predict.steady import TimedTurn
 
 MOST = 300_000
-"""The most events that are played; FEWEST turns of one copy are always played."""
+"""The most events that a simulation plays, as long as it plays `FEWEST` turns of one copy."""
 
 FEWEST = 8
-"""The fewest turns that are played; the first quarter of them does not count."""
+"""The fewest turns that a simulation plays; the first quarter of its turns does not count."""
 
 _SEED = 0
 _QUARTILE = NormalDist().inv_cdf(0.75)
@@ -31,7 +31,7 @@ _Row = Sequence[Sequence[float]]
 
 
 def sigma(noise: float) -> float:
-    """The deviation of the logarithm where quartiles are ``noise`` apart, as a share of the median.
+    """Standard deviation of the logarithm of times whose quartiles are ``noise`` apart, as a share of the median.
 
     Examples
     --------

@@ -60,7 +60,7 @@ def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
 
 
 def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
-    """The turn of a synchronous program: an update. Each lane begins it when it has ended the update before.
+    """The turn of a synchronous program, which is an update; each lane begins it once it has ended the update before.
 
     No other event waits for the update before, because a lane ends after all its messages and sums.
     """

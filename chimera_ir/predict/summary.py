@@ -67,7 +67,7 @@ class Speed:
 class Copies:
     """Memory as counts: copies of weights in M_theta, activations in M_a, stashed inputs in micro-batches.
 
-    Each count is the largest of all workers, for which different workers may be responsible. ``stages`` is the number
+    Each count is the largest of all workers, and not every count need be of the same worker. ``stages`` is the number
     of stages of the worker that keeps most weights.
     """
 
@@ -264,7 +264,7 @@ def _part(cause: Cause) -> TimePart:
 def exposed(replay: Replay) -> dict[WeightGroup, float]:
     """Seconds for which each group's sum goes on after the last operation of all workers, where nothing hides it.
 
-    Without a flush: the mean wait of a worker for the group's sums, of the worker that waits longest.
+    Without a flush: how long, on average over the updates, the worker that waits longest waits for the group's sum.
     """
     groups = sorted({event.instruction.group for event in replay.sums if isinstance(event.instruction, AllReduce)})
     if replay.header.asynchronous:
@@ -286,7 +286,7 @@ def exposed(replay: Replay) -> dict[WeightGroup, float]:
 
 
 def hiding_time(report: Report) -> dict[WeightGroup, Fraction]:
-    """Idle time that can hide each sum over several workers: that of the member with the least."""
+    """Idle time that can hide each sum over several workers, on the worker of the group that has the least of it."""
     members: defaultdict[WeightGroup, list[Fraction]] = defaultdict(list)
     for launched in report.launches:
         members[launched.group].append(launched.free + launched.flush)

@@ -43,7 +43,7 @@ def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Dia
 class _Story:
     """The diagnostic of a cycle.
 
-    Of operations in a row that nothing but their lane orders, it names the first and the last.
+    Where several operations in a row only follow one another in a lane, it names the first and the last of them.
     """
 
     def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
@@ -53,7 +53,7 @@ class _Story:
         self._nodes = self._bends(nodes)
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """The nodes at which the cycle enters or leaves a lane's own order."""
+        """The nodes of the cycle without those that lie between two edges of a lane."""
         ring = (nodes[-1], *nodes, nodes[0])
         around = zip(ring, nodes, ring[2:], strict=False)
         return tuple(
@@ -63,8 +63,8 @@ class _Story:
     def diagnostic(self) -> Diagnostic:
         """The diagnostic, placed at the operation to blame.
 
-        That is an operation whose clock is too low; else one that its lane runs too late; else one that reads a version
-        which its own gradients make; else a pair.
+        To blame is an operation whose clock is too low; without one, an operation that its lane runs too late; then one
+        that reads a version which its own gradients make; and last a pair.
         """
         edges = list(pairwise((*self._nodes, self._nodes[0])))
         lanes = [(before, after) for before, after in edges if self._follows(before, after)]
@@ -121,7 +121,7 @@ class _Story:
         return max(part.version or 0 for part in later.parts) > made
 
     def _follows(self, before: int, after: int) -> bool:
-        """Whether only the order on their worker puts one operation before another."""
+        """Whether one operation comes before another only because their lane has this order."""
         return self._dag.kind(before, after) is Edge.LANE
 
     def _falls(self, before: int, after: int) -> bool:

@@ -51,7 +51,7 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
 
 
 def _disorder(program: Program) -> Iterator[Diagnostic]:
-    """Yields for every directed pair of workers the first receive that would get another message than its own."""
+    """Yields for every directed pair of workers the diagnostic of the first receive that would get a wrong message."""
     sends: dict[tuple[int, int], list[Send]] = {}
     recvs: dict[tuple[int, int], list[Recv]] = {}
     for worker, parts in enumerate(program.parts):

@@ -15,7 +15,7 @@ from chimera_ir.source import Span
 
 
 def clocks(plan: Plan) -> Iterator[Diagnostic]:
-    """Yields a warning for every pair of lines with dependencies along which the clock does not increase.
+    """Yields a warning for every pair of source lines with dependencies along which the clock does not increase.
 
     The warning shows the first of these dependencies and their number. A missing operation gives no warning.
     """

@@ -1,13 +1,13 @@
 """Proof that a program finishes with fewer communicators than the rule "channels" asks for.
 
 With one communicator per directed pair of workers every program finishes that passes the rule. With one for both
-directions, the operations between two workers share a stream on each of them: they start in the order of posting, each
-after the one before is over, and one is over when its other end has started as well.
+directions, the sends and receives between two workers share a CUDA stream on each of them: they start in the order of
+posting, each after the one before is over, and each is over only when its other end has started as well.
 
 Then the two workers must post the messages between them in the same order: where x is posted before y at one end and
 after y at the other, each waits for the other. If the orders agree, then once both ends of a message are posted, so
-are both ends of all before it in its stream, which are over. So a wait blocks exactly where it does with tagged
-messages: what is proven there holds here.
+are both ends of all before it in its CUDA stream, which are over. So a wait blocks exactly where it does with tagged
+messages, and what is proven for tagged messages holds here.
 """
 
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def communications(level: Program | ProgramStream, program: Program, played: Pla
 
 
 def _shown(level: Program | ProgramStream, program: Program) -> Program:
-    """A program with enough updates of a stream to show any two messages whose posts may be in either order.
+    """Returns a program with enough updates of a stream to show any two messages whose posts may be in either order.
 
     Such posts are at most one turn further apart than the lines of one turn that post messages.
     """

@@ -21,7 +21,7 @@ from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
 _LISTED = 100_000
-"""The most micro-batches on stages that are counted as incomplete for a pipe."""
+"""The most incomplete cells, each a micro-batch on a stage, that are counted for a pipe."""
 
 _Placed = tuple[Worker, Compute]
 
@@ -151,10 +151,10 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
 
 
 def _linked(kind: Kind, other: Kind) -> bool:
-    """Whether one of two kinds frees what the other one keeps."""
+    """Whether one of two kinds of operations frees values that the other one keeps."""
     return kind.frees in other.keeps or other.frees in kind.keeps
 
 
 def _directions(header: Header) -> str:
-    """Words for messages about schedules whose micro-batches go forward and back; none for forwards alone."""
+    """The words that a diagnostic adds where micro-batches go forward and back; empty for forwards alone."""
     return " in each direction" if header.answers else ""

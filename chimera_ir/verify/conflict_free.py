@@ -11,7 +11,7 @@ from chimera_ir.verify.occupied import draw, occupied
 
 
 def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
-    """Yields a diagnostic for every pair of lines with conflicts: the first of them, and their number."""
+    """Yields a diagnostic for every pair of source lines with conflicts, with the first conflict and their number."""
     first: dict[tuple[int, int], Planned] = {}
     conflicts: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
     for planned in plan.operations:

@@ -57,7 +57,7 @@ def copy_peaks(parts: LaneParts) -> dict[WeightGroup, CopyPeak]:
 
 
 def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version, ...]:
-    """The versions of a group that are stashed after some lines."""
+    """The versions of a group that some lines stash and do not drop."""
     dropped = {line.version for line in lines if isinstance(line, Drop) and line.group == group}
     stashes = [line.version for line in lines if isinstance(line, Stash) and line.group == group]
     return tuple(version for version in stashes if version not in dropped)
@@ -90,7 +90,7 @@ def _most(steps: list[tuple[int, Version]], last: dict[Version, int]) -> int:
 
 
 def last_reads(header: Header, parts: LaneParts) -> dict[tuple[WeightGroup, Version], int]:
-    """The place of the last operation that reads a version of a group."""
+    """The place of the last operation that reads each version of each group."""
     return {
         (group, operation.version): place
         for place, operation in parts.singles
@@ -124,7 +124,7 @@ def _surplus(
     group: WeightGroup,
     peak: CopyPeak,
 ) -> TooManyCopies:
-    """The message about a peak: drop a version that is kept in vain or for too long, or stash a version later."""
+    """The diagnostic of a peak, with its remedy: drop a version that is kept for too long, or stash one later."""
     for version in peak.stashed:
         stash, drop, end = Stash(group, version), line(Drop(group, version)), last.get((group, version), -1)
         step = _step_after(lane, lane.index(stash), group)

@@ -37,7 +37,7 @@ _DONE = {AllReduce: "launched", WaitAllReduce: "waited for", Step: "stepped"}
 
 
 def gradients(program: Program) -> Iterator[Diagnostic]:
-    """Yields lines of the sums and steps that are missing, redundant, misplaced or of the wrong stage or order.
+    """Yields diagnostics of lines for sums and steps: missing, redundant, misplaced, or of the wrong stage or order.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class _WorkerSums:
         self._backwards: dict[tuple[WeightGroup, int], tuple[int, int]] = {}
 
     def mistakes(self) -> Iterator[Diagnostic]:
-        """All mistakes that show in the lane alone."""
+        """Yields the diagnostics of all mistakes that show in the lane alone."""
         # The first and last operation of each update that adds to a group's gradients.
         for place, operation in self._parts.singles:
             if operation.kind.sums:
@@ -127,9 +127,9 @@ class _WorkerSums:
                 yield message(origin, self._worker, missing, group_name(group), len(group) > 1)
 
     def _misplaced(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
-        """The pairs out of order of an update's last backward, launch, wait and step, and the next update's lines.
+        """Yields the diagnostics of lines in the wrong order: last backward, launch, wait, step, then the next update.
 
-        The next launch comes after this step if backwards come between them, so it is checked only if there are none.
+        The launch of the next update is checked only if that update has no backwards; else it follows from their order.
         """
         launch, wait, step = self._places(group, update)
         next_launch, _, next_step = self._places(group, update + 1)
@@ -150,7 +150,7 @@ class _WorkerSums:
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
-    """Yields a cycle of sums, each launched before the next one by some worker, if there is one."""
+    """Yields the diagnostic of sums that workers launch in orders which close a cycle, if there are such sums."""
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
@@ -170,7 +170,7 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
 
 
 def _cycle(after: Mapping[int, Mapping[int, object]]) -> list[int]:
-    """Sums that are each launched before the next, and the last before the first; empty if there is no cycle."""
+    """Returns sums that each come before the next, and the last before the first; empty if ``after`` has no cycle."""
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:

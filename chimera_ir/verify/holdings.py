@@ -22,9 +22,9 @@ from chimera_ir.verify.copies import copy_peaks
 class Kept(NamedTuple):
     """Numbers of micro-batches of which a stage keeps something, in the header's micro-batches (a half counts as one).
 
-    ``activations`` are those whose activations it keeps, ``inputs`` those of which it keeps the input alone, and
-    ``begun`` those between the two halves of a split backward. A backward that runs the forward again counts in
-    ``activations`` and in ``inputs``.
+    ``activations`` counts micro-batches whose activations the stage keeps, ``inputs`` those of which it keeps the input
+    alone, and ``begun`` those between the two halves of a split backward. During a backward that runs the forward
+    again, its micro-batches count in ``activations`` and in ``inputs``.
     """
 
     stage: Stage
@@ -62,7 +62,7 @@ Way = tuple[Stage, Stage]
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The holdings of a worker.
+    """The memory that a worker uses, as numbers of micro-batches and of copies of weights.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) ->
 def sending(stages: Iterable[Stage], changes: Iterable[tuple[Way, int]]) -> tuple[Sending, ...]:
     """The most micro-batches on their way from each stage at once.
 
-    ``changes`` are, in the order of time, how many more micro-batches are on a way, or how many fewer.
+    ``changes`` are, in the order of time, a way and how many more micro-batches (or fewer, if negative) are on it.
     """
     peaks = highest_by_key(changes)
     most = {way: peak.amount for way, peak in peaks.items()}

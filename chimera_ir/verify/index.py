@@ -30,7 +30,7 @@ def update_of(instruction: Synchronisation) -> int:
 
 
 def sum_key(header: Header, instruction: Synchronisation) -> int:
-    """A number for the sum that a line is about, from 0 to ``len(groups) * updates - 1``; its group is known."""
+    """A number for the sum that a line is about, from 0 to ``len(groups) * updates - 1``; the group must exist."""
     return header.group_numbers[instruction.group] * header.updates + update_of(instruction)
 
 

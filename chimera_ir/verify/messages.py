@@ -48,7 +48,7 @@ class MessagePlaces:
     suspect: list[tuple[Worker, int]]
 
     def of(self, instruction: Talk) -> "array[int]":
-        """The places of the lines of one kind."""
+        """The places of the lines of an instruction's kind: of sends, receives, or one of their waits."""
         match instruction:
             case Send():
                 return self.sent
@@ -121,7 +121,7 @@ def _expected(program: Program) -> dict[Message, HandOver]:
 
 
 def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
-    """Yields lines that are unknown, redundant, about the wrong peer, missing or misplaced.
+    """Yields diagnostics of lines for messages: unknown, redundant, about the wrong peer, missing or misplaced.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def _hand_over(
 
 
 def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Span, Worker, str, str, Span]:
-    """The facts of a `LineTooEarly`, given the places of both lines."""
+    """The fields of a `LineTooEarly` diagnostic, given the places of both lines."""
     first, second = program.lanes[worker][early], program.lanes[worker][late]
     return first.origin, worker, line(first), line(second), second.origin
 

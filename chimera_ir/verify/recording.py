@@ -76,7 +76,7 @@ class LaneLines:
         self.take: Callable[[], Instruction | None] = partial(next, self._lines, None)
 
     def differs(self, done: str) -> Differs:
-        """The exception for a call that no line stands for, placed at the next line."""
+        """The exception for a call that does not match the next line, with that line."""
         return Differs(self.take(), done)
 
 
@@ -92,12 +92,12 @@ class WholeRun:
         return True
 
     def keeps(self, version: int) -> bool:
-        """Whether a version is made, and replaced later."""
+        """Whether an update of the run makes a version, and a later one replaces it."""
         return True
 
 
 class StreamRun(WholeRun):
-    """A number of updates of a stream: calls about other micro-batches and versions do nothing."""
+    """The run of some updates of a script without a flush: calls about other micro-batches and versions do nothing."""
 
     def __init__(self, updates: int, micro_batches: int) -> None:
         self._updates = updates

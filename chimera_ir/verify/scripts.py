@@ -41,14 +41,14 @@ FACTS = "program.json"
 _LANE = "chimera_runtime.lane"
 
 _OF_MODULES = {_LANE, "Lane", "INTERFACE", "PROGRAM", "update", "turn", "evaluate", "int", "__doc__"}
-"""The names that a script has outside its functions."""
+"""The names that a script may use outside its functions."""
 
 _OF_FUNCTIONS = {
     *("range", "stage", "tie", "incoming", "outgoing", "input", "target"),
     *("isend", "irecv", "wait", "take", "all_reduce", "wait_all_reduce", "step", "stash", "drop"),
     *("at", "forward", "backward", "backward_input", "backward_weights", "pair", "outputs", "input_gradients"),
 }
-"""The names that its functions have, apart from their own variables."""
+"""The names that a script's functions may use, apart from their own variables."""
 
 _ANNOTATIONS = "__annotate__"
 """The name of the function that newer interpreters make of annotations."""
@@ -133,7 +133,7 @@ class RecordedLane:
         return TARGET, group_of(micros), DATASET
 
     def end(self) -> None:
-        """Passes if no line is left.
+        """Checks that the script has taken every line of the lane.
 
         Raises
         ------
@@ -200,7 +200,7 @@ def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
 
 
 def _foreign(module: CodeType) -> Iterator[str]:
-    """Yields the names in a script that no correct script has."""
+    """Yields the names in a script that no correct script uses."""
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
     yield from ({*module.co_names, *(function.co_name for function in functions)} - _OF_MODULES - {_ANNOTATIONS})
     for function in functions:

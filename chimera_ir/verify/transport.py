@@ -59,9 +59,9 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
 
 
 def replay(program: Program, until: Sequence[int] | None = None) -> Played:
-    """Plays the lanes as far as they come.
+    """Plays the lanes as far as they get.
 
-    Posting never blocks and no event is undone, so each lane comes equally far whatever the order of playing.
+    Posting never blocks and no event is undone, so each lane gets equally far whatever the order of playing.
 
     Parameters
     ----------

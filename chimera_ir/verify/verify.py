@@ -112,11 +112,11 @@ class Verified:
         return tuple(communications(self.level, self.program, self.certificates[0].played))
 
     def blocked(self, communicators: Communicators) -> str:
-        """The operations that block it with some communicators, in a few words; empty if it is proven to finish."""
+        """The operations that block the program with these communicators, in words; empty if it is proven to finish."""
         return next(result.blocked for result in self.communications if result.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
-        """The results for it together with its evaluation, which is made only if the results depend on it."""
+        """The `communications` of the program together with its evaluation, which is made only if they depend on it."""
         if not any(training.finishes for training in self.communications[1:]):
             return self.communications
         return tuple(
@@ -217,8 +217,8 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     Raises
     ------
     Rejected
-        With all errors. If the operations are not complete and placed, or the messages make no sense, with these errors
-        alone.
+        With all errors; but if the operations are not complete and placed, or the messages make no sense, with the
+        errors of this kind alone.
     """
     program = view_of(level)
     if level is program and program.header.asynchronous:
@@ -310,7 +310,7 @@ def schedule_of(program: Program) -> Schedule:
 
 
 def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> Schedule | ScheduleStream:
-    """The schedule of a program or of a stream of one; a schedule as it is."""
+    """The schedule of a program, or the schedule stream of a program stream; a schedule is returned as it is."""
     match level:
         case Program():
             return schedule_of(level)

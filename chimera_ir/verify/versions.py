@@ -26,7 +26,7 @@ _Weights = tuple[WeightGroup, Version]
 
 
 def versions(program: Program) -> Iterator[Diagnostic]:
-    """Yields operations that read the wrong weights or weights that do not exist, and weights that are kept in vain.
+    """Yields diagnostics of reads of wrong or missing weights, and of weights that are kept in vain.
 
     Parameters
     ----------
