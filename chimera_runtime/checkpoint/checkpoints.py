@@ -45,12 +45,12 @@ T = TypeVar("T")
 _PATIENCE = 600.0
 
 _number = count()
-"""Number of each `Checkpoints` of this process, the same on all ranks, which make them in one order."""
+"""Numbers for the `Checkpoints` of this process; all ranks make them in the same order, so numbers are equal."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """Checkpoint from which training continues, with the updates and items (of all copies) before it, and remarks."""
+    """A checkpoint that was loaded, its numbers of updates and of items of all copies, and remarks for the user."""
 
     path: Path
     update: int
@@ -85,7 +85,7 @@ class Checkpoints:
     keep
         Number of checkpoints that stay; older ones are removed.
     timeout
-        Seconds that a save may take once `wait` is called, and that ranks wait for one that reads files.
+        Seconds that `wait` waits for a save, and that ranks wait for a rank that reads files.
 
     Raises
     ------
@@ -152,8 +152,8 @@ class Checkpoints:
     def save(self) -> None:
         """Saves the current state while the next steps run: returns when tensors are copied to memory of the CPU.
 
-        Waits for the save before, and completes the updates of a stream that are under way. A checkpoint counts once it
-        is whole; then the oldest of more than ``keep`` are removed. Gradients are not saved.
+        First waits for the save before, and completes the updates of a stream that are under way. When the checkpoint
+        is complete, the oldest ones are removed, so that ``keep`` stay. Gradients are not saved.
 
         Raises
         ------
@@ -192,7 +192,7 @@ class Checkpoints:
         self._saving = self._pipe.updates, saving
 
     def _require_one_model(self) -> None:
-        """Refuses other pipelines with another parameter of the same name: one would resume from the other's."""
+        """Raises Misuse if pipelines of several models give parameters the same name: they would be mixed up."""
         if self._pipe.copies * self._pipe.job.workers == self._exchange.size:
             return
         digests_here = {
@@ -212,7 +212,7 @@ class Checkpoints:
             raise mistakes.gradients_are_not_applied(self._pipe.updates)
 
     def _has_applied(self) -> bool | None:
-        """Whether an optimizer has stepped with the gradients on this rank, or they are not finite and it skips them.
+        """Whether an optimizer has stepped with this rank's gradients; True also if they are not finite, and skipped.
 
         None if there are no gradients, or no optimizer has stepped yet.
         """
@@ -225,7 +225,7 @@ class Checkpoints:
         self._stepped = self._pipe.updates
 
     def wait(self) -> None:
-        """Waits until the last save is whole; errors as in `save`."""
+        """Waits until the checkpoint of the last `save` is complete; errors as in `save`."""
         under_way, self._saving = self._saving, None
         if under_way is None:
             return
@@ -246,7 +246,7 @@ class Checkpoints:
         dist.destroy_process_group(self._exchange.group)
 
     def claim(self) -> None:
-        """Locks the directory for this job, as the first save does: an error comes before there is work to lose.
+        """Locks the directory for this job. Else the first `save` does, when an error would lose work.
 
         Errors as in `save`.
         """
@@ -334,7 +334,7 @@ class Checkpoints:
             raise mistakes.cannot_be_resumed(path, _cause(error), others(path)) from error
 
     def _unknown(self, there: Metadata, info: CheckpointInfo) -> str | None:
-        """Returns a complaint if a checkpoint has an entry of the model that no rank has; every rank calls it."""
+        """Returns a complaint if a checkpoint has a name of a model entry that no rank has; every rank calls it."""
         state, stepped = self._pipe.state_dict(0), self._content.stepped
         names = [{*state["model"]}, *({name[2:] for name in state[kind]} for kind in ("replicas", "extra")), {*stepped}]
         model, replicas, extra, steps = (
@@ -373,7 +373,7 @@ class Checkpoints:
         return values[0]
 
     def _require_none(self, complaint: str | None, path: Path) -> None:
-        """Raises the first complaint of any rank about a checkpoint on all of them."""
+        """Raises BadCheckpoint on all ranks if any rank has a complaint about the checkpoint."""
         self._exchange.require_none(None if complaint is None else self._refused(path, complaint), BadCheckpoint)
 
     def _refused(self, path: Path, complaint: str) -> str:

@@ -1,4 +1,4 @@
-"""Content of a checkpoint, and how a rank finds its part in one that other ranks may have written.
+"""Content of a checkpoint, and the part of it that a rank reads; other ranks may have written that part.
 
     model.<name>             a parameter
     replicas.<k>/<name>      a buffer of the k-th replica of its stage
@@ -251,7 +251,7 @@ class CheckpointContent:
         ]
 
     def wanted_groups(self, there: Metadata, info: CheckpointInfo) -> dict[str, Any]:
-        """Returns places to read the groups of this rank's parameters into."""
+        """Returns a nested state without values, to read the groups of this rank's parameters into."""
         saved = {path[1] for path in paths_of(there) if path[0] == "groups"}
         hashes = info.group_of(self._place)
         keys = (hashes.get(name) if info.format > 1 else name for name in self.stepped)
@@ -270,7 +270,7 @@ class CheckpointContent:
         return refusal(self._optimizers, self.pipe.names, self._schedulers, groups)
 
     def wanted(self, there: Metadata, info: CheckpointInfo, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns places to read this rank's part of a checkpoint into, for `take`.
+        """Returns a nested state to read this rank's part of a checkpoint into, for `take`.
 
         ``state`` is that of the pipeline, for the replica whose buffers are read: see `replica`.
         """
@@ -345,7 +345,7 @@ class CheckpointContent:
 
     @property
     def exceeds_format_1(self) -> bool:
-        """Whether there is a state here for which format 1 had no place."""
+        """Whether this rank has a state that checkpoints of format 1 do not contain."""
         named = by_name(self._optimizers, self.pipe.names)
         entries = any(group.entries for group in named.groups.values())
         return len(self._schedulers) > 1 or entries or bool(self.pipe.state_dict()["extra"])
@@ -356,7 +356,7 @@ class CheckpointContent:
 
     @property
     def _rank(self) -> str:
-        """Name of this rank that does not depend on the layout: first rank of its pipelines, copy, worker."""
+        """Key of this rank in a checkpoint, the same for any layout: first rank of its pipelines, copy, worker."""
         return f"{self.pipe.first_rank}/{self.pipe.copy}/{self.pipe.worker}"
 
     def _average_states(self) -> dict[str, AverageState]:
@@ -366,7 +366,7 @@ class CheckpointContent:
         }
 
     def _sharded(self) -> dict[str, torch.Tensor]:
-        """Parameters of sharded optimizers, laid out as their state is, by name."""
+        """Parameters of sharded optimizers by name, as DTensors that are sharded like their state."""
         names = self.pipe.names
         return {
             names[parameter]: optimizer.spread(parameter)
@@ -378,7 +378,7 @@ class CheckpointContent:
 
 
 def wanted_info(there: Metadata) -> dict[str, Any]:
-    """Returns a place to read the `CheckpointInfo` into; empty if `Checkpoints` has not written the checkpoint."""
+    """Returns a nested state to read the `CheckpointInfo` into; empty if `Checkpoints` did not write it."""
     return {INFO: {_ONE: ()}} if (INFO, _ONE) in {*paths_of(there)} else {}
 
 

@@ -16,7 +16,7 @@ _WHOLE = "*"
 
 
 def names_in(there: Metadata, kind: str = "model") -> set[str]:
-    """Names of the parameters in a checkpoint; or of its entries of another kind, without the number of a replica."""
+    """Returns the names of the parameters in a checkpoint; or of buffers or other entries, without the replica."""
     return {
         str(path[1]).partition("/")[2] if kind != "model" else str(path[1])
         for path in paths_of(there)
@@ -25,7 +25,7 @@ def names_in(there: Metadata, kind: str = "model") -> set[str]:
 
 
 def room_for(parameter: torch.Tensor, stored: Any) -> Any:
-    """Makes memory for a tensor in the state of a parameter: laid out like the parameter if it has its shape."""
+    """Makes an empty tensor to read a state of a parameter into; if shapes are equal, sharded like the parameter."""
     if not isinstance(stored, TensorStorageMetadata):
         return ()
     dtype = stored.properties.dtype

@@ -1,4 +1,4 @@
-"""Objects of a loop that have a state: it is asked for, compared between ranks, saved and restored."""
+"""Objects of a loop that have a state, and functions that get, compare, pickle and restore their states."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ def packed_states(what: str, states: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def give(value: Stateful, state: Any, what: str) -> None:
-    """Gives an object the state that it had."""
+    """Loads a saved state into an object, by its ``load_state_dict``; ``what`` names the object in errors."""
     try:
         with UserCode(f"load_state_dict() of {what}", FAILED):
             value.load_state_dict(state)

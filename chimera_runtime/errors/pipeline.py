@@ -24,7 +24,7 @@ NO_SHARDS = (
     "its stages step inside the schedule, which leaves no place to gather their weights; its optimizers keep the state "
     "of whole stages"
 )
-"""Consequences for three methods."""
+"""Consequences that `schedule_has_no_flush` names: for clip_grad_norm_, unscale_ and sharded_optimizer."""
 
 
 def pipeline_is_closed() -> Misuse:

@@ -45,7 +45,7 @@ def log_is_of_another_run(path: Path) -> Unwritable:
 
 
 def metrics_are_incomplete(path: Path, why: str | None, saved: int, count: int) -> Unwritable:
-    """``saved`` of ``count`` updates are in the file."""
+    """Error of a write to the file, which has ``saved`` of ``count`` updates from earlier writes."""
     noun = "update" if count == 1 else "updates"
     left = f"; what was written before has {saved} of {count} {noun}"
     return Unwritable(f"--metrics {path}: {why}{left if saved else ''}")

@@ -13,7 +13,7 @@ from chimera_runtime.errors import state as mistakes
 from chimera_runtime.state.state import State, StateDict
 
 Average = Mapping[str, torch.Tensor] | Mapping[int, torch.nn.Module]
-"""Tensors by the names of `Pipeline.named_parameters`; or copies of stages, AveragedModels too, by their numbers."""
+"""Tensors by the names of `Pipeline.named_parameters`; or by stage, copies of modules or AveragedModels of them."""
 
 
 class AverageState:
@@ -51,13 +51,13 @@ class AverageState:
         self._state = state.of_others(modules, first)
 
     def saved(self, replica: int | None = None) -> StateDict:
-        """The state as of `State.saved`; ``count`` is the number of updates in the average of an AveragedModel."""
+        """Returns a state like `State.saved`, and as ``count`` the number of updates that an AveragedModel averages."""
         count = {"0": self._wrappers[0].n_averaged} if self._wrappers else {}
         return {**self._state.saved(replica), "count": count}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any], replica: int | None = None) -> None:
-        """Loads a state, as `State.load`; tied parameters of copies get the same value."""
+        """Loads a state like `State.load`, and gives all copies of a tied parameter the same value."""
         self._state.load(state, replica)
         for copy in self._wrappers:
             copy.n_averaged.copy_(state["count"]["0"])
@@ -68,7 +68,7 @@ class AverageState:
     def _of_modules(
         self, modules: Mapping[int, torch.nn.Module], stages: Mapping[int, torch.nn.Module]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters of copies of stages, each with the name of the original in the model."""
+        """Yields the parameters of copies of stages, each with the name in the model of the parameter it averages."""
         for stage, module in modules.items():
             original = dict(stages[stage].named_parameters(remove_duplicate=False))
             for inside, tensor in module.named_parameters(remove_duplicate=False):

@@ -30,7 +30,7 @@ _PATIENCE = 3600.0
 
 
 def require_writable(path: Path) -> None:
-    """Passes if weights can be exported to a path, as far as that is known beforehand."""
+    """Passes if the path is free or a file, its directory exists, and safetensors is installed if it is needed."""
     if path.suffix == _SAFE:
         _safetensors()
     if path.exists() and not path.is_file():
@@ -66,7 +66,7 @@ def export_weights(state: State, path: Path) -> None:
 
 
 def load_weights(state: State, path: Path) -> list[str]:
-    """Loads on each rank what it holds, and returns the names in the file that no rank holds.
+    """Loads on each rank the weights that it holds; returns the names in the file that no rank has.
 
     An error of any rank is raised on all ranks.
     """
@@ -93,7 +93,7 @@ def _complaint(path: Path, values: dict[str, Any], state: State) -> str | None:
 
 
 def _require_readable(path: Path, values: Mapping[str, Any]) -> None:
-    """Passes if entries that are not tensors can be read again from a file of this format."""
+    """Passes if `load_weights` could read all values from a file of this format, also those that are no tensors."""
     others = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
     if path.suffix == _SAFE and others:
         name, value = next(iter(others.items()))

@@ -1,4 +1,4 @@
-"""State of a pipeline on this rank by the model's own names, for torch.distributed.checkpoint and for one file."""
+"""State of a pipeline on this rank by the names in the model, for torch.distributed.checkpoint and for one file."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,8 +28,8 @@ from chimera_runtime.values.tensors import digest
 StateDict = dict[str, dict[str, Any]]
 """The state that a rank holds, in three parts.
 
-``model`` has parameters by name; ``replicas`` has buffers by ``<replica>/<name>``; ``extra`` has, pickled and by such
-names, further entries of the modules' own ``state_dict``, as those of ``get_extra_state``.
+``model`` has parameters by name. ``replicas`` has buffers by ``<replica>/<name>``. ``extra`` has, pickled and by
+``<replica>/<name>``, the further entries of the modules' ``state_dict``, such as those of ``get_extra_state``.
 """
 
 
@@ -79,9 +79,9 @@ class State:
     # ---- a checkpoint, to which each rank contributes its part
 
     def saved(self, replica: int | None = None) -> StateDict:
-        """The state with the tensors themselves: a checkpoint may be read into them.
+        """Returns the state, with the tensors themselves and no copies: a checkpoint may be read into them.
 
-        Buffers and further entries are named for ``replica`` if one is given, else for this rank's own.
+        The names of buffers and further entries begin with ``replica`` or, by default, with this rank's replica.
 
         Raises `Misuse` if a module has something in its ``state_dict`` that cannot be pickled.
         """
@@ -115,7 +115,7 @@ class State:
         self._take_extra(extra)
 
     def require_trainable(self, updates: int) -> None:
-        """Passes if all tensors have values, and the parameters are those of the start; looks for others now and then.
+        """Passes if all tensors have values and, looked up only now and then, no module has a new parameter.
 
         Raises `Misuse` as `require_values` and `require_known`.
         """
@@ -125,9 +125,9 @@ class State:
             self._is_known = True
 
     def require_values(self) -> None:
-        """Passes if all parameters and buffers have values, also those that were built on the meta device.
+        """Passes if all parameters and buffers have values.
 
-        Raises `Misuse` if some wait for a checkpoint or a file of weights.
+        Raises `Misuse` if some were built on the meta device, and no checkpoint or file of weights was loaded.
         """
         if not self._has_values:
             require_values(
@@ -138,9 +138,9 @@ class State:
             self._has_values = True
 
     def require_known(self) -> None:
-        """Passes if the modules have no parameters but those that the pipeline was made with.
+        """Passes if the modules have no other parameters than those that the pipeline was made with.
 
-        Raises `Misuse` if there are others, which nothing would train.
+        Raises `Misuse` if there are new ones, which nothing would train.
         """
         known = {*self.parameters.values()}
         for stage, module in self.modules.items():
@@ -189,9 +189,9 @@ class State:
         return min([int(mesh.mesh.min()) for mesh in meshes_of(self.parameters.values())], default=self.rank)
 
     def wait_for_verdict(self, patience: float) -> str | None:
-        """Waits for the row of the mesh that writes the file: its complaint, or None if the file is written.
+        """Waits for the row of the mesh that writes the file; returns its complaint, or None if the file is written.
 
-        None at once on ranks of that row.
+        Returns None at once on the ranks of that row.
         """
         if self._leader == self.rank:
             return None
@@ -205,10 +205,10 @@ class State:
         self._exports += 1
 
     def whole(self) -> dict[str, Any] | None:
-        """The state of the whole model on the CPU of rank 0; every rank calls it.
+        """Returns on rank 0 the state of the whole model, on the CPU; every rank calls it.
 
-        Buffers and further entries are those of the first replicas. None on the ranks of a row of a mesh that is not
-        the first: they contribute their parts of parameters that are spread over the mesh.
+        Buffers and further entries are those of the first replicas. Ranks in other rows of a mesh than the first get
+        None; they only send their parts of parameters that are spread over the mesh.
         """
         control = self._control_group
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
@@ -240,7 +240,7 @@ class State:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Any]) -> None:
-        """Loads values by name: all parameters of this rank, and the buffers and further entries that are there.
+        """Loads values by name: all parameters of this rank, and those buffers and further entries that are given.
 
         Raises `BadCheckpoint` if a parameter is missing, or a tensor has another shape.
         """
@@ -291,9 +291,9 @@ class State:
                 yield self._replica(stage), names[name], buffer, name not in left_out
 
     def _extra(self) -> Iterator[tuple[int, int, str, str, Any]]:
-        """Further entries of the modules' ``state_dict``, besides parameters and buffers.
+        """Yields the entries of the modules' ``state_dict`` that are no parameters or buffers.
 
-        Each is its replica, stage, name in the stage, name in the model, and value.
+        For each: replica, stage, name in the stage, name in the model, and value.
         """
         for stage, module in self.modules.items():
             tensors = dict(_tensors_of(module))
@@ -307,7 +307,8 @@ class State:
     def _take_extra(self, values: Mapping[str, Any]) -> None:
         """Loads further entries by the modules' ``load_state_dict``; parameters and buffers stay as they are.
 
-        A hook or an override of ``load_state_dict`` may need those, and write to them: so they are restored.
+        A hook or an override of ``load_state_dict`` may need parameters and buffers, and change them: these changes are
+        undone.
         """
         by_stage: dict[int, dict[str, Any]] = defaultdict(dict)
         for _, stage, inside, name, _ in self._extra():

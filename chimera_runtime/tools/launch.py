@@ -111,7 +111,7 @@ def _run(
     options: argparse.Namespace,
     faults: Faults,
 ) -> None:
-    """Joins the ranks, runs ``train``, and leaves; all leave together, as one may still read from another."""
+    """Joins the ranks, runs ``train``, and waits for all ranks: one may still read from another."""
     job = compiled.job
     require_fitting(options, job)  # before the ranks connect
     if options.backend_module is not None:

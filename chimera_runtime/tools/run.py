@@ -308,7 +308,7 @@ class Run(Hooks):
             self._peak_memory = PeakMemory(context, model.steps, modules, self._before, options.shard_optimizer)
 
     def stage_maker(self, job: Job) -> Callable[..., Stage]:
-        """Returns a maker of stages that compute, or that sleep in a rehearsal."""
+        """Returns the class `Stage`, or in a rehearsal a function that makes stages which sleep."""
         rehearse = self.options.rehearse
         return Stage if rehearse is None else rehearsed(rehearse, job)
 
@@ -324,9 +324,9 @@ class Run(Hooks):
     def outcomes(
         self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]
     ) -> Outcomes:
-        """Returns outcomes; if updates overlap they have no loss, which the progress gathers at less cost.
+        """Makes the outcomes; if updates overlap, without losses, which the progress gathers at less cost.
 
-        With an ``on_step`` in the model file they have, as it may read the loss.
+        If the model file has an ``on_step``, outcomes do have losses, as it may read them.
         """
         if job.period and self.model.on_step is None:
             return PartialOutcomes(control_group, job, read, counted=counted, names=names)

@@ -61,9 +61,9 @@ def check(
     built: dict[int, torch.nn.Module],
     is_sharded: bool = False,
 ) -> str | None:
-    """Returns on rank 0 how close the ranks come to one process, in words. The stages in ``built`` do not change.
+    """Trains some updates on the ranks and in one process; returns on rank 0 a text with the differences.
 
-    ``is_sharded`` says that the replicas of a stage share the optimizer's state.
+    The stages in ``built`` do not change. ``is_sharded`` says that replicas of a stage share the optimizer's state.
 
     Raises `CheckFailed` on rank 0, if they differ by more than the tolerance.
     """
@@ -129,7 +129,7 @@ def _compare_own_model(context: RankContext, model: ModelFile, reference: Refere
 
 
 def shared(built: dict[int, torch.nn.Module], rebuilt: dict[int, torch.nn.Module]) -> list[torch.Tensor]:
-    """Returns weights and buffers in memory that both have: a build_stage may return the same tensors every time."""
+    """Returns the weights and buffers of ``built`` whose memory ``rebuilt`` uses too: a build_stage may reuse it."""
     memory = memory_of([*_tensors(rebuilt)]).keys()
     return [tensor for tensor in _tensors(built) if memory_of(tensor).keys() & memory]
 

@@ -56,7 +56,7 @@ def tolerance(dtype: torch.dtype, summands: int) -> float:
 class RankResult:
     """Results of a rank: for each weight group the gradients of its steps, and its weights after the last one.
 
-    ``losses`` are the rank's parts of the losses of the updates.
+    ``losses`` has for each update the part of the loss that this rank has computed.
     """
 
     gradients: Mapping[Group, Sequence[Gradients]]
@@ -68,7 +68,7 @@ class RankResult:
 class Deviation:
     """Error of the gradients or weights of a weight group, relative to the largest gradient or step of the group.
 
-    ``what`` names them, ``parameter`` the parameter with the largest error.
+    ``what`` says of which update they are; ``parameter`` is the parameter with the largest error.
     """
 
     group: Group
@@ -82,7 +82,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Errors of the ranks compared with one process, and their tolerances; ``unequal`` names replicas that differ."""
+    """Errors of the ranks compared with one process, and tolerances; ``unequal`` has lines on replicas that differ."""
 
     updates: int
     dtype: str
@@ -102,7 +102,7 @@ class Verdict:
 
     @property
     def wrong(self) -> list[Deviation]:
-        """The first error of each weight group that is beyond its tolerance."""
+        """The first error beyond the tolerance, for each weight group that has one."""
         beyond = [gradient for gradient in self.gradients if gradient.error > self.gradient_tolerance]
         beyond += [weight for weight in self.weights if weight.error > self.weight_tolerance]
         firsts: dict[Group, Deviation] = {}
@@ -148,8 +148,8 @@ def compare(
 ) -> Verdict | None:
     """Compares the results of all ranks with one process, which runs on rank 0; returns None on the other ranks.
 
-    ``names`` are the auxiliary losses. ``inspect`` is called with the stages of the reference first, and may raise an
-    error. Every rank calls this.
+    ``names`` are those of the auxiliary losses. ``begin`` starts the training in one process; ``inspect`` is called
+    with its stages first, and may raise an error. Every rank calls this.
 
     Raises `CheckFailed` on rank 0, if a stage has made more or fewer steps than there are updates.
     """
@@ -218,7 +218,7 @@ def _train_in_one_process(
 
 
 def share_of(error: float, scale: float) -> float:
-    """Error relative to a size; infinite if it is not a number."""
+    """Error divided by a size, or infinity if that is not a number."""
     if error == 0:
         return 0.0
     relative = error / scale if scale else math.inf
@@ -226,7 +226,11 @@ def share_of(error: float, scale: float) -> float:
 
 
 def _deviation(history: History, group: Group, what: str, errors: Iterable[float], scale: float) -> Iterator[Deviation]:
-    """Yields the largest error of a weight group, if it has parameters."""
+    """Yields the largest error of a weight group, if the group has parameters.
+
+    ``errors`` has the absolute error of each parameter, in the order of ``history.names``. They are divided by
+    ``scale``, the largest gradient or the largest step of the group.
+    """
     shares = [share_of(error, scale) for error in errors]
     if shares:
         worst = max(range(len(shares)), key=shares.__getitem__)
@@ -234,14 +238,14 @@ def _deviation(history: History, group: Group, what: str, errors: Iterable[float
 
 
 def _part(result: RankResult, group: Group, part: int) -> Gradients:
-    """Gradients of update ``part``, or the weights if it is the number after the last update."""
+    """Gradients of update ``part``; if ``part`` is the number of updates, the weights after the last one."""
     return (*result.gradients[group], result.weights[group])[part]
 
 
 def _received(
     control_group: ControlGroup, job: Job, result: RankResult, group: Group, part: int, like: Sequence[torch.Tensor]
 ) -> Gradients:
-    """Receives, on rank 0, a part of the results of the first rank that holds a weight group."""
+    """Receives on rank 0 a part of the results (see `_part`) of the first rank that holds a weight group."""
     rank, what = control_group.place.ranks_of(job.members(group))[0], f"for what {group_name(group)} has computed"
     if rank == 0:
         return _part(result, group, part)
@@ -256,7 +260,7 @@ def _received(
 
 
 def _send_parts(control_group: ControlGroup, job: Job, result: RankResult, updates: int) -> None:
-    """Sends the parts of the weight groups of which this rank is the first, when `_received` asks for them."""
+    """Sends results when `_received` asks for them, of each weight group that this rank is the first to hold."""
     mine = [
         g
         for g in job.groups

@@ -23,7 +23,7 @@ from chimera_runtime.tools.check.reference import Reference, differences, size
 
 @dataclass(frozen=True)
 class Agreement:
-    """Errors of the stages compared with the user's model, relative to the loss and to a stage's largest gradient."""
+    """Errors of the stages compared with the user's model: of the loss, and of gradients, both relative."""
 
     parameters: int
     loss: float

@@ -26,7 +26,7 @@ If the key is a single stage, layers of that stage share them.
 
 
 def _nothing() -> AbstractContextManager[Sequence[Any]]:
-    """Context that collects no auxiliary losses."""
+    """Makes a context that collects no auxiliary losses."""
     return nullcontext(())
 
 
@@ -36,7 +36,7 @@ def _unnamed(_modules: Sequence[torch.nn.Module]) -> None:
 
 @dataclass(frozen=True)
 class Reference:
-    """One process that trains the whole model: B*N*W items per update.
+    """The model and the data that one process trains on: B*N*W items per update.
 
     If micro-batches are cut into parts, it runs the parts one after another, each with its own dropout and batch
     statistics, and with the weight of a part in the loss. ``listening`` makes a context that collects the auxiliary
@@ -217,7 +217,7 @@ class Training:
         return float(loss.item()), count, sums
 
     def step(self, gradients: Sequence[Gradients]) -> None:
-        """Steps all weight groups: each gets its next version."""
+        """Steps the optimizer of each weight group with the gradients of the group."""
         for group, history, mine in zip(self.groups, self.histories, gradients, strict=True):
             history.step(mine, seed_of("step", self._reference.seed, self._update, *group))
         self._update += 1
@@ -263,7 +263,10 @@ class History:
         return not isinstance(self._optimizer, torch.optim.SGD | None)
 
     def show(self, micro: int, updates: int) -> None:
-        """Points the parameters to the version that a micro-batch reads; a period has ``updates`` updates."""
+        """Points the parameters to the version that a micro-batch reads, and forgets versions that are read no more.
+
+        ``updates`` is the number of updates of a period.
+        """
         period, place = divmod(micro, len(self._offsets))
         self._point_to(self._versions[max(0, period * updates + self._offsets[place]) - self._forgotten])
         while period * updates + min(self._offsets) > self._forgotten:
@@ -278,7 +281,7 @@ class History:
         return gradients
 
     def step(self, gradients: Gradients, seed: int) -> None:
-        """Steps the optimizer from the newest version to the next one."""
+        """Adds a version: steps the optimizer on a copy of the newest one, with these gradients and this seed."""
         before = self.newest
         self._versions.append([tensor.clone() for tensor in before])
         self._point_to(self.newest)
@@ -306,7 +309,7 @@ def distance(computed: Gradients, wanted: Gradients) -> float:
 
 
 def differences(computed: Gradients, wanted: Gradients, roundings: int = 0) -> Iterator[float]:
-    """Yields the largest difference of each tensor, less the error of ``roundings`` roundings of each number."""
+    """Yields for each tensor the largest difference, beyond what ``roundings`` roundings of a number explain."""
     for mine, theirs in zip(computed, wanted, strict=True):
         if mine is None or theirs is None:
             yield 0.0 if mine is theirs else float("inf")

@@ -37,7 +37,7 @@ _NAMES = {
 
 
 class BugReport:
-    """Writes this rank's part of the file.
+    """Writes this rank's part of the zip file.
 
     Raises `Misuse` if there is another file of that name, which ``--bundle`` has not written. Raises `Unwritable` if
     the file cannot be written.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def claim_to_speak() -> bool:
-    """Whether this rank is the first of its torchrun that calls this; that rank prints the message.
+    """Returns True on the first rank of a torchrun that calls this: that rank is to print the message.
 
-    It makes a file next to the directories of the ranks, and leaves it there. If it cannot, local rank 0 is the first.
+    The first rank makes a file next to the directories of the ranks. If it cannot, local rank 0 gets True.
     """
     rank = os.environ.get("LOCAL_RANK", "0")
     place = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
@@ -30,7 +30,7 @@ def record(message: str, is_cause: bool) -> None:
     """Writes a message as ``torch.distributed.elastic.multiprocessing.errors.record`` writes an exception.
 
     torchrun calls the oldest failure the cause, and its times are whole seconds. So the time of a failure that follows
-    from another one (not ``is_cause``) is rounded up. If the file cannot be written, the rank ends as it would.
+    from another one (not ``is_cause``) is rounded up. If the file cannot be written, nothing happens.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:

@@ -39,7 +39,7 @@ Answer = TypeVar("Answer")
 
 
 class _NoStoreError(Exception):
-    """Error if torchrun's store does not answer, or has ended; the text says which."""
+    """Error for torchrun's store if it does not answer or has ended; the text says which of the two."""
 
 
 class Faults:
@@ -140,13 +140,13 @@ class Faults:
         self.lose(str(error), error.peers)
 
     def _leave_word(self, message: str, peers: Sequence[int]) -> None:
-        """Writes into the store which ranks this one waited for."""
+        """Writes into the store this rank's message and the ranks that it waited for, for `_followed`."""
         self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
         if len(peers) == 1:
             self._store.compare_set(_FIRST, "", str(self._rank))
 
     def _cause(self) -> str:
-        """Returns the message at the end of the waits that begin at this rank, or at the first with a single peer."""
+        """Returns the message of the rank that failed first, as far as `lose` can find that rank."""
         message, is_silent = self._followed(self._rank)
         if not is_silent and self._store.check([_FIRST]):
             other, is_silent = self._followed(int(self._store.get(_FIRST)))
@@ -154,7 +154,7 @@ class Faults:
         return message
 
     def fail(self, error: Exception) -> NoReturn:
-        """Ends this rank for an error of torch; an error of the store means that torchrun may have died."""
+        """Ends this rank with the message of an error; like `lose` if it is an error of the store."""
         headline = f"rank {self._rank}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         message = "\n".join([headline, *getattr(error, "__notes__", ())])
         if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
@@ -171,7 +171,10 @@ class Faults:
         self._save_and_leave(message, status, [speaking])
 
     def _followed(self, rank: int) -> tuple[str, bool]:
-        """Returns the last message along the waits from a rank, and whether the next rank has written none."""
+        """Follows the waits from a rank to the rank after which there is no further one, and returns its message.
+
+        Also returns whether the last rank waited for a rank that has written nothing into the store.
+        """
         message, visited = "", set[int]()
         while self._store.check([f"{_LOST}/{rank}"]):
             visited.add(rank)
@@ -205,7 +208,7 @@ class Faults:
                 self._terminated(size, signal.Signals(number).name)
 
     def _end_if_interrupted(self, number: int) -> None:
-        """Ends this rank at once for a Ctrl-C if it does not save, and for the second Ctrl-C in any case.
+        """Ends this rank at the first Ctrl-C, or at the second one if at the first it is to save.
 
         At the second one torchrun sends a SIGTERM. A signal soon after a SIGINT may belong to the same Ctrl-C: the
         terminal sends one, and torchrun passes one on.
@@ -303,9 +306,9 @@ def _machine() -> str:
 
 
 def _torchrun_has_died() -> bool:
-    """Whether torchrun has ended, or ends within half a second: it may have threads that end a moment later.
+    """Waits up to half a second for torchrun to end, and returns whether it has.
 
-    If it has not, this has taken that time, in which the other ranks could write into the store.
+    The wait also gives other ranks time to write their messages into the store.
     """
     deadline = time.monotonic() + _MOMENT
     while not has_ended() and time.monotonic() < deadline:

@@ -73,12 +73,12 @@ class RehearsedStage(Stage):
 
 
 def repeated(micros: Micros, fake: Tensors) -> Tensors:
-    """Joins the tensors of one micro-batch as often as an operation has micro-batches."""
+    """Returns the tensors of one micro-batch, repeated for each micro-batch of an operation and joined."""
     return join([fake] * len(micros)) if isinstance(micros, tuple) and len(micros) > 1 else fake
 
 
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
-    """Returns a maker of stages that sleep, with the seconds per micro-batch by the letter of the operation."""
+    """Returns a function that makes stages which sleep; ``seconds`` has the time of each kind of operation."""
     slack = overshoot()
     return partial(
         RehearsedStage, seconds={kind: max(0.0, value / job.parts - slack) for kind, value in seconds.items()}

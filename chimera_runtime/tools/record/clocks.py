@@ -13,9 +13,9 @@ ROUNDS = 16
 
 @dataclass(frozen=True)
 class OffsetEstimate:
-    """Difference of rank 0's clock to this rank's clock, at the time ``at`` of this rank's clock.
+    """Rank 0's clock minus this rank's clock, at the time ``at`` of this rank's clock, in nanoseconds.
 
-    The true offset is within ``uncertainty`` of ``offset``; all in nanoseconds.
+    The true difference is within ``uncertainty`` of ``offset``.
     """
 
     at: int

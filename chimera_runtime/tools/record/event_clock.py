@@ -1,4 +1,4 @@
-"""``--trace`` on a GPU: times of events in its computing stream.
+"""``--trace`` on a GPU: times of events in the CUDA stream in which the GPU computes.
 
 A call only puts work into the stream, so the host's clock would measure how long that took. An event before and one
 after each call give the times at which the GPU began and ended the work, or was held up by a wait for a message.
@@ -16,7 +16,7 @@ _NANOSECONDS = 10**6
 
 
 class DeviceEvents(Protocol):
-    """Events in the computing stream of a device, with the times at which the device reaches them."""
+    """Events in the stream in which a device computes, with the times at which the device reaches them."""
 
     def mark(self) -> Any:
         """Puts an event into the computing stream, behind all work that is there."""

@@ -1,6 +1,6 @@
 """``--trace``: wrappers of the parts of a lane, which record the begin and the end of each call.
 
-On a GPU calls only put work into a stream; the times are then those of events in the stream (`event_clock`).
+On a GPU calls only put work into a CUDA stream; the times are then those of events in the stream (`event_clock`).
 """
 
 from collections.abc import Callable
@@ -98,7 +98,7 @@ class TracedWeights:
         self._recorder.note(to.WAIT_ALL_REDUCE, self._sums - 1, self._group, start)
 
     def step(self) -> None:
-        """Steps the optimizer. If updates overlap, the records are written then."""
+        """Steps the optimizer. If updates overlap, writes the records afterwards."""
         start = self._recorder.now()
         self._weights.step()
         self._recorder.note(to.STEP, self._weights.updates - 1, self._group, start)
@@ -118,7 +118,7 @@ class TracedStage(TracedWeights):
         self.input_gradients = stage.input_gradients
 
     def begin(self, update: int) -> None:
-        """Begins an update, from whose first micro-batch on they are counted; writes the records before."""
+        """Begins an update, whose first micro-batch has number 0; before that, writes the records."""
         self._recorder.spill()
         self._recorder.first = update
         self._stage.begin(update)
@@ -160,7 +160,7 @@ class TracedStage(TracedWeights):
 
 
 def traced(parts: LaneComponents, recorder: Recorder, streams: bool) -> LaneComponents:
-    """Wraps the components of a lane, so that every call is recorded; ``streams`` says that updates overlap."""
+    """Wraps the components of a lane to record every call; ``streams`` says that the schedule has no flush."""
     stages, peers, load_input, load_target, ties = parts
     return LaneComponents(
         {number: TracedStage(stage, recorder, streams) for number, stage in stages.items()},

@@ -30,7 +30,7 @@ class Log:
             raise mistakes.log_is_of_another_run(path)
 
     def _is_taken(self) -> bool:
-        """Locks the file for this process, without its children; whether another process has locked it."""
+        """Locks the file for this process, without its children; returns True if another process has locked it."""
         with suppress(OSError):  # a file system without locks refuses nobody
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -129,7 +129,7 @@ class RankNeed:
         return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in figures)}"
 
     def _weights(self) -> int:
-        """Bytes of weights and buffers: of trained weights all versions, of the buffers of recomputing stages two."""
+        """Bytes of all versions of trained weights, of other weights, and of buffers (twice if a stage recomputes)."""
         parameters = {parameter for module in self._built.values() for parameter in module.parameters()}
         copies = {stage: 2 if stage in self._context.world.job.recomputing else 1 for stage in self._built}
         total = bytes_of(parameters)
@@ -233,7 +233,7 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: list[torch.nn.Parameter]) -> int:
-    """Bytes of an optimizer's state, by a step on parameters without memory; twice the weights if that fails."""
+    """Bytes of an optimizer's state, measured by a step on the meta device; twice the weights if the step fails."""
     try:
         with generators_kept():
             steps = make([_stand_in(parameter) for parameter in parameters])

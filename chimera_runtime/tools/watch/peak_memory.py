@@ -85,7 +85,7 @@ def resident() -> int:
 
 
 def _read(name: str) -> int:
-    """Bytes in a line of Linux's status of this process; on other systems its peak, which is all they tell."""
+    """Bytes in a line of this process's status on Linux; on other systems the peak, as they tell nothing else."""
     with suppress(OSError, StopIteration):
         lines = _STATUS.read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024

@@ -52,7 +52,7 @@ _SHOWN_EVERY = 0.1
 """Seconds between lines on a terminal; faster ones could not be read."""
 
 _SUMMED = 16
-"""Number of overlapping updates of which one has a sum of its loss over the ranks."""
+"""One in so many overlapping updates has a sum of its loss over the ranks."""
 
 _UNSUMMED = array("d")
 """Placeholder for the sum in all other updates."""
@@ -61,7 +61,7 @@ Floats = tuple[float, ...]
 
 
 def gathered_together(job: Job) -> int:
-    """Number of updates whose losses are gathered in one message: those that a worker works on at the same time."""
+    """Number of updates whose losses are gathered in one message: as many as a worker works on at the same time."""
     return max(1, job.workers // job.micro_batches) if job.period else 1
 
 

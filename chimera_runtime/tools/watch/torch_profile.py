@@ -40,7 +40,7 @@ class TorchProfile:
         return self
 
     def updated(self) -> None:
-        """Ends an update."""
+        """Tells the profiler that an update has ended; call it after each update."""
         self._profile.step()
 
     def __exit__(
