@@ -1,4 +1,4 @@
-"""`Session`: what a pipeline may still do on this rank, and the completion of updates that are under way."""
+"""`Session`: refuses calls of a pipeline that is closed or has failed, and completes the updates under way."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,13 +13,13 @@ from chimera_runtime.update.update_interface import Updates
 T = TypeVar("T")
 
 _PATIENCE = 600.0
-"""Seconds that ranks wait at least for one whose modules return or load their state."""
+"""Smallest number of seconds that ranks wait for a rank whose modules return or load their state."""
 
 
 class Session:
     """A pipeline from its first update until it is closed, or until an update fails.
 
-    ``located`` is the context of errors around everything that the pipeline runs: it knows whether one has failed.
+    ``located`` is the context in which the pipeline makes its calls: it notes whether a call has failed.
     """
 
     def __init__(self, world: World, probed: ProbeResult, located: Located, updates: Updates) -> None:
@@ -53,15 +53,15 @@ class Session:
             self._updates.finish()
 
     def catch_up(self) -> None:
-        """Completes the updates that are under way on the device as well, so that weights can be saved."""
+        """Completes the updates that are under way, and waits for the device, so that weights can be saved."""
         self.finish()
         with self._located:
             self._world.synchronize()
 
     def on_all_ranks(self, call: Callable[[], T]) -> T:
-        """Returns the result of a call on this rank if it raises on no rank of the pipelines, else raises on all.
+        """Makes a call on all ranks; returns this rank's result, or raises an error on all ranks if any call fails.
 
-        An error leaves the pipeline as it is.
+        After the error the pipeline can still be used.
         """
         results: list[T] = []
 
