@@ -1,4 +1,4 @@
-"""The answer to a call of chimera compile: made from the levels, or read back from a kept text."""
+"""The answer to a call of chimera compile, made from the levels of a compilation or read back from the cache."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,15 +18,15 @@ ENDINGS: Mapping[Level | None, str] = {
     Level.AST: ".chim",
     **dict.fromkeys((Level.PLAN, Level.SCHEDULE, Level.PROGRAM, Level.EVALUATION), ".sir"),
 }
-"""The endings of files with the text of a level, for those that read back."""
+"""The file ending of each level whose text chimera compile can read back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """The files of the output directory by relative path, with the scheme and the number of workers.
 
-    ``split`` is the first layer of each stage, where a prediction is from the costs of layers. ``fits`` is whether the
-    workers have the memory, as far as that is known.
+    ``split`` is the first layer of each stage, if a prediction was made from the costs of layers. ``fits`` is whether
+    the workers have enough memory, as far as that is known.
     """
 
     scheme: str
@@ -38,7 +38,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text for standard output, and the output directory; None if a single level was asked for.
+    """The text for standard output, and the files to write; ``output`` is None if a single level was asked for.
 
     ``warnings`` are those of the compilation, ready to be shown.
     """
@@ -53,7 +53,7 @@ class Answer:
 
 
 def read(text: str | bytes) -> Answer | None:
-    """The answer that a text stands for; None for a text that `Answer.as_json` cannot have written."""
+    """The answer in a text of `Answer.as_json`; None for any other text."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -91,14 +91,14 @@ def _lies_below(name: str) -> bool:
 
 
 def produce(compilation: Compilation, wanted: Level | None, details: bool = False) -> tuple[str, Output | None]:
-    """The printed text and the written files: of one level or, for None, of the whole compilation.
+    """The text to print for a level, without files; for None, the text and the files of the whole compilation.
 
     ``details`` adds the tables of all figures to the text of a whole compilation.
 
     Raises
     ------
     CompileError
-        As the levels of the compilation do.
+        If a level cannot be made.
     """
     if wanted is not None:
         return _text(compilation, wanted), None
@@ -109,7 +109,7 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
 
 
 def _screen(compilation: Compilation, details: bool) -> str:
-    """The answers, the timeline and the proof of a whole compilation, for a terminal."""
+    """Text for a terminal on a whole compilation: the answers, the timeline and the proven rules."""
     from chimera_ir.console import printed
     from chimera_ir.cost import table
     from chimera_ir.picture import terminal

@@ -23,7 +23,7 @@ from chimera_ir.answer import Answer, read
 from chimera_ir.source import contents
 
 VARIABLE = "CHIMERA_CACHE"
-"""The environment variable that names another directory; if it is empty, no answers are kept."""
+"""The environment variable with another directory for the answers; if it is set to nothing, no answers are kept."""
 
 LIMIT = 256 * 2**20
 """The most bytes that are kept; the answers that were used least recently are dropped first."""
@@ -32,7 +32,7 @@ WORTHWHILE = 0.3
 """Seconds of processor time, about as long as the start of the program; answers made in less are not kept."""
 
 SETTLED = 10.0
-"""Seconds: if a file of the compiler is younger, it may have changed after it was loaded."""
+"""Seconds. A file of the compiler that changed more recently may have changed after it was loaded."""
 
 LIBRARIES = ("click", "jinja2", "lark", "networkx", "pygments", "rich")
 
@@ -40,9 +40,9 @@ _OURS = re.compile(r"[0-9a-f]{64}(\.json|\.\w+\.part)")
 
 
 def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
-    """The answer to a question: kept from an earlier call, or made now and kept if that took long.
+    """Returns the answer to a question that an earlier call kept, or makes it, and keeps it if that took long.
 
-    The question is read before and after: if it or the compiler changed in between, the answer is not kept.
+    The question is read before the answer is made and after. If it or the compiler changed, the answer is not kept.
     """
     directory = _directory()
     key = None if directory is None else _key(question())
@@ -61,7 +61,7 @@ def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
 
 
 def _directory() -> Path | None:
-    """The user's cache directory of this program, or the one that the environment names; None if there is none."""
+    """Directory of the answers: the one that `VARIABLE` names, or one in the user's cache; None if there is no such."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None

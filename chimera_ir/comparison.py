@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plain_request(request: Request, header: Header) -> Request:
-    """The request for the library's baseline, as large as a schedule.
+    """The request for the library's baseline, with the workers and micro-batches of ``header``.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def plain_request(request: Request, header: Header) -> Request:
 
 
 def plain(request: Request, known: Schedule) -> Schedule:
-    """The library's baseline, as large as a schedule; that schedule itself, if it is that."""
+    """The schedule of the library's baseline at the size of ``known``; ``known`` itself, if it is the baseline."""
     from chimera_ir.elaborate.elaborate import elaborate
     from chimera_ir.lower.order import order
     from chimera_ir.syntax.parser import parse
@@ -50,14 +50,14 @@ def plain(request: Request, known: Schedule) -> Schedule:
 
 
 def request_against(against: Source, request: Request, like: Header) -> Request:
-    """The request for a text to compare with, with parameters that make it as large as a schedule.
+    """The request for a text to compare with; its parameters give it the workers and micro-batches of ``like``.
 
     Raises
     ------
     Incomparable
-        If there are none.
+        If no parameters give it this size.
     TextError
-        If the text has mistakes, whatever its parameters.
+        If the text has mistakes that do not depend on its parameters.
     """
     settings = {} if against.is_ir else _fitting(against, like, request.max_operations)
     return replace(request, source=against, settings=settings, change=Change(), forecast=None, ties=(), against=None)
@@ -112,7 +112,7 @@ def fitting(scheme: "Scheme", like: Header, max_operations: int) -> Mapping[str,
 
 
 def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int]]:
-    """Settings of the parameters that may give the size of a header, those with the fewest sizes first."""
+    """Yields settings to try: none, then one parameter set to the workers or micro-batches, then two set to both."""
     sizes = like.workers, like.whole_micro_batches
     shared = {name: value for name, value in like.parameters if name in names}
     both = (dict(zip(pair, sizes, strict=True)) for pair in permutations(names, 2))
@@ -122,12 +122,12 @@ def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int
 
 
 def require_same_size(header: Header, like: Header, name: str) -> None:
-    """Passes if a schedule has as many workers and micro-batches as another one.
+    """Makes sure that a schedule has as many workers and micro-batches as another one.
 
     Raises
     ------
     Incomparable
-        If it has not.
+        If it has more or fewer.
     """
     if (header.workers, header.whole_micro_batches) != (like.workers, like.whole_micro_batches):
         raise Incomparable(name, f"it is a schedule {_size(header)}, and the one at hand {_size(like)}")
@@ -135,7 +135,7 @@ def require_same_size(header: Header, like: Header, name: str) -> None:
 
 @contextmanager
 def refusing(name: str, like: Header) -> Iterator[None]:
-    """Turns the error of a text to compare with that is too large into one message with the size.
+    """Context in which a text to compare with that is too large raises an error that names its size.
 
     Raises
     ------

@@ -3,8 +3,8 @@
     text -> scheme -> plan -> schedule -> program -> timeline -> report, prediction -> files
                                        -> evaluation                               -> files
 
-Each property of a `Compilation` is one of these levels, made when it is first asked for. What a level is made with is
-imported only then: a program that looks at a schedule starts without the code generator.
+Each property of a `Compilation` is one of these levels, made when it is first asked for. The code that makes a
+level is also imported then: a program that looks at a schedule starts without the code generator.
 """
 
 import json
@@ -60,7 +60,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """A verified schedule with its plan; a text of a schedule or a program has no plan."""
+    """A verified schedule, and the plan that it was made from; None if the text is a schedule or a program."""
 
     plan: Plan | None
     checked: "Checked"
@@ -73,7 +73,7 @@ def _ignore(_: object) -> None:
 def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
     """Property that is made once, when it is first asked for, without the garbage collector.
 
-    Diagnostics that reject the level leave it as a `TextError`, which knows the text that they are about.
+    If diagnostics reject the level, the property raises a `TextError` with them.
     """
 
     @wraps(make)
@@ -89,7 +89,7 @@ def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compilation:
-    """Levels of a text, from the scheme to the files: each a property, made when it is first asked for, and verified.
+    """Levels of a text, from the scheme to the files: each a property, made when first asked for, and verified.
 
     A level that cannot be made raises a `CompileError`, and so does every level after it. A notebook shows a
     compilation as the picture of its timeline.
@@ -101,7 +101,7 @@ class Compilation:
     warn
         A function that gets each warning as soon as it is found, even if an error follows.
     tell
-        A function that gets a few words on the next step.
+        A function that gets a few words on each step before it begins.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class Compilation:
 
     @property
     def schedule(self) -> Schedule | ScheduleStream:
-        """The compute operations of each worker in the order in which it runs them; without a flush, of a turn."""
+        """The compute operations of each worker in the order in which it runs them; without a flush, of one turn."""
         return self._ordered.checked.level
 
     @property
@@ -183,7 +183,7 @@ class Compilation:
 
     @_level
     def timeline(self) -> "Timeline":
-        """Begin and end of each operation with free communication, and of the sums and steps between them."""
+        """Start and end of each operation with free communication, and the events between them (sums, steps)."""
         from chimera_ir.cost.launches import with_events
         from chimera_ir.cost.simulate import simulate
 
@@ -193,7 +193,7 @@ class Compilation:
 
     @_level
     def report(self) -> "Report":
-        """Costs of the schedule and of the baseline at the same size; a text of forwards alone has none."""
+        """Costs of the schedule and of the baseline at the same size; rejected for a text that has forwards alone."""
         from chimera_ir.cost.launches import launches
         from chimera_ir.cost.report import CommunicatorChoice, report
         from chimera_ir.verify.findings import names
@@ -250,7 +250,7 @@ class Compilation:
 
     @_level
     def whole_report(self) -> "Report":
-        """The report with the rules that hold for the scripts as well, which are made for it."""
+        """The report with all proven rules, those for the scripts included; makes the scripts."""
         from chimera_ir.verify.findings import names
 
         report = self.report  # before the scripts, for what a report is refused for
@@ -265,7 +265,7 @@ class Compilation:
 
     @_level
     def files(self) -> Mapping[str, str]:
-        """The output directory by relative path: report, program, pictures, scripts, each after those it relies on."""
+        """The contents of the output files by relative path; each file relies only on files before it."""
         from chimera_ir.ir.text.printer import show
         from chimera_ir.picture import replayed, svg
 
@@ -290,7 +290,7 @@ class Compilation:
         Raises
         ------
         OutputRefused
-            If there is something else, or it cannot be written.
+            If the directory has been written by anything else, or cannot be written.
         """
         from chimera_ir import output
 
@@ -308,7 +308,7 @@ class Compilation:
 
     @_level
     def _entry(self) -> Scheme | Text:
-        """The level that the text is at, as it was read."""
+        """The parsed text: a scheme with the request's changes, or the level that an IR text has."""
         if not self.request.source.is_ir:
             from chimera_ir.syntax.parser import parse as parse_scheme
 
@@ -343,7 +343,7 @@ class Compilation:
 
     @_level
     def _durations(self) -> "Durations":
-        """Durations of operations; costs of other stages than those of the text are refused."""
+        """Durations of operations; raises an error if the costs are of other stages than those of the text."""
         header = self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
         return self.request.cost_model.durations(header)
 
@@ -357,7 +357,7 @@ class Compilation:
 
     @_level
     def _ordered(self) -> _Ordered:
-        """The schedule, verified, and the plan before it."""
+        """The verified schedule, and the plan that it was made from."""
         from chimera_ir.lower.order import order
         from chimera_ir.verify.verify import schedule_in, verify_schedule
 
@@ -371,7 +371,7 @@ class Compilation:
         return _Ordered(plan, checked)
 
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
-        """The schedule that the report compares with; the copies of weights of its workers, if not one per stage."""
+        """The schedule that the report compares with, and how many weights each worker keeps (None: one per stage)."""
         from chimera_ir import comparison
 
         request, header = self.request, self.schedule.header

@@ -100,7 +100,7 @@ class UnreadableText(CompileError):
 
 
 class NoSuchLevel(CompileError):
-    """An IR text begins below the level that is asked for."""
+    """The level that is asked for comes before the one that the IR text has."""
 
     def __init__(self, text: str, level: str) -> None:
         self.text, self.level = text, level

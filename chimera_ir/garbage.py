@@ -1,4 +1,4 @@
-"""Passes without the garbage collector."""
+"""Switch of the garbage collector, which passes of the compiler do not need."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keeps the garbage collector off: the objects that a pass makes stay in use and hold no cycles."""
+    """Context in which the garbage collector is off: the objects that a pass makes stay in use and hold no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -27,7 +27,7 @@ _COLORS = {
     token.String: ("green", "green"),
     token.Comment: ("brightblack", "brightblack"),
 }
-"""Colours on a light and on a dark background: those of the sixteen that are legible on both."""
+"""Colours on a light and on a dark background, chosen from a terminal's sixteen to be legible on both."""
 
 
 def literals(name: str) -> list[str]:
@@ -42,7 +42,7 @@ def keywords(name: str) -> list[str]:
 
 
 def _rules(name: str, *special: tuple[str, object]) -> Iterator[tuple[object, object]]:
-    """The rules of a lexer; ``special`` come before names and numbers."""
+    """Yields the rules of a lexer; those in ``special`` come before those of names and numbers."""
     yield r"\s+", token.Whitespace
     yield r"#.*", token.Comment.Single
     yield words(keywords(name), prefix=r"\b", suffix=r"\b"), token.Keyword
@@ -80,7 +80,7 @@ class IrLexer(RegexLexer):
 
 
 def colored(text: str, ending: str) -> str:
-    """The text of a file with that ending, with escape sequences for colours; as it is if it is not ours, or too long.
+    """The text with escape sequences for colours; unchanged if ``ending`` is not .chim or .sir, or it is too long.
 
     Examples
     --------

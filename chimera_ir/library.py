@@ -38,7 +38,7 @@ Further = Sequence[Path]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A name that the field uses: the library's scheme for it, if there is one, and a few words on it."""
+    """A schedule that the field knows: its names, the library's scheme for it, if any, and a few words on it."""
 
     names: tuple[str, ...]
     scheme: str | None
@@ -71,14 +71,14 @@ def names(directories: Further = ()) -> tuple[str, ...]:
 
 
 def source(name: str, directories: Further = ()) -> Source:
-    """The text of a library scheme; the name of one of a further directory is its path.
+    """The text of a library scheme; a text from a further directory is named by its path.
 
     Raises
     ------
     KeyError
         If the library has no such scheme.
     UnreadableText
-        If two files have this name, the scheme in it is called like another file, or it cannot be read.
+        If two files have this name, or the file cannot be read, or the scheme in it has another name than the file.
     """
     files = _files(directories)
     path, *others = files[name]
@@ -119,14 +119,14 @@ def parameters(name: str, directories: Further = ()) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another name of a library scheme, with a sentence that says so."""
+    """A library scheme that was asked for by another name, with a sentence that says so."""
 
     scheme: str
     remark: str
 
 
 def alias(name: str, directories: Further = ()) -> Alias | None:
-    """The library scheme that the field, or another spelling, calls by this name, if there is one."""
+    """The library scheme that has this name in the field or in another spelling; None if there is none."""
     known = _known_as(name)
     if known and known.scheme:
         return Alias(known.scheme, f"'{name}' is {known.scheme} here: {known.what}")
@@ -144,7 +144,7 @@ def _known_as(name: str) -> Known | None:
 
 
 def missing(name: str, directories: Further = ()) -> str:
-    """The message that the library has no scheme of this name, with the one that may be meant."""
+    """The message that the library has no scheme of this name, with a name that may be meant."""
     if known := _known_as(name):
         return f"the library does not have '{name}': {known.what}"
     for path in chain.from_iterable(_files(directories).values()):
@@ -159,13 +159,13 @@ def missing(name: str, directories: Further = ()) -> str:
 
 
 def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
-    """The scheme that reports compare with, and the settings that give it a size."""
+    """The scheme that reports compare with, and the settings that give it these workers and micro-batches."""
     table = _beside(resources.schemes())["baseline"]
     return source(table["scheme"]), {table["workers"]: workers, table["micro_batches"]: micro_batches}
 
 
 def called(scheme: str) -> str:
-    """A scheme's name; that of the baseline with its name in the field."""
+    """A scheme's name; if it is the baseline, followed by the field's name for it."""
     table = _beside(resources.schemes())["baseline"]
     return f"{scheme} ({table['called']})" if scheme == table["scheme"] else scheme
 
@@ -176,7 +176,7 @@ def stated(text: Source) -> Mapping[str, object]:
     Raises
     ------
     UnreadableText
-        If that file is not what it should be.
+        If the ``library.toml`` is not written as it should be.
     """
     path = Path(text.name)
     if path.stem in names() and source(path.stem) == text:
@@ -194,7 +194,7 @@ def stated(text: Source) -> Mapping[str, object]:
 
 
 def _files(directories: Further) -> dict[str, list[Path]]:
-    """The files of each name, those of the compiler first."""
+    """The files of schemes by name; where several have one name, the compiler's comes first."""
     files: dict[str, list[Path]] = {}
     for folder in (resources.schemes(), *directories):
         for path in sorted(folder.glob(f"*{_ENDING}")):
@@ -210,7 +210,7 @@ def _text(path: Path) -> str:
 
 
 def _beside(folder: Path) -> dict[str, Any]:
-    """The ``library.toml`` of a directory."""
+    """The content of a directory's ``library.toml``."""
     from chimera_ir.profile.document import entries  # with the messages of profiles, which few calls need
 
     source = Source(str(folder / _BESIDE), _text(folder / _BESIDE))
@@ -229,5 +229,5 @@ def _known() -> tuple[Known, ...]:
 
 
 def _plain(name: str) -> str:
-    """A name without capitals, without what stands between its words, and without the word that begins class names."""
+    """The letters and digits of a name in lower case, without the word ``schedule`` with which class names begin."""
     return "".join(character for character in name.lower() if character.isalnum()).removeprefix("schedule")

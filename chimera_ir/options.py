@@ -26,7 +26,7 @@ MOST = 10**6
 """The most copies, and the most items of a micro-batch."""
 
 Spell = Callable[[str], str]
-"""Spelling of an option by the user, given its name in `Options`."""
+"""Returns an option as the user writes it (``--recompute``), given its name in `Options`."""
 
 _LAYOUTS = ("pipeline", "replica")
 _COMMUNICATORS = tuple(choice.value for choice in Communicators)
@@ -49,10 +49,10 @@ class Options:
         When every stage's gradients are summed: ``"lazy"``, ``"eager"`` or ``"eager_opt"``.
     tied
         Groups of stages that share parameters, each stage by its number, ``"first"`` or ``"last"``, as in
-        ``[("first", "last")]``: what the model's ``tied`` says.
+        ``[("first", "last")]``; they are those that the model file's ``tied`` has.
     communicators
-        With which the program finishes, where messages are matched by their order, as NCCL does: with one per directed
-        pair of workers, ``"directed"``, which is the default, or with one for both directions, ``"pair"``.
+        Communicators with which the program must finish where messages are matched by their order, as NCCL does:
+        ``"directed"``, the default, is one per directed pair of workers, ``"pair"`` one for both directions.
     profile, cluster
         Paths of the files that say what the model's stages cost and what the model runs on.
     copies
@@ -62,21 +62,21 @@ class Options:
     layout
         Which ranks share a node: those of a ``"pipeline"``, which is the default, or of a ``"replica"``.
     shard_optimizer
-        The replicas of a stage share the optimizer's state, as ``--shard-optimizer`` of train.py lets them.
+        Whether the replicas of a stage share the optimizer's state, as with ``--shard-optimizer`` of train.py.
     split
-        The first layer of each stage, for a profile of layers; by default the slowest stage is the fastest.
+        The first layer of each stage, for a profile of layers; by default the slowest stage is as fast as possible.
     against
         What the report compares with, in place of the library's baseline: a scheme's name, the path of a .chim or .sir
-        file, or a `Source`. It gets as many workers and micro-batches.
+        file, or a `Source`. It is compiled for as many workers and micro-batches.
     max_operations
-        A scheme, a text or a baseline that has more compute operations is refused.
+        The most compute operations of a scheme, a text or a baseline; a larger one is refused.
     library
         Directories of further schemes, in addition to those in the environment variable CHIMERA_LIBRARY.
 
     Raises
     ------
     OptionError
-        If a value cannot be one.
+        If an option has a value that it cannot have.
     """
 
     costs: Mapping[str, int | float | str | Fraction] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Options:
         UnreadableText
             If the profile, the cluster or the text to compare with cannot be read.
         TextError
-            With everything that is wrong in these.
+            If these texts have mistakes; the error has all of them.
         """
         if source.is_ir and settings:
             raise ParameterError("an IR text has no parameters to set; set them when you compile its scheme")

@@ -35,7 +35,7 @@ if sys.platform != "win32":
     import fcntl
 
 MANIFEST = ".chimera-compile"
-"""The file that lists what chimera compile wrote into a directory, one relative path a line; other commands' too."""
+"""The manifest of chimera compile: it lists the files written into a directory, one relative path per line."""
 
 ATTEMPTS, PAUSE = 200, 0.05
 """Number of attempts of a writer to get its turn, and the seconds between them; a turn takes milliseconds."""
@@ -48,7 +48,7 @@ class OutputRefused(CompileError):
 def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, option: str = "--out ") -> None:
     """Writes the files, by path relative to the directory, and ``manifest``, which is a dot and the command's name.
 
-    ``option`` is what stands before the directory where the user named it.
+    ``option`` stands before the directory in messages, as where the user named it.
 
     Each of the files relies at most on those before it. An existing directory is replaced if the same command wrote it.
     If anything fails before the commitment, the directory is as it was before.
@@ -78,7 +78,7 @@ def refuse_file(file: Path, mark: str, force: bool) -> None:
     Raises
     ------
     OutputRefused
-        If it cannot, or if there is a file that does not begin with ``mark`` and nobody uses ``force``.
+        If it cannot be written, or if it exists, does not begin with ``mark``, and ``force`` is not set.
     """
     with _refusals(f"--out {file}"):
         if file.is_dir():
@@ -103,7 +103,7 @@ def write_file(file: Path, text: str, mark: str, force: bool) -> None:
     Raises
     ------
     OutputRefused
-        As `refuse_file`; the file is as it was then.
+        As `refuse_file`; the file is then as it was before.
     """
     refuse_file(file, mark, force)
     with _refusals(f"--out {file}"):
@@ -124,7 +124,7 @@ def write_file(file: Path, text: str, mark: str, force: bool) -> None:
 
 @contextmanager
 def _refusals(where: str) -> Iterator[None]:
-    """Names the place in every refusal and error of the system."""
+    """Context in which every refusal and error of the system becomes an `OutputRefused` that names the place."""
     try:
         yield
     except (OSError, OutputRefused) as error:
@@ -150,7 +150,7 @@ def _umask() -> int:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """A turn of this writer, in which no other writer of this machine works in the folder."""
+    """Context in which no other writer of this machine works in the folder; waits until that is so."""
     if sys.platform == "win32":
         yield
         return
@@ -239,7 +239,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def _refuse_others(target: Path, names: Iterable[str], ours: Mapping[str, None], manifest: str) -> None:
-    """Makes sure that only files of this command are in the way of files with these names."""
+    """Makes sure that files with these names replace nothing but files of this command."""
     for name in names:
         for folder in _folders(target, name):
             if os.path.lexists(folder) and not _is_folder(folder):
@@ -262,12 +262,12 @@ def _folders(target: Path, name: str) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether there is a directory, not a link to one."""
+    """Whether the path is a directory, not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is a regular file, not a link to one."""
+    """Whether the path is a regular file, not a link to one."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -277,7 +277,7 @@ def _listed(listing: Path) -> dict[str, None]:
     Raises
     ------
     OutputRefused
-        If it lists what no command writes.
+        If the manifest is damaged: it lists paths that no command writes.
     """
     if not _is_file(listing):
         return {}

@@ -15,7 +15,7 @@ EVERY = 8.0
 
 @contextmanager
 def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Shows the last text that the function got on standard error, from one second on to the end of the block.
+    """Yields a function, and from one second on shows the last text that it was called with on standard error.
 
     With ``quiet``, or if standard error is not a terminal, nothing is shown. Afterwards the terminal is as it was.
     """
@@ -50,7 +50,7 @@ def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def logged() -> Iterator[Callable[[str], None]]:
-    """Writes the last text that the function got to standard error, every few seconds to the end of the block.
+    """Yields a function, and every few seconds writes the last text that it was called with to standard error.
 
     Each line has the seconds since the beginning. A block that is over before the first line writes nothing.
     """

@@ -27,8 +27,8 @@ Tie = tuple[int | str, ...]
 class Request:
     """A text, the parameters and clauses that the user set, durations, and a limit on its size.
 
-    ``ties`` are the stages that share parameters, which depends on the model and not on the scheme. With the
-    ``communicators`` programs are to finish.
+    ``ties`` are the stages that share parameters, which depends on the model and not on the scheme. Programs
+    must finish with the ``communicators``.
 
     With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
     ``against`` is what the report compares with, if not with the library's baseline.
@@ -51,14 +51,14 @@ class Request:
 
 
 def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:
-    """Ties as weight groups, ascending, each once, in a scheme of ``stages`` stages.
+    """The weight groups of ties in a scheme of ``stages`` stages, ascending, each once.
 
-    A tie of the first and the last stage is none where these are one: its module has one parameter.
+    A tie of the first and the last stage is left out if the scheme has a single stage, whose module is both.
 
     Raises
     ------
     NoSuchTie
-        If the scheme lacks a stage of a tie, or a tie is of fewer than two.
+        If the scheme lacks a stage of a tie, or a tie has fewer than two stages.
     """
     across = (tie for tie in ties if not (stages == 1 and {"first", "last"} <= {*tie} <= {"first", "last", 0}))
     return tuple(sorted({_group(tie, stages) for tie in across}))
@@ -76,12 +76,12 @@ def _group(tie: Tie, stages: int) -> WeightGroup:
 
 
 def require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
-    """Passes if a scheme has every parameter that is set.
+    """Makes sure that a scheme has every parameter that is set.
 
     Raises
     ------
     ParameterError
-        For the first one that it lacks, or whose value is too large.
+        For the first parameter that the scheme lacks, or whose value is too large.
     """
     from chimera_ir.elaborate import settings as scheme_settings
 

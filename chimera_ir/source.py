@@ -19,19 +19,19 @@ LARGEST = 2**30
 """Bytes of the largest file that is read."""
 
 PATIENCE = 2.0
-"""Seconds in which somebody begins to write to a pipe, if anybody does."""
+"""Seconds to wait for the first byte of a pipe, into which nobody may be writing."""
 
 _PART = 2**20
 _IR = re.compile(r"(?:\s|#.*+)*+(?:plan|schedule|program)\b")
 
 
 def contents(path: Path, most: int = LARGEST) -> bytes:
-    """All of a regular file of at most ``most`` bytes.
+    """The contents of a regular file of at most ``most`` bytes.
 
     Raises
     ------
     OSError
-        If it cannot be read, has no end or none that is known (a device, a pipe), or is larger than ``most``;
+        If the file cannot be read, is not a regular one (a device, a pipe), or is larger than ``most``;
         ``strerror`` says which.
     """
     with _opened(path, pipes=False) as handle:
@@ -39,12 +39,12 @@ def contents(path: Path, most: int = LARGEST) -> bytes:
 
 
 def handed(path: Path, most: int = LARGEST) -> bytes:
-    """All of a regular file, as `contents`, or of a pipe until it is closed: a shell passes ``<(command)`` as one.
+    """The contents of a regular file or of a pipe until it is closed; a shell passes ``<(command)`` as a pipe.
 
     Raises
     ------
     OSError
-        As `contents`; if nobody writes to the pipe.
+        As `contents`, or if nobody writes to the pipe.
     """
     with _opened(path, pipes=True) as handle:
         return _all(handle, most)
@@ -52,7 +52,7 @@ def handed(path: Path, most: int = LARGEST) -> bytes:
 
 @contextmanager
 def _opened(path: Path, pipes: bool) -> Iterator[int]:
-    """A file that can be read to its end, or a pipe; opened without waiting for who writes to it."""
+    """Yields the descriptor of a regular file or, with ``pipes``, of a pipe, opened without waiting for a writer."""
     _refuse(path.stat(), pipes)
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
@@ -96,8 +96,8 @@ def _all(handle: int, most: int) -> bytes:
 class Span(NamedTuple):
     """Characters ``start`` to ``end`` (exclusive) of the text that is compiled.
 
-    Where they are a line of a turn, ``turn`` says of which: the micro-batch and the version that m and v stand for. It
-    is empty elsewhere.
+    If the characters are a line of a turn, ``turn`` says which turn, by the micro-batch and the version that m and v
+    stand for; otherwise it is empty.
     """
 
     start: int
@@ -125,7 +125,7 @@ class Source:
 
     @cached_property
     def is_ir(self) -> bool:
-        """Whether it is an IR text: by its name or, where that does not say, by its first word."""
+        """Whether it is an IR text: by the ending .sir or .chim of its name or, without these, by its first word."""
         ending = Path(self.name).suffix
         return ending == ".sir" or (ending != ".chim" and _IR.match(self.text) is not None)
 
@@ -143,7 +143,7 @@ class Source:
         return Position(line, offset - self._starts[line - 1] + 1)
 
     def offset(self, line: int, column: int) -> int:
-        """The character at a line and a column, both counted from 1, or the last one before."""
+        """The offset of a line and a column, both counted from 1; at most the end of the text."""
         start = self._starts[min(line, len(self._starts)) - 1]
         return min(start + column - 1, len(self.text))
 

@@ -13,7 +13,7 @@ LARGEST = 2**28
 
 
 def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
-    """The text that a program names: as `scheme_or_ir`, but a path is always that of a file."""
+    """The text that a Python program names: a string as in `scheme_or_ir`, the path of a file, or a `Source`."""
     match text:
         case Source():
             return text
@@ -33,13 +33,13 @@ def scheme_or_ir(
 ) -> Source:
     """The text that SCHEME names: a file if it looks like one, else a scheme of the library.
 
-    ``directories`` are further ones of the library, which the user names by ``option``. ``remark`` is called if the
+    ``directories`` are more directories of the library, which the user names by ``option``. ``remark`` is called if the
     library calls the scheme by another name.
 
     Raises
     ------
     UnreadableText
-        If there is none, or several schemes have this name.
+        If there is no such text, or several schemes have this name.
     """
     path = Path(scheme)
     if path.suffix in (".chim", ".sir") or len(path.parts) > 1:
@@ -69,12 +69,12 @@ def _is_handed(path: Path) -> bool:
 
 
 def read(path: Path, option: str = "", hint: str = "") -> Source:
-    """A file that a user names, as the value of an option or by itself.
+    """The text of a file that a user names; ``option`` and ``hint`` are words for the message if it cannot be read.
 
     Raises
     ------
     UnreadableText
-        If it cannot be read.
+        If the file cannot be read.
     """
     try:
         data = handed(path, LARGEST)

@@ -17,11 +17,11 @@ Parse = Callable[[Iterable[str]], Mapping[str, object]]
 _ASSIGNMENT = re.compile(r"\w+=[\d,-]*")
 
 _DIGITS = 18
-"""The most digits of a value: what has more is beyond 64 bits."""
+"""The most digits of a value: any number with more may be beyond 64 bits."""
 
 
 def setting(parse: Parse, help: str) -> Callable[[Function], Function]:
-    """The option ``--set`` and the words of a command, which its function gets together as ``settings``."""
+    """Decorator that adds ``--set`` and words NAME=VALUE to a command, whose function gets all as ``settings``."""
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -49,12 +49,12 @@ def _require_order(scheme: str | None, words: Iterable[str]) -> None:
 
 
 def single_values(given: Iterable[str]) -> dict[str, int]:
-    """The value of each name."""
+    """The value of each name, from words like ``N=8``."""
     return {name: _integer(name, value) for name, value in _texts(given).items()}
 
 
 def listed_values(given: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """The values of each name, of which there may be several, as in ``N=8,16``."""
+    """The values of each name, one or several, from words like ``N=8,16``."""
     values = {}
     for name, text in _texts(given).items():
         values[name] = tuple(_integer(name, value, "NAME=INTEGER or NAME=INTEGER,INTEGER") for value in text.split(","))

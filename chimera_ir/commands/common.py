@@ -33,7 +33,7 @@ class WrongCommand(click.ClickException):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of finite numbers; comparing with the ends of a range, as click does, accepts ``nan``."""
+    """A range of finite numbers; click's own range accepts ``nan``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number; a usage error if it is not finite, or out of the range."""
@@ -94,7 +94,7 @@ def require_torch(doing: str) -> None:
     Raises
     ------
     WrongCommand
-        If it is not.
+        If torch is not installed.
     """
     if find_spec("torch") is None:
         raise WrongCommand(f"{doing} needs torch, which is not installed: pip install 'chimera_ir[train]'")
@@ -150,7 +150,7 @@ class _Errors(_StandardOutput):
 
 
 def _discard(stream: TextIO) -> None:
-    """Drops text that cannot be written, and all that follows, so that the interpreter does not fail at its end."""
+    """Drops text that a stream cannot write, and all later text, so that the interpreter does not fail at its end."""
     try:
         stream.flush()
     except OSError:
@@ -159,7 +159,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def _open_closed() -> None:
-    """Opens standard streams that are closed, or other files would get their numbers; writing to them still fails."""
+    """Opens closed standard streams, whose numbers other files would get otherwise; writing to them still fails."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -170,7 +170,7 @@ def _open_closed() -> None:
 
 
 def run(command: click.Command, name: str) -> NoReturn:
-    """Runs a command to its end, which is one of the documented exit statuses in every case."""
+    """Runs a command and ends the process, in every case with one of the documented exit statuses."""
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -126,7 +126,7 @@ _SHARED = (
 
 
 def compiling(function: Function) -> Function:
-    """The function with the options, but ``--set``, of every command that compiles a scheme."""
+    """Adds to a command's function the options, except ``--set``, that all commands share that compile a scheme."""
     return reduce(lambda decorated, decorate: decorate(decorated), reversed(_SHARED), function)
 
 
@@ -244,7 +244,7 @@ def compile_command(
 
 
 def _in_colours(text: str, level: Level | None) -> str:
-    """The text of a level as standard output shows it; without colours nothing waits for what makes them."""
+    """The text of a level as standard output shows it, in colours if it has them; only then are lexers imported."""
     if not colored(sys.stdout):
         return text
     from chimera_ir import highlight
@@ -260,7 +260,7 @@ def answered(
     no_cache: bool,
     details: bool = False,
 ) -> tuple[Request, Answer]:
-    """The request for SCHEME and its answer, made now or in an earlier call; warnings are shown."""
+    """The request for SCHEME and the answer to it, made now or taken from the cache; shows the warnings."""
     source = _text(scheme, options)
     color = colored(sys.stderr)
     with _as_misuse(source):
@@ -272,7 +272,7 @@ def answered(
 
 
 def _text(scheme: str, options: Mapping[str, Any]) -> Source:
-    """The text that SCHEME names, with a remark if the library calls it otherwise."""
+    """The text that SCHEME names; prints a remark if the library calls it by another name."""
     return texts.scheme_or_ir(
         "/dev/stdin" if scheme == "-" else scheme,
         options["library"],
@@ -282,7 +282,7 @@ def _text(scheme: str, options: Mapping[str, Any]) -> Source:
 
 
 def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], form: TableForm) -> bool:
-    """Prints the table of a sweep, after its warnings, each once; whether SCHEME compiles at any of the sizes."""
+    """Prints a sweep's warnings, each once, and its table; returns whether SCHEME compiles at any of the sizes."""
     from chimera_ir.sweeps.printing import shown
     from chimera_ir.sweeps.sweep import swept
 
@@ -298,7 +298,7 @@ def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[
 
 @contextmanager
 def _as_misuse(source: Source) -> Iterator[None]:
-    """Errors about what stands on the command line get the words of the command line."""
+    """Context in which errors in options become errors of the command line, with options as the user writes them."""
     try:
         yield
     except ParameterError as error:
@@ -321,7 +321,7 @@ def _as_misuse(source: Source) -> Iterator[None]:
 
 
 def delivered(printed: str, made: Output, out: Path | None) -> Path:
-    """Writes the output directory, prints the tables, in this order; which directory it is."""
+    """Writes the output directory, then prints the text; returns the directory."""
     directory = out or Path(f"{made.scheme}.out")
     output.write(directory, made.files)
     report(printed)
@@ -343,7 +343,7 @@ def _question(request: Request, wanted: Level | None, color: bool, details: bool
 
 
 def _compiled(request: Request, wanted: Level | None, color: bool, details: bool) -> Answer:
-    """The answer, made now; if there is none, its warnings are shown all the same."""
+    """The answer, made now; if an error ends it, warnings found so far are shown all the same."""
     warnings: list[Diagnostic] = []
     try:
         with progress.shown(is_quiet()) as tell:

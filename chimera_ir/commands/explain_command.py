@@ -63,7 +63,7 @@ def _listed(code: str | None) -> dict[str, type]:
 
 
 def _known(code: str) -> type:
-    """The message or error of a code or name, however it is written: ``ch301``, ``301``, ``error[CH301]``."""
+    """The class of a message or error, from its code or name in any spelling: ``ch301``, ``301``, ``error[CH301]``."""
     known = messages() | exceptions()
     code = re.sub(r"^(?:error|warning)\[(\w+)\]:?$", r"\1", code)
     written = f"CH{code}" if re.fullmatch(r"\d{3}", code) else code

@@ -1,4 +1,4 @@
-"""``chimera``: all commands under one name. Each is imported when it is called for, so that none waits for another."""
+"""``chimera``: all commands under one name. Only the command that is called is imported, so none is slow to start."""
 
 import gc
 from importlib import import_module
@@ -83,5 +83,5 @@ def group() -> None:
 
 
 def main(name: str) -> NoReturn:
-    """The entry point, by the name that the user calls it."""
+    """Runs the group; ``name`` is how the user called it."""
     run(group, name)

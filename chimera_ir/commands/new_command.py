@@ -50,7 +50,7 @@ def _template(file: Path) -> str:
 
 
 def _identifier(stem: str) -> str:
-    """A file's name as the name of a scheme."""
+    """The stem of a file's name, made a valid name of a scheme."""
     name = re.sub(r"\W", "_", stem, flags=re.ASCII)
     return f"{name}_" if name in KEYWORDS else name if re.match(r"[A-Za-z_]", name) else f"_{name}"
 

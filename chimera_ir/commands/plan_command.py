@@ -198,7 +198,7 @@ def plan_command(
 
 
 def _library(directories: tuple[Path, ...]) -> tuple[Source, ...]:
-    """Every scheme of the library; a file of a further directory that holds none is passed over with a warning."""
+    """Every scheme of the library; a file of a further directory that is not a scheme is skipped with a warning."""
     further = library.further(directories, _LIBRARY)
     shipped, sources = library.names(), []
     for name in library.names(further):

@@ -68,7 +68,7 @@ _MODEL_SECTIONS = {
 
 
 def _measuring(function: Function) -> Function:
-    """The function with the options of every command that measures."""
+    """Adds to a command's function the options of every command that measures."""
     return as_json("Print what is written as JSON, too.")(general(function))
 
 
@@ -96,7 +96,7 @@ _MODEL = (
 
 
 def _of_a_model(function: Function) -> Function:
-    """The function with the options of every command that measures a model."""
+    """Adds to a command's function the options of every command that measures a model."""
     return reduce(lambda decorated, decorate: decorate(decorated), reversed(_MODEL), _measuring(function))
 
 
@@ -285,7 +285,7 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error, lines if that is not a terminal; nothing with ``--quiet``."""
+    """Yields a function that shows progress: a bar on a terminal, else lines; nothing with ``--quiet``."""
     console = Console(stderr=True)
     if is_quiet():
         yield _no_bar

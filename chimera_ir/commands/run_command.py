@@ -108,13 +108,13 @@ _TRAINING = (
     click.option("--backend-module", type=click.Path(), metavar="FILE", help="A file that registers the backend."),
     click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),
 )
-"""The options of train.py, by their names there; what is not given is left to it."""
+"""The options of train.py, by their names there; for an option that is not given, train.py has the default."""
 
 _MACHINES = (
     *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
     *("--master-addr", "--master-port"),
 )
-"""Options of torchrun that are about several machines."""
+"""Options of torchrun for several machines, which are refused."""
 
 _OF_COMPILER = ("costs", "recompute", "sync", "tied", "communicators", "max_operations", "library")
 """The options that decide what is compiled; ``communicators`` is an option of train.py, too."""
@@ -129,7 +129,7 @@ def _refuse_machines(_: click.Context, option: click.Parameter, given: object) -
 
 
 def _training(function: Function) -> Function:
-    """The function with the options of train.py; those that are torchrun's for several machines are explained."""
+    """Adds the options of train.py to a command's function, and refuses torchrun's options for several machines."""
     refused = (
         click.option(name, hidden=True, expose_value=False, callback=_refuse_machines, metavar="VALUE")
         for name in _MACHINES
@@ -227,7 +227,7 @@ def run_command(
 
 @contextmanager
 def _as_ranks_would() -> Iterator[None]:
-    """Refuses options that train.py would refuse on every rank, before anything is started."""
+    """Context in which options that train.py would refuse on every rank are errors of the command line."""
     try:
         yield
     except Refused as error:
@@ -245,7 +245,7 @@ def _words(training: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
-    """Continues as another program in this process: it gets every signal, and its exit status is that of the command.
+    """Replaces this process by another program, which gets all signals and whose exit status becomes the command's.
 
     ``variables`` join its environment.
     """

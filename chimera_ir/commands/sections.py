@@ -49,7 +49,7 @@ class SectionedCommand(click.Command):
 
 
 def general(function: Function) -> Function:
-    """The function with the options that every command has: ``--quiet`` and ``--version``."""
+    """Adds to a command's function the options that every command has: ``--quiet`` and ``--version``."""
     quiet = click.option(
         "-q",
         "--quiet",
@@ -78,7 +78,7 @@ def is_quiet() -> bool:
 
 
 def report(text: str) -> None:
-    """Writes to standard output what was not asked for; nothing with ``--quiet``."""
+    """Writes a text that the user did not ask for to standard output; nothing with ``--quiet``."""
     if not is_quiet():
         click.echo(text, nl=False, color=colored(sys.stdout))
 

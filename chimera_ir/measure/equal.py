@@ -47,7 +47,7 @@ class _SameContent:
 
 
 def passes(station: Station) -> object:
-    """Key of all that decides how long the passes through a station take: equal for equal layers on equal inputs."""
+    """Key of all that decides how long passes through a station (a stage, ready to run) take."""
     recorded = station.size, station.before, station.after, station.traits, station.footprint
     return recorded, _Signature().layers(station)
 
@@ -63,14 +63,14 @@ def step(station: Station) -> object:
 
 
 class _Signature:
-    """Signatures of values: nested lists that are equal where values are; what repeats inside is named by its place."""
+    """Makes signatures: nested lists that are equal for equal values; a repeated object is named by its first place."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
         self._kept: list[object] = []
 
     def layers(self, station: Station) -> list[object]:
-        """The signatures of a station's layers, which their stage names by their numbers."""
+        """The signatures of a station's layers, in order."""
         return [self.of(layer) for layer in station.module.children()]
 
     def of(self, value: object) -> object:

@@ -11,7 +11,7 @@ OFF = 0.2
 
 
 SCATTER = 0.1
-"""The largest deviation, as a share, that counts as chance."""
+"""The largest deviation of a time from the line, as a share of the time, that counts as chance."""
 
 _ROUNDS = 3000
 _FREE_ROUNDS = 300
@@ -32,12 +32,12 @@ class Point:
 
 
 def messages(points: Sequence[Point]) -> Link:
-    """The link of Comm_p2p = alpha + beta L (section 3.4)."""
+    """The link whose alpha and beta fit messages best, by Comm_p2p = alpha + beta L (section 3.4)."""
     return _nearest([(1.0, float(p.size), p) for p in points])
 
 
 def sums(points: Sequence[Point]) -> Link:
-    """The link of Comm_allreduce = 2 log2(r) alpha + 2 (r-1)/r beta L (section 3.4)."""
+    """The link that fits sums best, by Comm_allreduce = 2 log2(r) alpha + 2 (r-1)/r beta L (section 3.4)."""
     return _nearest([(2 * log2(p.ranks), 2 * (p.ranks - 1) * p.size / p.ranks, p) for p in points])
 
 
@@ -67,7 +67,7 @@ def _nearest(terms: Sequence[tuple[float, float, Point]]) -> Link:
 
 
 def _weight(off: float, scale: float) -> float:
-    """The slope of h(off / scale) over that of e^off + e^-off."""
+    """The slope of h(off / scale) divided by the slope of e^off + e^-off."""
     size = abs(off)
     if size < _NOTHING:
         return 1 / (2 * scale * scale)

@@ -47,8 +47,8 @@ K = TypeVar("K")
 class LinkRequest:
     """Sizes to measure in bytes, multiples of four, each in at most ``rounds`` rounds.
 
-    Sums are over ``sum_ranks`` neighbours or, if that is None, over all ranks and over pairs. What is sent lies on
-    ``device``, ``cpu`` or ``cuda``, by default the one that the backend is for.
+    Sums are over ``sum_ranks`` neighbours or, if that is None, over all ranks and over pairs. Tensors are on
+    ``device``, which is ``cpu`` or ``cuda``; by default the one that the backend is for.
     """
 
     sizes: tuple[int, ...]
@@ -67,7 +67,7 @@ class _MessageNames(Names):
 
 
 def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: ShowProgress) -> LinkTimes | None:
-    """Times of messages and sums, on rank 0; every rank calls it. Pairs take turns while the other ranks wait.
+    """Times of messages and sums on rank 0, None on other ranks. Every rank calls it; pairs measure one by one.
 
     Raises
     ------
@@ -135,7 +135,9 @@ def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def chosen_forks(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> dict[bool, tuple[int, tuple[int, int]]]:
-    """Forks to measure, within a node (True) and between nodes: a rank in pairs with two others, and these two.
+    """Forks to measure, within a node (True) and between nodes: a rank that sends to two others at once, and the two.
+
+    A fork is the middle of two pairs of one kind (both within a node, or both between nodes) that share a rank.
 
     Examples
     --------
@@ -192,7 +194,7 @@ class _Bench:
         self._tag = 0
 
     def pair(self, pair: tuple[int, int], size: int) -> tuple[list[float], list[float], list[float]]:
-        """Seconds of messages (half a ping-pong without its pauses), between messages of a stream, and of posts."""
+        """Lists of seconds: of messages (half a ping-pong without pauses), between messages sent in a row, of posts."""
         me, (a, b) = self._world.place.rank, pair
         self._tag = 0
         if me in pair:
@@ -211,7 +213,7 @@ class _Bench:
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
     def fork(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
-        """Seconds between messages of two streams that leave the hub at once, at both ends."""
+        """Seconds from message to message at both receivers (``ends``) while rank ``hub`` sends to both at once."""
         me = self._world.place.rank
         self._tag = 0
         if me in (hub, *ends):
@@ -231,7 +233,7 @@ class _Bench:
         return [gap for _, _, gaps in published for gap in gaps]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
-        """Seconds from the last member's launch of a sum to its end, and seconds of a launch."""
+        """Two lists of seconds: from the last member's launch of a sum to the end of the sum, and of the launches."""
         if self._world.place.rank in members:
             self._sum(number, size, WARM_UP)
             seconds, _ = self._sum(number, size, WARM_UP)
@@ -244,7 +246,7 @@ class _Bench:
         return shortest, [post for _, posts, _ in published for post in posts]
 
     def _agreed(self, first: int, seconds: float) -> int:
-        """Rounds that take about a second together; rank ``first``, where one takes ``seconds``, decides for all."""
+        """Number of rounds that take about a second; rank ``first`` decides, on which a round takes ``seconds``."""
         key = f"rounds/{self._done}"
         if self._world.place.rank == first:
             rounds = max(FEWEST, min(self._request.rounds, int(_SECOND / max(seconds, _TICK))))
@@ -252,7 +254,7 @@ class _Bench:
         return int(self._world.control_group.wait_for_key(key, first, "for the number of rounds"))
 
     def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Seconds from a message to its answer, and of a post: half the seconds of both posts of a round."""
+        """Sends messages. Returns the seconds to each answer, and of a post: the mean of a round's two posts."""
         seconds, posts = [], []
         for tag in self._tags(rounds):
             begin = time.perf_counter()
@@ -269,7 +271,7 @@ class _Bench:
         return seconds, posts
 
     def _pong(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Seconds from the arrival of a message to the post of its answer, which are not the link's; no posts."""
+        """Answers messages. Returns the seconds from each arrival to the post of the answer, and none of posts."""
         seconds = []
         for tag, arriving in self._arriving(peer, buffers, rounds):
             arriving.wait()
@@ -298,7 +300,7 @@ class _Bench:
     def _arriving(
         self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int
     ) -> Iterator[tuple[int, MessageTransfer]]:
-        """Receives with their tags, each posted before the caller waits for the receive before it."""
+        """Yields receives with their tags, each posted before the caller waits for the receive before it."""
         ahead = None
         for tag in self._tags(rounds):
             posted = peer.irecv((buffers[tag % 2],), tag)
@@ -309,7 +311,7 @@ class _Bench:
             yield ahead
 
     def _sum(self, number: int, size: int, rounds: int) -> tuple[list[float], list[float]]:
-        """Seconds from a launch to the end of a sum, and of the launch."""
+        """Two lists of seconds: from the launch of each sum to its end, and of the launch alone."""
         group, members = self._world.sums[number,]
         flat, seconds, posts = self._zeros(size), [], []
         others = [rank for rank in members if rank != self._world.place.rank]
@@ -330,7 +332,7 @@ class _Bench:
         return seconds, posts
 
     def _finish(self) -> None:
-        """Waits for the device: a wait returns before the message has arrived there."""
+        """Waits until a GPU has the message: the wait for a message returns earlier."""
         if self._world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
@@ -338,7 +340,7 @@ class _Bench:
         return torch.zeros(size // _FLOAT, device=self._world.device)
 
     def _tags(self, rounds: int) -> range:
-        """New tags, the same on both sides."""
+        """The tags of the next ``rounds`` messages, the same on both sides."""
         first, self._tag = self._tag, self._tag + rounds
         return range(first, first + rounds)
 

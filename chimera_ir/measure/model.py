@@ -18,7 +18,7 @@ from chimera_runtime.model.model import load
 from chimera_runtime.ranks.allocator import keep_memory
 
 _OFFERED: dict[str, list[str]] = {"args": []}
-"""Values that functions of a model file can take by name here: no arguments, and neither a depth nor a step count."""
+"""The values that functions of a model file can take by name here: ``args``, without any command-line arguments."""
 
 
 class BadFile(Exception):
@@ -26,7 +26,7 @@ class BadFile(Exception):
 
 
 def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkProfile:
-    """The work of a model file's stages.
+    """The work of a model file's stages, in floating-point operations.
 
     Raises
     ------

@@ -34,7 +34,7 @@ class Host:
 
     @property
     def place(self) -> str:
-        """Name of the node: ranks of one machine share it, and of one agent, where a machine plays several nodes."""
+        """Name of the node: machine and agent, as a machine on which several agents run plays several nodes."""
         return f"{self.name}/{self.agent}"
 
 
@@ -42,7 +42,7 @@ class Host:
 class LinkTimes:
     """Measured times of messages and sums, in seconds.
 
-    Keys of messages, streams and posts are (within a node, bytes), of sums (ranks, bytes), of the others within a node.
+    Messages, streams and posts are by (whether within a node, bytes), sums by (ranks, bytes), forks by the first alone.
 
     Attributes
     ----------
@@ -51,12 +51,12 @@ class LinkTimes:
     messages
         Times of a message: half a ping-pong, posting included.
     streams
-        Times between messages that follow one another.
+        Times from a message to the next one, sent right after it.
     forks
-        The same for the largest size, while the sender sends as many to another rank; only where a rank has two
-        neighbours to send to.
+        As `streams`, for the largest size, while the sender sends as many messages to another rank; missing if no rank
+        has two neighbours to send to.
     sums
-        Times of a sum from its last launch, that launch included.
+        Times of a sum from the start of its last launch to its end.
     posts
         Times of posting a message.
     launches
@@ -96,7 +96,7 @@ class _Series:
 
 
 def described(name: str, measured: LinkTimes) -> Described:
-    """The cluster that the ranks ran on."""
+    """The cluster that the ranks ran on, from the measured times."""
     links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
     launch = measured.launches.median
     sums = _rounded(
@@ -124,7 +124,7 @@ def described(name: str, measured: LinkTimes) -> Described:
 
 
 def _message_link(measured: LinkTimes, within: bool) -> Link:
-    """The link of all messages within a node or between nodes; posts are those of the smallest."""
+    """The link that fits messages within a node or between nodes; its posts are those of the smallest message."""
     sizes = sorted(size for where, size in measured.messages if where == within)
     post = measured.posts[within, sizes[0]].median
     line = fit.messages([_point(size, 2, measured.messages[within, size], post) for size in sizes])

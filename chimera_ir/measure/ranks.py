@@ -17,7 +17,7 @@ _NAME = "chimera-profile"
 
 
 def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress) -> LinkTimes | None:
-    """Times of messages and sums, on rank 0, where ``ready`` is called first; ``progress`` is called after every step.
+    """Times of messages and sums on rank 0, None on others. Rank 0 calls ``ready`` first; ``progress`` ends each step.
 
     Does not return if anything fails on any rank: all ranks end, with one message.
     """

@@ -14,7 +14,7 @@ GOOD = 0.01
 """The uncertainty, as a share of the median, at which no further rounds are needed."""
 
 BRIEF = 0.1
-"""Share of the longest time of a round below which the relative error of a shorter time counts for less."""
+"""Share of the longest time measured in the same rounds; a time below it gets a weight less than 1."""
 
 FEWEST = 5
 """The fewest rounds that count."""
@@ -26,9 +26,10 @@ ShowProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Measurements of one quantity, positive and in its unit; at least two.
+    """Measurements of a positive quantity, two or more.
 
-    ``weight`` is the factor on its relative errors: 1, or less if it was measured with much larger quantities.
+    ``weight`` is the factor on the uncertainty where it is compared with a limit: 1, or less for a time much shorter
+    than others of the same rounds.
     """
 
     values: tuple[float, ...]
@@ -36,7 +37,7 @@ class Samples:
 
     @property
     def median(self) -> float:
-        """The figure to use."""
+        """Median of the measurements, which is the figure to use."""
         return median(self.values)
 
     @property
@@ -72,7 +73,9 @@ class Samples:
 
 
 def together(figures: Sequence[Sequence[float]]) -> tuple[Samples, ...]:
-    """Samples of times that were measured in the same rounds; errors of brief ones count for less.
+    """Samples of several times measured in the same rounds.
+
+    A time shorter than a tenth (`BRIEF`) of the longest gets a weight below 1, so its uncertainty counts for less.
 
     Examples
     --------
@@ -95,7 +98,7 @@ def enough(figures: list[list[float]], most: int) -> bool:
 def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int) -> tuple[Samples, ...]:
     """Samples of several quantities, measured in turns, so that a disturbance of the machine affects all of them.
 
-    The first ``warm_up`` rounds do not count; then at least FEWEST and no more than ``most``.
+    The first ``warm_up`` rounds do not count; then come FEWEST rounds or more, until `enough`, but at most ``most``.
     """
     for _ in range(warm_up):
         measure()
@@ -117,7 +120,7 @@ class Quality:
 
     @staticmethod
     def of(where: str, figures: Sequence[tuple[str, Samples]]) -> "list[Quality]":
-        """The quality of each of some figures of a stage."""
+        """The quality of each figure; ``where`` names the stage in messages."""
         return [Quality(f"{name} of {where}", s.uncertainty, len(s.values), s.is_noisy) for name, s in figures]
 
 

@@ -28,10 +28,10 @@ SHORT = 10
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without a depth, the layers.
+    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without depths, of layers.
 
-    ``split`` is the first layer of each stage, where these are made of layers; by default they have equal numbers.
-    Layers that are equal are measured ``once``, if that is asked for.
+    ``split`` is the first layer of each stage of a model of layers; by default stages have equal numbers of layers.
+    With ``once``, only one of equal layers is measured.
     """
 
     depths: tuple[int, ...]
@@ -44,7 +44,7 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True)
 class TimedProfile:
-    """A profile; a warning if figures are too noisy to use, and then a line for each of them."""
+    """A profile with its ``noise``: a warning if figures are too noisy to use, then a line for each."""
 
     profile: ModelProfile
     noise: tuple[str, ...]
@@ -67,13 +67,13 @@ _NAMES = tuple(name.replace("_", " ") for name in _Passes._fields)
 
 class _Measure(Protocol):
     def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
-        """The passes of a station, and their noise."""
+        """Costs of the passes of a station, and their noise (None if counted)."""
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
-        """The optimizer's step of a station's stage, and its noise."""
+        """Cost of the optimizer's step of a station's stage, and its noise (None if counted)."""
 
     def overhead(self, cut: ModelCut) -> Overhead:
-        """The overhead of an operation."""
+        """The cost of an operation without work."""
 
 
 def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
@@ -141,7 +141,7 @@ class _StageClock:
         return rounded(samples.median), _noise(samples)
 
     def overhead(self, cut: ModelCut) -> Overhead:
-        """Medians of the times of a stage that computes nothing; short as they are, of more rounds."""
+        """Medians of the times of a stage that computes nothing; they are short, so SHORT times as many rounds run."""
         # A stage without work: all its time is overhead.
         nothing = _empty_model()
         small = replace(cut, model=nothing, dataset=nothing.items(), stages=3, sizes=(1,))
@@ -160,9 +160,9 @@ class _Identity(torch.nn.Module):
 
 
 def _empty_model() -> ModelFile:
-    """A model of three stages whose middle one computes nothing: its operations take the overhead of every operation.
+    """A model of three stages whose middle stage computes nothing: its times are those of overhead alone.
 
-    The first stage has a weight, so that gradients come back as far as the middle one.
+    The first stage has a weight, so that gradients have to pass back through the middle stage.
     """
     return ModelFile(
         Path("an empty stage"),
@@ -256,7 +256,7 @@ class _Work:
         return 0.0, None
 
     def overhead(self, _cut: ModelCut) -> Overhead:
-        """None: only a device has one."""
+        """No overhead: only a device has one."""
         return Overhead()
 
 
@@ -308,7 +308,7 @@ def _layers(model: ModelFile) -> Sequence[object]:
 
 
 def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:
-    """Gradients are summed in one flat buffer, with a number for each parameter behind them (`GradientSum`)."""
+    """Costs of a stage. Its gradients are summed in one flat buffer with a further number per parameter."""
     trained = station.trained
     seconds, noise = step
     return StageCosts(

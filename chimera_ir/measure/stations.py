@@ -36,7 +36,7 @@ from chimera_runtime.values.tensors import Tensors, draw_seed
 _TIMEOUT = 60.0
 
 _MICROS, _AGAIN, _HALVES = 3, 1, 2
-"""Number of micro-batches of a turn; the one that is recomputed; the one whose backward is split."""
+"""Number of micro-batches of a turn, and which of them is recomputed, and which has a split backward."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ModelCut:
         Raises
         ------
         Misuse
-            If the dataset is none, or has too few items.
+            If the dataset is not one, or has too few items.
         """
         sampler = self.model.order(self.dataset)
         batches = Batches(self.dataset, size, 1, 1, 1, 0, self.seed, self.model.collate, sampler)
@@ -189,19 +189,19 @@ class Station:
 
     @property
     def gradient_bytes(self) -> int:
-        """The message that comes back for what is handed on."""
+        """Bytes of the gradients that come back for a micro-batch's output."""
         return message_bytes(self.after, None if self.after is None else self.after.differentiable)
 
     @property
     def operand_bytes(self) -> int:
-        """Bytes of gradients kept between the halves of a backward, and all received ones, kept as long."""
+        """Bytes of gradients kept between the halves of a backward, all received gradients included."""
         return self.footprint.operands + self.gradient_bytes - self.footprint.received_operands
 
 
 def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
-    """The stations of each stage, one for each size, from the last stage to the first; no two stages are held at once.
+    """Yields each stage's number and stations, one per size, from the last stage to the first; holds one stage.
 
-    ``progress`` is called when a stage has been looked at. The pass from the first stage to the last finds what stages
+    ``progress`` is called with a few words each time. The pass from the first stage to the last finds what stages
     hand on; the pass back finds for which of these tensors gradients come back.
 
     Raises
@@ -238,7 +238,7 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
 
 
 def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) -> Boundary | None:
-    """The boundary with the tensors marked for which gradients come back."""
+    """The description of a stage's tensors (`Boundary`), with marks on those for which gradients come back."""
     return None if boundary is None else replace(boundary, differentiable=differentiable or ())
 
 
@@ -270,7 +270,7 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
 
 @contextmanager
 def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
-    """Turns an error for lack of memory, raised inside, into a message of one line."""
+    """Context in which an error for lack of memory becomes a message of one line."""
     try:
         yield
     except (ModelError, torch.OutOfMemoryError) as error:
@@ -346,7 +346,7 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
 
 
 def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool) -> Callable[[int], Any]:
-    """Loader of micro-batches; on the meta device all are the same, and loaded here, outside of `ModelCut.here`."""
+    """Function that loads a micro-batch; on the meta device it returns the first one, loaded here, every time."""
     if device.type != "meta":
         return lambda micro: to_device(load(micro, 0), device)
     first = to_device(load(0, 0), device) if wanted else None
@@ -354,7 +354,7 @@ def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool)
 
 
 def _keywords(batches: Batches, device: torch.device, names: Sequence[str]) -> Callable[[int, int], Keywords]:
-    """Loader of keyword arguments, if the stage takes any."""
+    """Function that loads the keyword arguments of a micro-batch."""
     load = _loader(batches.keywords, device, wanted=bool(names))
     return lambda _, micro: load(micro)
 
@@ -369,7 +369,7 @@ def _trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def message_bytes(boundary: Boundary | None, kinds: Sequence[bool] | None = None) -> int:
-    """Bytes that a stage hands on of one micro-batch, or of the tensors that ``kinds`` marks; 0 for the last stage."""
+    """Bytes of a stage's output for a micro-batch, or of its tensors that ``kinds`` marks; 0 for the last stage."""
     if boundary is None:
         return 0
     tensors = boundary.buffers(torch.device("meta"))

@@ -50,7 +50,7 @@ def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
 
 
 def pairs_of(operations: Iterable[Operation]) -> list[str]:
-    """The name by which a legend explains pairs, if any operation is one."""
+    """The words by which a legend explains pairs, in a list; empty if no operation is a pair."""
     return ["one above the other: a pair"] if any(isinstance(operation, Pair) for operation in operations) else []
 
 

@@ -1,4 +1,4 @@
-"""Colours and labels of boxes in a picture: a hue for each strand, a shade and a letter for each stage of a worker."""
+"""Colours and labels of boxes in a picture: a hue for each `Strand`, a shade and a letter per stage of a worker."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ def rows_of(operation: Operation) -> list[tuple[Row, Compute]]:
 
 
 class ColourGroup(NamedTuple):
-    """A group of operations of the same colour; ``chunk`` is the place of the stage among its pipe's on the worker."""
+    """Key of operations of one colour; ``chunk`` is the place of the stage among its pipe's stages on the worker."""
 
     strand: int
     chunk: int
@@ -118,7 +118,7 @@ class Looks:
         return label(operation) + self.letter(self.chunk(operation.micros[0], operation.stage))
 
     def name(self, operation: Operation) -> str:
-        """The label of an operation; that of a pair has both labels: ``4&1``."""
+        """The label of an operation; for a pair, the labels of both: ``4&1``."""
         return "&".join(map(self.label, operation.parts))
 
     def letter(self, chunk: int) -> str:

@@ -47,7 +47,7 @@ _MOST = 90
 
 @dataclass(frozen=True, slots=True)
 class IdlePath:
-    """Idle time of one cause as one path, with its entry in the legend; ``pattern`` names its fill in the template."""
+    """All idle time of one cause as one SVG path, with an entry in the legend; ``pattern`` names the path's fill."""
 
     pattern: str
     path: str
@@ -229,7 +229,7 @@ def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
 
 
 def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """Yields the families of a replay; operations have labels if all of their family have room for them."""
+    """Yields the families (operations of one colour); one has labels if all of its boxes have room for them."""
 
     def with_room(several: Sequence[PlacedOperation], font: int) -> Sequence[PlacedOperation]:
         widths = [scale.x(placed.end) - scale.x(placed.start) for placed in several]
@@ -280,7 +280,7 @@ def _rectangle(event: Event, worker: Worker, scale: Scale) -> str:
 
 
 def _arrow(event: Event, scale: Scale) -> str:
-    """The line of a message or a notice, between the facing edges of two lanes."""
+    """The path of a message, or of a notice that a receive is posted, between the facing edges of two lanes."""
     source, target = (scale.y(worker) for worker in event.workers[:2])
     down = target > source
     start, end = (source + scale.row, target) if down else (source, target + scale.row)

@@ -73,7 +73,7 @@ def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
 
 
 def _columns(pictures: Sequence[Sequence[Picture]]) -> Iterator[int]:
-    """Yields the width of each column, without the last picture of each row, as nothing follows it."""
+    """Yields the width of each column: of its widest picture that is not the last one of a row."""
     for column in range(max(map(len, pictures))):
         yield max((row[column].width for row in pictures if column + 1 < len(row)), default=0)
 

@@ -109,7 +109,7 @@ class Scale:
 
 
 class PlacedOperation(NamedTuple):
-    """A compute operation with its worker and times; ``row`` is the half of the lane that one of a pair takes."""
+    """A compute operation with its worker and times; ``row`` is the part of the lane's height that it takes."""
 
     worker: int
     start: float
@@ -231,7 +231,7 @@ def _scale(timeline: Timeline, unit: Fraction) -> Scale:
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """The timeline; if labels do not fit and there is a steady state, only the part up to its end."""
+    """The timeline or, if labels do not fit and there is a steady state, its part up to the end of that."""
     scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
     longest = _longest_labels(timed, Looks(timeline.header))
     fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
@@ -250,7 +250,7 @@ def families(
     title: Callable[[PlacedOperation], str] | None,
     with_room: Callable[[Sequence[PlacedOperation], int], Iterable[PlacedOperation]],
 ) -> Iterator[Family]:
-    """Yields operations by colour group and row, so that a picture names their colours once.
+    """Yields families: the operations of one colour group and row together, so that a picture names each colour once.
 
     ``title`` writes the text of a box; without it, each family is drawn as one outline. ``with_room`` picks the
     operations of a family that have room for their labels in a font of some size.
@@ -272,7 +272,7 @@ def families(
 
 
 def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
-    """Yields the families of a timeline; operations of one length have labels if the longest of these fits."""
+    """Yields the families of a timeline; operations of equal length have labels if their longest label fits."""
     longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
 
     def with_room(operations: Sequence[PlacedOperation], font: int) -> Iterator[PlacedOperation]:
@@ -346,7 +346,7 @@ def _event_title(event: Event, unit: Unit) -> str:
 
 
 def _brackets(window: Window | None, scale: Scale, width: int, bottom: int) -> Iterator[Bracket]:
-    """Yields the bracket of the steady state, if there is one; its text is on its right, else on its left."""
+    """Yields the bracket of the steady state, if there is one; the text is on the right or, without room, left."""
     if window is None:
         return
     start, end, text = scale.x(window.start), scale.x(window.end), bracket(window)

@@ -179,7 +179,9 @@ def _squeezed(timeline: Timeline, scale: _ColumnScale) -> _ColumnScale:
 
 
 def _spare(lane: Sequence[_Labelled], scale: _ColumnScale, bounds: Sequence[int]) -> list[list[int]]:
-    """The columns that can be spared between any two bounds; the places of one operation or bubble share one list."""
+    """The columns that a lane can spare in each interval of ``bounds``, as lists of one number.
+
+    All intervals in which the lane shows the same operation or bubble share a list, and so what can be spared."""
     parts: list[list[int]] = []
     place_of = {bound: place for place, bound in enumerate(bounds)}
     for shown in lane:

@@ -43,7 +43,7 @@ HUES = (
 """Hues that differ under each of the three kinds of colour blindness; further strands have mixtures of them."""
 
 _NEXT, _SHARE = 5, Fraction(1, 3)
-"""Distance in `HUES` to the hue that is mixed in, which grows by as much with every further round, and its share."""
+"""Places in `HUES` from a hue to the one mixed into it, once more for each round of further strands; and its share."""
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"

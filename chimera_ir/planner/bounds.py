@@ -41,7 +41,7 @@ def least(variant: Variant, setting: Setting) -> list[int]:
 
 
 def _peaks(compiled: CompiledScheme, header: Header, setting: Setting, kept: Sequence[int]) -> list[int]:
-    """Bytes that each worker needs for weights and for ``kept[s]`` bytes of every micro-batch that waits on stage s."""
+    """Most bytes that each worker needs at once, if every micro-batch that waits on stage s takes ``kept[s]`` bytes."""
     weights = [costs.weights for costs in setting.stages]
     workers = zip(standing(header, setting), compiled.copies, compiled.growth, strict=True)
     return [
@@ -53,11 +53,11 @@ def _peaks(compiled: CompiledScheme, header: Header, setting: Setting, kept: Seq
 
 
 def most(variant: Variant, setting: Setting) -> list[int] | None:
-    """Upper bound on the bytes that each worker needs: as many messages are under way as there can be.
+    """Upper bound on the bytes that each worker needs, with as many messages under way as there can be.
 
-    A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. None
-    for an asynchronous schedule whose streams are not in order: there a receive may be posted any time before its use.
-    None either for one that splits backwards: there received gradients may stay in their buffers.
+    A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. There
+    is no bound for an asynchronous schedule whose streams are not in order, where a receive may be posted any time
+    before its use, or that splits backwards, where received gradients may stay in their buffers.
     """
     compiled, header = variant.compiled, variant.header
     if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
@@ -109,7 +109,7 @@ def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int
 def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
     """The most bytes that a stage keeps of a micro-batch, without its receive buffer.
 
-    One that recomputes keeps its activations from the first half of a backward to the second, if backwards are split.
+    If backwards are split, a stage that recomputes keeps activations from the first half of a backward to the second.
     """
     again = all(stage in pipe.recompute for pipe in header.pipes) and not splits
     received = stage > 0 and all(pipe.workers[stage] != pipe.workers[stage - 1] for pipe in header.pipes)

@@ -44,7 +44,7 @@ Launched = tuple[tuple[tuple[int, WeightGroup], ...], ...]
 
 
 class CompiledScheme:
-    """A scheme with its parameters, compiled on demand; its changes share all that is here.
+    """A scheme with its parameters, compiled on demand; all changes of the scheme share what is computed here.
 
     All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text is not verified
     again, unless it is without a flush and ``ties`` say that stages share parameters; any other has to pass
@@ -96,7 +96,7 @@ class CompiledScheme:
 
     @cached_property
     def structure(self) -> Structure:
-        """The structure of every timeline."""
+        """The structure of the schedule's timelines: the part that does not depend on costs."""
         return structure_of(self._schedule)
 
     @cached_property
@@ -113,12 +113,12 @@ class CompiledScheme:
 
     @cached_property
     def messages(self) -> tuple[Messages, ...]:
-        """The messages of a schedule without a flush."""
+        """The messages of each worker in a schedule without a flush."""
         return tuple(messages_of(self._schedule))
 
     @cached_property
     def growth(self) -> tuple[tuple[list[Stage], list[int]], ...]:
-        """Stages of each worker's operations, and the change in waiting micro-batches that each operation makes."""
+        """Stages of each worker's operations, and how each operation changes the number of waiting micro-batches."""
         growth = self._outline.header.growth
         return tuple(
             (
@@ -141,7 +141,7 @@ class CompiledScheme:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether any backward is split; lanes are searched only if a line of the scheme has such a letter."""
+        """Whether any backward is split; lanes are searched only if a line of the scheme has the letter of a half."""
         halves = {kind for kind in KINDS.values() if kind.keeps and not kind.opens}
         lines = chain.from_iterable(shape.operations for shape in self._outline.shapes)
         written = {KINDS[subject.letter.value] for line in lines for subject in line.subjects}
@@ -186,7 +186,7 @@ class Variant:
 
     @cached_property
     def digest(self) -> str | None:
-        """Equal for two configurations of equal lanes, however their schemes number micro-batches; None for a stream.
+        """Key that is equal for equal lanes, however schemes number micro-batches; None for a schedule without a flush.
 
         Lanes are equal if each worker holds the same stages and runs the same operations in the same order, keeps the
         same between them, and launches its sums by the same strategies.
@@ -246,12 +246,12 @@ class Variant:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether the text needs no verification. A stream with ties does: tied stages must read the same versions."""
+        """Whether the text needs no verification; without a flush, ties do: tied stages must read the same versions."""
         return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
 
     @cached_property
     def _checked(self) -> "Checked":
-        """The schedule as `verify_schedule` passes it; errors as of `check`."""
+        """The schedule with the findings of `verify_schedule`; raises the errors of `check`."""
         from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
 
         checked = verify_schedule(self.schedule, replace(self.compiled.plan, header=self.header))
@@ -259,11 +259,11 @@ class Variant:
         return checked
 
     def lowered(self, setting: Setting) -> Program:
-        """The program, as a compilation gives it; of a stream as many updates as show all that ever happens."""
+        """The program, as a compilation gives it; without a flush, as many updates as show all that ever happens."""
         return view_of(self._lowering(self._pattern(setting)).level)
 
     def launched(self, setting: Setting) -> Launched:
-        """The gradient sums of each worker in a setting; none without a flush."""
+        """The gradient sums that each worker launches in a setting; empty without a flush."""
         if self.header.asynchronous:
             return ((),) * len(self.compiled.lanes)
         return self._lowering(self._pattern(setting)).launched
@@ -313,13 +313,13 @@ class Variant:
 
     @cached_property
     def _all_alike(self) -> list[DurationKey]:
-        """Key of each operation, lane by lane: operations with equal keys take equally long."""
+        """The keys of all operations, lane by lane; operations with equal keys take equally long."""
         header = self.header
         return [duration_key(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
 class Lowering:
-    """A schedule lowered for certain relative durations: these decide when gradient sums are launched.
+    """A schedule lowered for relative durations of its operations, which decide when gradient sums are launched.
 
     ``known`` has the duration for each key, ``keys`` the key of each operation, lane by lane. Without them, every
     operation takes 1.
@@ -340,7 +340,7 @@ class Lowering:
 
     @cached_property
     def launched(self) -> Launched:
-        """The gradient sums of each worker, where there is a flush."""
+        """The gradient sums that each worker launches, in a schedule with a flush."""
         net = self._structure.net
         count = sum(map(len, self._schedule.lanes))
         durations = [self._known[key] for key in self._keys] if self._known else [1] * count

@@ -35,7 +35,7 @@ ALONE = "data parallelism"
 """The name of a configuration that has the whole model on every worker."""
 
 _TRIES = 5
-"""Splits of a configuration that are compiled as far as their bytes, before it is left out."""
+"""The most splits of a configuration that are compiled to know their bytes before the configuration is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Judged:
 
     @property
     def identity(self) -> object:
-        """Equal for configurations that compile to the same program and run with the same micro-batches."""
+        """Key that is equal for configurations that compile to the same program and run the same micro-batches."""
         choice = self.choice
         return self.digest or choice, choice.copies, choice.micro_batch_size, choice.split
 
@@ -91,7 +91,7 @@ class Judged:
         return _rounded(self.choice.mini_batch / self.seconds)
 
     def over(self, other: "Judged") -> float:
-        """The ratio of this throughput to another one: by the replays if both have one, else by equation 1."""
+        """This throughput divided by another one, both by their replays or, if one has none, both by equation 1."""
         replays = self.replayed is not None and other.replayed is not None
         seconds, other_seconds = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
         return _rounded(self.choice.mini_batch / seconds / (other.choice.mini_batch / other_seconds))
@@ -158,7 +158,7 @@ class Judge:
         return verdict
 
     def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
-        """The configurations with their bytes by worker."""
+        """The configurations with the exact bytes of each worker."""
         compiler = _Compiler(self)
         return tuple(map(compiler.weighed, judged))
 
@@ -195,7 +195,7 @@ class _Compiler:
             return LeftOut.of(choice, Reason.REFUSED, f"--tied {error.tie}: {error.problem}")
 
     def _split(self, choice: Configuration) -> Verdict:
-        """The verdict with the split whose slowest stage is fastest of those that fit.
+        """The verdict with the split whose slowest stage takes the least time, of the splits that fit.
 
         Only a whole program shows the exact bytes of a worker. So the first split is sought without a limit on memory,
         the second one within the memory of a worker, by the bytes that `best_split` counts; for each further one the

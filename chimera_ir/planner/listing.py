@@ -22,7 +22,7 @@ from chimera_ir.predict.prediction_table import size
 _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "items/s", "time", "memory")
 _LEFT = ("scheme", "more")
 _FOLDED = "more"
-"""The column that is folded where a terminal is narrow; no figure is."""
+"""The column whose words go over several lines on a narrow terminal; figures stay whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class View:
 
 
 def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: View) -> RenderableType:
-    """The recommendation, the first choices, the notes, and what was left out, ready to be printed."""
+    """The recommendation, the first choices, the notes, and what was left out, for a console to print."""
     return Group(
         Text(_sentence(answer.answer), "bold"),
         *map(_note, answer.reasons),
@@ -77,7 +77,7 @@ def _choices(ranking: Ranking, view: View) -> RenderableType:
 
 
 def _hidden(ranking: Ranking, rows: Sequence[Judged], view: View) -> Iterator[Text]:
-    """A line with the number of configurations that are not shown, and the options that show them."""
+    """Yields a line with the number of configurations that are not shown, and the options that show them."""
     shown = rows[: view.top]
     below = len(rows) - len(shown)
     hidden = len(ranking.choices) - len(rows)
@@ -117,7 +117,7 @@ def _sentence(said: str) -> str:
 
 
 def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
-    """Configurations that were left out: how many for each reason, with examples if no other is left, or by scheme."""
+    """Yields how many configurations were left out for each reason, with examples if none remains, or by scheme."""
     groups: dict[tuple[str, str], list[LeftOut]] = {}
     for left_out in ranking.left_out:
         scheme = scheme_argument(left_out.source) if why else ""

@@ -48,7 +48,7 @@ def _close(ranking: Ranking, error: float) -> Iterator[str]:
 
 
 def _baseline(ranking: Ranking) -> Iterator[str]:
-    """The baseline against the first choice, where it was not asked for or is not the best under its own name."""
+    """Yields how the baseline compares with the first choice, unless the table has a row of the baseline's name."""
     reference, first = ranking.reference, next(iter(ranking.choices), None)
     if reference is None or first is None or reference.name in {judged.name for judged in ranking.rows()}:
         return
@@ -60,14 +60,14 @@ def _baseline(ranking: Ranking) -> Iterator[str]:
 
 
 def _sampled(ranking: Ranking) -> Iterator[str]:
-    """A remark for each scheme that has too many parameters for all of their values to be tried."""
+    """Yields a remark for each scheme whose parameters have too many combinations of values to try all."""
     for left_out in ranking.left_out:
         if left_out.reason is Reason.SPACE:
             yield f"for {scheme_argument(left_out.source)} {left_out.detail}"
 
 
 def _asynchronous(ranking: Ranking) -> Iterator[str]:
-    """A warning if the first has no flush: it may need more updates than a slower one to learn as much."""
+    """Yields a warning if the first choice has no flush: it may need more updates to learn as much."""
     first = next(iter(ranking.choices), None)
     if first is None or not first.asynchronous:
         return
@@ -79,7 +79,7 @@ def _asynchronous(ranking: Ranking) -> Iterator[str]:
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:
-    """A remark if schemes fix the micro-batches of an update, and so update more often than asked."""
+    """Yields a remark if schemes fix the number of micro-batches of an update, and so update more often than asked."""
     asked = ranking.question.mini_batch
     best: dict[str, Judged] = {}
     for judged in ranking.choices:

@@ -33,7 +33,7 @@ ASYNCHRONOUS_OPERATIONS = 4
 """Factor on the operations of an asynchronous schedule: lowering it for a replay takes that much longer."""
 
 _ALONE = 20_000
-"""Operations that are worth another process: for fewer, starting one would take longer than the work."""
+"""The least operations for each further process: with fewer, its start would take longer than its work."""
 
 _PARTS = 8
 """Parts of the work for each process, so that all processes end at about the same time."""
@@ -104,12 +104,12 @@ def rank(
 
 
 def _unsplit(judged: Judged) -> Configuration:
-    """The configuration without its split, which a replay may change."""
+    """The configuration without a split of layers, as a replay may change the split."""
     return replace(judged.choice, split=None)
 
 
 def _sorted(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
-    """The fastest first; replayed ones before the others, as the times of replay and equation 1 differ."""
+    """Configurations, fastest first; all replayed ones come before the others, as replay and equation 1 differ."""
 
     def order(judged: Judged) -> tuple[object, ...]:
         choice = judged.choice
@@ -155,7 +155,7 @@ def _apart(candidates: Iterable[Configuration | LeftOut]) -> tuple[list[Configur
 
 
 def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterator[tuple[Configuration, ...]]:
-    """Families that differ in B and N only; the greedy rule takes the first of a family that fits.
+    """Yields families of configurations that differ in B and N only; the greedy rule takes the first one that fits.
 
     Configurations with as many micro-batches as workers or more come first, the largest B first; then those that leave
     a pipeline partly empty, the smallest B first.
@@ -173,12 +173,12 @@ def _preference(choice: Configuration, of_scheme: Roles) -> tuple[bool, int]:
 
 
 def _operations(family: Sequence[Configuration]) -> int:
-    """An estimate of the work that a family is, in compute operations."""
+    """An estimate of the work of judging a family, in compute operations."""
     return sum(choice.operations for choice in family)
 
 
 class _Pool:
-    """A pool of ``count`` processes, each of which got the judge once; without an executor, this process alone."""
+    """A pool of ``count`` processes, each of which gets the judge once; without an executor, this process does all."""
 
     def __init__(self, judge: Judge, count: int = 1, executor: Executor | None = None) -> None:
         self._judge = judge
@@ -200,7 +200,7 @@ class _Pool:
 
 
 _judges: list[Judge] = []
-"""The judge, in a process of the pool."""
+"""The judge that a process of the pool keeps: at most one."""
 
 
 def _keep_judge(judge: Judge) -> None:
@@ -218,7 +218,7 @@ def _uncollected(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _T
 
 @contextmanager
 def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
-    """A pool for this many operations; without further processes if they would not save time."""
+    """Yields a pool for this many operations; it has no further processes if they would not save time."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
     if count < 2:
@@ -264,7 +264,7 @@ def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> 
 
 
 def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """The candidates whose bytes are not known yet, as many as the limit allows, with their bytes."""
+    """The first candidates without known bytes, as many as the limit on operations allows, with their bytes."""
     left, chosen = WEIGHED_OPERATIONS, list[Judged]()
     for judged in candidates:
         if not judged.memory and judged.operations <= left:
@@ -275,7 +275,7 @@ def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> I
 
 
 def _families(candidates: Iterable[Judged]) -> list[list[Judged]]:
-    """Candidates that share a compiled scheme, together; the family with most operations first."""
+    """Families of candidates that share a compiled scheme, the one with the largest candidates first."""
     families: dict[object, list[Judged]] = {}
     for judged in candidates:
         families.setdefault((judged.choice.source, judged.choice.settings), []).append(judged)

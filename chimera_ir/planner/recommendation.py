@@ -16,7 +16,7 @@ _WORDS = ("computing", "recomputation", "bubbles", "optimizer steps", "messages"
 """Names of the parts of an update, in the order of `TimeParts`."""
 
 _WORTH_SAYING = 0.005
-"""The least share of the fastest time that is named as a reason."""
+"""The least difference, as a share of the fastest time, that is named as a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Recommendation:
 
 
 def recommendation(ranking: Ranking) -> Recommendation:
-    """The first choice in words.
+    """The answer of a ranking: the first choice in words, with reasons.
 
     The reasons say whether the model fits one worker, and for the fastest configuration of another name what makes it
     slower; both are computed from the predictions.
@@ -109,7 +109,7 @@ def _parallelism(alone: Judged) -> str:
 
 
 def _without_plain(ranking: Ranking) -> Iterator[str]:
-    """The reason why plain data parallelism is not among the choices."""
+    """Yields the reason why plain data parallelism is not among the choices, if it is not."""
     depths, available, need = ranking.judge.profile.depths, size(ranking.judge.available), plain_need(ranking)
     is_missing = depths and 1 not in depths
     if need:
@@ -149,5 +149,5 @@ def percent(share: float) -> str:
 
 
 def listed(parts: list[str], conjunction: str = "and") -> str:
-    """Parts in a sentence."""
+    """The parts as an enumeration, with ``conjunction`` before the last one."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {conjunction} {parts[-1]}"

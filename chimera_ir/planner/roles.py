@@ -102,7 +102,7 @@ def _role(name: str, defaults: Mapping[str, int], header: Header, scheme: Scheme
 
 
 def _variations(name: str, defaults: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Settings in which a parameter has another value: the others first at the values of their defaults, then free."""
+    """Yields settings with other values of a parameter, first with all others fixed at their defaults, then without."""
     value = defaults[name]
     values = [2 * value, value + 1, value + 2, 3 * value, 4 * value, value // 2, value - 1]
     for fixed in (dict(defaults), {}):

@@ -33,7 +33,7 @@ def sample(columns: Sequence[Sequence[_Value]], most: int) -> Iterator[tuple[_Va
 
 
 def _combination(columns: Sequence[Sequence[_Value]], number: int) -> tuple[_Value, ...]:
-    """The combination of a number, as `itertools.product` counts them."""
+    """The combination with this number, counted from 0 in the order of `itertools.product`."""
     values = []
     for column in reversed(columns):
         number, place = divmod(number, len(column))

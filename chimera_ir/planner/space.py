@@ -28,7 +28,7 @@ from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
 
 _CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
-"""The strategy that a scheme is changed to; None for eager_opt, which every scheme has anyway."""
+"""The strategy for sums that a scheme is changed to; None for eager_opt, with which every scheme is tried unchanged."""
 
 MAX_OPERATIONS = 100_000
 """The most compute operations of a schedule that is considered, unless the user sets another limit."""
@@ -69,7 +69,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A configuration: a scheme with its parameters, D, the workers of a copy, W copies, N micro-batches of B items.
+    """A scheme with its parameters, D stages, the workers of a copy, W copies, N micro-batches of B items.
 
     ``change`` is a change of the scheme beyond its text, such as recomputation. ``split`` is the first layer of each
     stage, where the profile has layers and the configuration has been judged.
@@ -114,10 +114,10 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A configuration that was left out, as far as it was determined, with the reason.
+    """A configuration that was left out, with the reason; of an incomplete one, the part that was already chosen.
 
-    ``needed`` is the number of bytes that its fullest worker needs at least, 0 where these are not the reason. A
-    complete configuration is the ``choice``.
+    ``needed`` is the least number of bytes that its fullest worker needs, 0 if memory is not the reason. ``choice`` is
+    the configuration, if it was complete.
     """
 
     source: Source
@@ -139,7 +139,7 @@ class LeftOut:
 def refusal(
     refused: Rejected | SettingError, source: Source, settings: Iterable[tuple[str, int]], size: int | None
 ) -> LeftOut:
-    """The refusal of parameters by their scheme, from the first error."""
+    """The refusal of parameters by their scheme, with the first error as its reason."""
     if isinstance(refused, SettingError):
         return LeftOut(source, tuple(settings), size, Reason.REFUSED, str(refused))
     first = refused.diagnostics[0]
@@ -189,7 +189,7 @@ class _Search:
             yield self._out(self._fixed, None, Reason.SPACE, text)
 
     def _others(self, sizes: Sequence[_Setting]) -> list[list[_Setting]]:
-        """The values of each further parameter to try with a combination of sizes."""
+        """The settings to try of each further parameter, for a combination of sizes."""
         divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(self._depths))
         tried = [self._values(name, divisors) for name in self._roles.divisors]
         return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._defaults()]
@@ -201,7 +201,7 @@ class _Search:
         return isinstance(outlined, LeftOut) or self._has(outlined.stages)
 
     def _with(self, settings: dict[str, int]) -> Iterator[Configuration | LeftOut]:
-        """The configurations of one combination of parameters, N not among them."""
+        """Yields the configurations, or refusals, of one combination of all parameters but N."""
         outlined = self._outlined(settings)
         if isinstance(outlined, LeftOut):
             yield from [outlined] if self._is_missed(settings) else []
@@ -271,7 +271,7 @@ class _Search:
                 yield from self._choices(settings, outlined, copies, number, size)
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
-        """N, if ``together`` items are one micro-batch of all copies; or the reason why there is no such N."""
+        """N, if the micro-batches of all copies have ``together`` items (W B); or why there is no such N."""
         name, mini_batch = self._roles.micro_batches, self._question.mini_batch
         if name is None:
             count = outlined.whole_micro_batches
@@ -305,9 +305,9 @@ def _count(columns: Iterable[tuple[object, Sequence[Sequence[_Setting]]]]) -> in
 
 
 def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
-    """The numbers of stages that are tried: those of the profile; of layers, the divisors of P, and twice as many.
+    """The numbers of stages to try: the profile's depths or, for a profile of layers, divisors of P and their doubles.
 
-    With the latter, a worker has two stages.
+    With twice a divisor, a worker has two stages.
     """
     if not profile.layers:
         return frozenset(profile.depths)

@@ -19,7 +19,7 @@ def best_split(
     limit: int | None,
     sharded_optimizer: bool = False,
 ) -> tuple[int, ...] | None:
-    """The first layer of each stage, where the slowest stage is fastest of all splits within ``limit`` bytes a worker.
+    """The split (first layers of stages) whose slowest stage takes the least time within ``limit`` bytes a worker.
 
     The bytes of a stage are its weights in all their copies, gradients, optimizer state, and the activations of the
     largest number of micro-batches that wait for a backward at once. Messages do not count. The result is None if no
@@ -62,5 +62,5 @@ def _without_limit(seconds: tuple[float, ...], stages: int) -> tuple[int, ...] |
 
 
 def _until(sizes: Sequence[int]) -> list[int]:
-    """Running totals: the bytes of the layers before each layer, and of all layers."""
+    """Running totals: for each layer the bytes of all layers before it, and at the end the bytes of all layers."""
     return [0, *accumulate(sizes)]

@@ -16,14 +16,14 @@ _WEIGHED = 20
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The bytes that the fullest worker of a configuration needs."""
+    """A configuration, and the bytes that its fullest worker needs."""
 
     choice: Configuration
     size: int
 
 
 def plain_need(ranking: Ranking) -> Need | None:
-    """The least that plain data parallelism needs, with the model as one stage; None if there is no such configuration.
+    """The least memory that plain data parallelism needs, with the model as one stage; None if it cannot be configured.
 
     The scheme is the baseline, whatever schemes and parameters the user asked for. A worker keeps one micro-batch at a
     time, so the number of micro-batches makes no difference, and one is compiled. If the profile has no depth of 1, the

@@ -1,4 +1,4 @@
-"""The split of layers into stages whose slowest stage is fastest, as far as the workers' memory allows."""
+"""The split of layers into stages whose slowest stage takes the least time, within the workers' memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ def balanced(
     needed: Callable[[int, int, int], float] | None = None,
     available: float = 0.0,
 ) -> tuple[int, ...] | None:
-    """The first layer of each stage, where the slowest stage takes as little time as it can; None if none fits.
+    """The split whose slowest stage takes the least time, as the first layer of each stage; None if no split fits.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ _Key = tuple[int | tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class _PartialSplit:
-    """A partial split: the first layer of its last stage, the bytes of workers so far, and the possible ends.
+    """A split of the first layers: where its last stage begins and may end, and the bytes of workers before that stage.
 
     Partial splits with equal ``key`` leave the same possibilities to the remaining stages.
     """
@@ -60,7 +60,7 @@ class _PartialSplit:
 
 
 class _SplitSearch:
-    """Looks for splits with a limit on the time of a stage, stage by stage, the likeliest number of layers first."""
+    """Search for splits with a limit on the time of a stage: stage by stage, the likeliest number of layers first."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _SplitSearch:
         return self._until[end] - self._until[first]
 
     def within(self, limit: float) -> tuple[int, ...] | None:
-        """A split of which no stage takes longer than ``limit``, and that fits.
+        """A split that fits and has no stage that takes longer than ``limit``; None if none is found.
 
         The search is depth first; the key of a partial split that leads nowhere is kept, so that it is tried once.
         """
@@ -135,7 +135,7 @@ class _SplitSearch:
         return sorted(ends, key=lambda end: (abs(self._time(first, end) - share), end))
 
     def _with(self, stage: int, first: int, end: int, used: dict[int, float]) -> dict[int, float] | None:
-        """The bytes of workers after a further stage; None if a worker does not have enough."""
+        """The bytes of each worker with one more stage; None if a worker does not have enough memory."""
         if self._needed is None:
             return used
         size = self._needed(stage, first, end)

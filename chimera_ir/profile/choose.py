@@ -33,7 +33,7 @@ class Unfit(TextError):
 class Wanted:
     """Requirements of a schedule: costs of its stages at a micro-batch size, and workers for each of its copies.
 
-    ``split`` is the first layer of each stage, for a profile of layers; without it the slowest stage is the fastest.
+    ``split`` is the first layer of each stage, for a profile of layers; by default the fastest split is taken.
     """
 
     stages: int
@@ -60,7 +60,7 @@ class Inputs:
         Unfit
             If the profile has no such costs, or the cluster not as many workers.
         OptionError
-            If the split is none of the profile's layers.
+            If the wanted split does not split the profile's layers.
         """
         timed = self._timed()
         return self._chosen(timed or self.counts, wanted, () if timed else (self._no_device(),))
@@ -76,12 +76,12 @@ class Inputs:
         return self._chosen(self.counts, wanted, ())
 
     def split(self, wanted: Wanted) -> tuple[int, ...] | None:
-        """The first layer of each stage, where the profile has enough layers for these stages; else None.
+        """The first layer of each stage, if the profile has layers for this number of stages; else None.
 
         Raises
         ------
         OptionError
-            If the split that is wanted is none of the layers.
+            If the wanted split does not split the layers.
         """
         layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
         if not layers and wanted.split not in (None, measured):
@@ -102,7 +102,7 @@ class Inputs:
         Raises
         ------
         Unfit
-            If it counts work, and the cluster does not say how long that takes.
+            If the profile counts work, and the cluster does not say how long work takes.
         """
         timed = self._timed()
         if timed is None:
@@ -178,7 +178,7 @@ def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
 
 
 def are_swapped(profile_source: Source, cluster_source: Source) -> bool:
-    """Whether a profile is the text of a cluster, and a cluster that of a profile."""
+    """Whether the text given as a profile is a cluster's, and the text given as a cluster is a profile's."""
     try:
         return "cluster" in entries(profile_source) and "model" in entries(cluster_source)
     except Rejected:

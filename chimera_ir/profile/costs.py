@@ -45,7 +45,7 @@ class Timing:
         return min(self.released, self.operands)
 
     def plus(self, overhead: "Overhead", times: float) -> "Timing":
-        """The costs of the same items in more operations: ``times`` is the number of further ones for each of these."""
+        """The costs of the same items in more operations: ``times`` further operations for each one."""
         return replace(
             self,
             forward=self.forward + times * overhead.forward,
@@ -58,7 +58,7 @@ class Timing:
     def seconds(self, kind: str, *, recomputing: bool) -> float:
         """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes.
 
-        Half of a backward that is nothing, as the first one may be on the first stage, takes `LEAST`.
+        A half of a backward without work takes `LEAST`, as the first half may be on the first stage.
         """
         first, second = self.halves or (self.backward / 2, self.backward / 2)
         if recomputing:
@@ -85,7 +85,7 @@ class Overhead:
         return self.halves or (self.backward / 2, self.backward / 2)
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
-        """The overhead that is included in `Timing.seconds`."""
+        """The part of `Timing.seconds` that is overhead."""
         first, second = self.each_half
         if recomputing:
             first = first + self.recomputing - self.backward
@@ -110,7 +110,7 @@ class StageCosts:
     overhead: Overhead = Overhead()
 
     def slept(self, size: int, seconds: Mapping[str, float]) -> "StageCosts":
-        """The stage in a rehearsal: it sleeps, recomputing or not, without noise, and makes no steps.
+        """The costs in a rehearsal, in which a stage sleeps instead of computing or recomputing, and has no steps.
 
         ``seconds`` are given by the letters of the kinds that the schedule has. An operation over k micro-batches
         sleeps k times as long, whatever the profile has for that size.
@@ -131,11 +131,11 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A model: ``depths[D]`` are its D stages, in order, and ``length`` the positions (words, pixels) of an item.
+    """Costs of a model: ``depths[D]`` has its D stages in order; an item has ``length`` positions (words, pixels).
 
-    Or ``layers`` are its layers, in order, all at the same micro-batch sizes: then it has no depths, and a split makes
-    stages of any number of them. ``splits`` has the first layer of each stage where stages were measured that are made
-    of layers, by their number. ``file`` is the model file that was measured, as its user named it.
+    A profile of layers has ``layers`` in order, all at the same micro-batch sizes, in place of depths; a split makes
+    stages of any number of layers. If stages made of layers were measured, ``splits[D]`` has the first layer of each
+    stage. ``file`` is the model file that was measured, as its user named it.
     """
 
     name: str
@@ -147,11 +147,11 @@ class ModelProfile:
     file: str = ""
 
     def with_overhead(self, overhead: Overhead) -> "ModelProfile":
-        """The profile with the same times, which include this overhead."""
+        """The profile with unchanged times, of which this overhead is a part."""
         return self.mapped(lambda part: replace(part, overhead=overhead))
 
     def mapped(self, change: Callable[[StageCosts], StageCosts]) -> "ModelProfile":
-        """The profile with a change of every stage and every layer."""
+        """The profile with ``change`` applied to every stage and every layer."""
         depths = {depth: tuple(map(change, stages)) for depth, stages in self.depths.items()}
         return replace(self, depths=depths, layers=tuple(map(change, self.layers)))
 

@@ -1,4 +1,4 @@
-"""A TOML file as tables that are read entry by entry; errors are collected with their places and raised at the end."""
+"""TOML files as tables that are read entry by entry; errors are collected with their places and raised at the end."""
 
 import re
 import tomllib
@@ -62,7 +62,7 @@ def entries(source: Source) -> dict[str, Any]:
     Raises
     ------
     Rejected
-        If the text is not TOML, or larger than any that was meant.
+        If the text is not TOML, or too large.
     """
     text = source.text
     if len(text) > MAX_TEXT:
@@ -111,7 +111,7 @@ class Document:
         return TomlPlaces(self.source.text)
 
     def settle(self) -> None:
-        """End the reading.
+        """Ends the reading: raises all errors that were found.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Document:
 class Table:
     """A table of a file, whose entries are read one by one; `close` reports the entries that were never read.
 
-    A wrong or missing entry is an error, and a harmless number stands for it.
+    A wrong or missing entry adds an error to the document, and the method returns a harmless value in its place.
     """
 
     def __init__(self, document: Document, path: Path, entries: Mapping[str, Any], where: str) -> None:
@@ -149,7 +149,7 @@ class Table:
         return self.document.places.key((*self.path, name))
 
     def withdrawn(self, name: str) -> bool:
-        """Whether there is an entry that older files have; the caller reports it, `close` does not."""
+        """Whether there is an entry that only older files have. `close` does not report it; the caller has to."""
         self._withdrawn.append(name)
         return self.has(name)
 
@@ -169,14 +169,14 @@ class Table:
                 self.report(UnknownEntry(self.key(name), self.where, name, closest(name, self._known), known))
 
     def text(self, name: str, default: str | None, example: str) -> str:
-        """A string."""
+        """The text of an entry."""
         value = self._value(name, default is not None, example)
         if value is None:
             return default or ""
         return value if isinstance(value, str) else self._wrong(name, value, "a text", example, "")
 
     def integer(self, name: str, default: int | None, example: str) -> int:
-        """An integer from 1 on, without a unit."""
+        """The integer of an entry, at least 1, without a unit."""
         value = self._value(name, default is not None, example)
         if value is None:
             return default or 1
@@ -195,7 +195,7 @@ class Table:
         return self._wrong(name, value, "true or false", example, False)
 
     def number(self, name: str, least: float, most: float, example: str) -> float:
-        """A number without a unit."""
+        """The number of an entry, without a unit."""
         value = self._value(name, False, example)
         if value is None:
             return 1.0
@@ -214,7 +214,7 @@ class Table:
         least: Fraction = POSITIVE,
         words: Mapping[str, Fraction] | None = None,
     ) -> tuple[Fraction, Dimension]:
-        """A number with a unit, converted to the base unit, and its dimension; it is at least ``least``.
+        """The number of an entry with a unit, converted to the base unit and at least ``least``, and its dimension.
 
         ``words`` are texts that stand for a number.
         """
@@ -244,7 +244,7 @@ class Table:
         return amount, dimension
 
     def table(self, name: str, example: str, where: str) -> "Table | None":
-        """A table within this one, or None; a missing table is an error if there is an example of it."""
+        """A table within this one, or None; that it is missing is an error unless ``example`` is empty."""
         value = self._value(name, not example, example)
         if value is None:
             return None
@@ -253,7 +253,7 @@ class Table:
         return Table(self.document, (*self.path, name), value, where)
 
     def tables(self, name: str, example: str, where: str) -> "list[Table]":
-        """The tables of an array, at least one."""
+        """The tables of an array of one or more; empty if it is missing or wrong, which is an error."""
         value = self._value(name, False, example)
         if value is None:
             return []

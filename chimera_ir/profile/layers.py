@@ -45,7 +45,7 @@ def _without_overhead(layer: StageCosts, size: int, kind: str, *, recomputing: b
 
 
 def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:
-    """The split into ``stages`` stages, at most one for each layer, whose slowest stage is fastest."""
+    """The split into ``stages`` stages, at most one for each layer, whose slowest stage takes the least time."""
     split = balanced(durations(layers, size, recomputing=recomputing), [()] * stages)
     assert split is not None, "without a limit on memory there is one"
     return split
@@ -94,7 +94,7 @@ def _merged(timings: Sequence[Timing], overhead: Overhead, opens: bool) -> Timin
 def _halves(
     halves: Sequence[tuple[float, float] | None], overhead: Overhead, opens: bool
 ) -> tuple[float, float] | None:
-    """The halves of the backwards of all layers together; None if those of some layer are not known."""
+    """Seconds of the two halves of a stage's backward, from those of its layers; None if some layer's are not known."""
     measured = [both for both in halves if both is not None]
     if len(measured) < len(halves):
         return None

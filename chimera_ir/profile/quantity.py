@@ -23,7 +23,7 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A physical dimension: its units, each in the base unit; the largest value that is accepted; an example."""
+    """A physical dimension: its units as multiples of the base unit, the largest value that is accepted, an example."""
 
     noun: str
     units: Mapping[str, Fraction]
@@ -70,7 +70,7 @@ SHARE = Dimension("share", {"%": Fraction(1, 100)}, Fraction(1), "2 %")
 def split(text: str) -> tuple[Fraction, str] | None:
     """The number that a text begins with, exactly, and the unit behind it; None if there is no number.
 
-    A number that is too large or too small for any quantity comes back as another such number.
+    A number that is too large or too small for any quantity is replaced by another one that is, but is cheap to handle.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def show_share(share: float) -> str:
 
 
 def show_bandwidth(beta: float) -> str:
-    """The bandwidth whose inverse is nearest to ``beta`` seconds per byte, in the fewest digits.
+    """The bandwidth with the fewest digits that reads back as ``beta`` seconds per byte.
 
     Examples
     --------

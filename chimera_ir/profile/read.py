@@ -44,7 +44,7 @@ HALVES = ("input_gradient", "weight_gradient")
 """The entries with the times of the two halves of a split backward; a profile has both or none."""
 
 BACKWARD = 2
-"""The time of a backward in forwards, if a profile lacks it (section 3.4); one more if the stage recomputes."""
+"""Factor from a forward's time to a backward's, if a profile lacks the latter (section 3.4); 3 if it recomputes."""
 
 
 def read_profile(source: Source) -> ModelProfile | WorkProfile:
@@ -101,7 +101,7 @@ class _CostEntries:
         self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        """A cost in seconds or in FLOP, whose place is recorded; that of a layer or of half a backward may be 0."""
+        """A cost in seconds or in FLOP, with its place recorded; the cost of a layer or of half a backward may be 0."""
         least = Fraction(0) if table.path[0] == "layer" or name in HALVES else POSITIVE
         cost, dimension = table.quantity(name, (TIME, WORK), default, least)
         if table.has(name):
@@ -178,7 +178,7 @@ def _stages(table: Table, depth: int, costs: _CostEntries) -> tuple[StageCosts, 
 
 
 def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """The stages of a depth, or the layers; ``sizes`` is the heading of what each has for a micro-batch size."""
+    """The stages of a depth, or the layers; ``sizes`` is the heading of their tables of a micro-batch size."""
     parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
         sent = {size: timing.output for size, timing in parts[-1].at.items()} if parts else {}
@@ -286,7 +286,7 @@ def _memory(table: Table) -> int:
 
 
 def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
-    """The links between nodes and within a node; if one is left out, it is as the other.
+    """The links between nodes and within a node; a link that is left out is like the other one.
 
     Only the links within a node can stand alone if all workers are in one.
     """

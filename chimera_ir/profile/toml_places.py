@@ -28,13 +28,13 @@ class TomlPlaces:
             self._document()
 
     def key(self, path: Path) -> Span:
-        """The place of an entry's key; of its table's key or heading, if it has none itself."""
+        """The place of an entry's key or, if it has none of its own, of its table's key or heading."""
         while path and path not in self._keys:
             path = path[:-1]
         return self._keys.get(path, Span(0, 0))
 
     def value(self, path: Path) -> Span:
-        """The place of an entry's value; of its heading, for a table with a heading."""
+        """The place of an entry's value or, for a table with a heading, of the heading."""
         return self._values.get(path) or self.key(path)
 
     def _document(self) -> None:
@@ -92,7 +92,7 @@ class TomlPlaces:
         return end
 
     def _members(self, start: int, path: Path) -> int:
-        """The elements of an array, by number, or the entries of a table in braces."""
+        """Records the elements of an array or the entries of a table in braces; returns the offset behind it."""
         at, number = self._skip(start + 1), 0
         while self._text[at] not in "]}":
             if self._text[start] == "[":

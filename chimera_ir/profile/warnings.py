@@ -25,7 +25,7 @@ def warnings(source: Source) -> tuple[str, ...]:
 
 
 def shown(lines: Sequence[str]) -> Iterator[str]:
-    """The first of many warnings, and how many more there are."""
+    """Yields the first SHOWN warnings, and a line with the number of further ones."""
     yield from lines[:SHOWN]
     rest = len(lines) - SHOWN
     if rest > 0:

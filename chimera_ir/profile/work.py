@@ -9,7 +9,7 @@ from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 class Device:
     """The processor of a worker: ``peak`` in FLOP/s, of which large micro-batches reach the share ``efficiency``.
 
-    A micro-batch of ``half_at`` positions reaches half of that (Hockney's half-performance length). The length in a
+    A micro-batch of ``half_at`` positions reaches half that rate (Hockney's half-performance length). The length in a
     profile is the number of positions of an item, 1 by default. ``operation`` is the overhead in seconds of each
     forward, each backward, and each half of a split backward; a backward that runs the forward again has it twice.
     """

@@ -19,14 +19,14 @@ from chimera_ir.sweeps.form import TableForm
 from chimera_ir.sweeps.sweep import Refused, SizeRow, Sweep
 
 _REFUSED = "refused"
-"""The column of the reasons why there is no report."""
+"""The head of the column that says why a size has no report."""
 
 _Cells = Mapping[str, object]
 """The cells of a row by the heads of their columns."""
 
 
 def shown(sweep: Sweep, form: TableForm) -> str:
-    """The sweep in a form."""
+    """The sweep as a text of the given form."""
     match form:
         case TableForm.TEXT:
             return printed(lambda console: console.print(text(sweep)))
@@ -51,7 +51,7 @@ def text(sweep: Sweep) -> RenderableType:
 
 
 def _heads(rows: Iterable[_Cells]) -> list[str]:
-    """The heads that occur, in their order, that of the reasons last."""
+    """The heads of all columns in order of their first row, the one of reasons last."""
     heads = dict.fromkeys(head for row in rows for head in row)
     return sorted(heads, key=lambda head: head == _REFUSED)
 
@@ -63,7 +63,7 @@ def _heading(report: Report) -> Text:
 
 
 def _cells(row: SizeRow, of_report: Callable[[Report], _Cells], replay: Callable[[float], _Cells]) -> _Cells:
-    """The reason of a refused row, or else the cells of its report and of its time by replay."""
+    """The cells of a row: the reason of a refused one, or those of the report and of the time by replay."""
     if isinstance(row.outcome, Refused):
         return {_REFUSED: row.outcome.reason}
     return {**of_report(row.outcome), **({} if row.seconds is None else replay(row.seconds))}
@@ -89,7 +89,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def as_csv(sweep: Sweep) -> str:
-    """The sweep as CSV with a line of heads; numbers as in ``report.json``, memory that of the fullest worker."""
+    """The sweep as CSV with a line of heads; numbers as in ``report.json``, memory as of the fullest worker."""
     rows = [(row.settings, _numbers(row)) for row in sweep.rows]
     heads = _heads([*(numbers for _, numbers in rows), {_REFUSED: ""}])
     out = io.StringIO()
@@ -107,7 +107,7 @@ def _numbers(row: SizeRow) -> _Cells:
 
 
 def _flat(report: Mapping[str, object]) -> _Cells:
-    """The figures of a report, those of several workers as the largest; the baseline's with a prefix."""
+    """The figures of a report by name; of a figure per worker the largest, of the baseline with a prefix."""
     flat: dict[str, object] = {}
     for name in ("workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span"):
         flat[name] = report[name]

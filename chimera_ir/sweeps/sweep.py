@@ -34,7 +34,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """A combination of values, and the report; ``seconds`` is the time of an update by replay, with a profile."""
+    """A combination of values, and its report or refusal; ``seconds`` is the replayed time of an update, if known."""
 
     settings: Settings
     outcome: Report | Refused
@@ -109,7 +109,7 @@ def swept(
     warn: Callable[[Diagnostic], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
-    """The sweep of a request over values of its parameters; errors as of `sweep`."""
+    """The sweep of a request over values of its parameters; raises the errors of `sweep`."""
     combinations = prod(map(len, values.values()))
     if combinations > MOST:
         raise OptionError(f"{counted(combinations, 'combination')} of values, and the limit is {MOST:,}")

@@ -1,4 +1,4 @@
-"""Time of an update by activity and cause; all times together are the whole update."""
+"""Time of an update by activity and cause; the times add up to the update's."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -13,9 +13,10 @@ Account = Counter[tuple[Activity, str]]
 
 
 def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -> Account:
-    """Account of a window of a rank's lane: every nanosecond counts once.
+    """Nanoseconds by activity and cause in a window of a rank's lane; they add up to the length of the window.
 
-    Time outside operations counts as between operations; after the last one, if a barrier follows, as the flush.
+    Time outside of operations counts as `Activity.BETWEEN`; after the last operation, if a barrier follows, as
+    `Activity.FLUSH`.
     """
     nanoseconds: Account = Counter()
     now = window.start
@@ -29,17 +30,17 @@ def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -
 
 
 def inside(lane: Lane, window: UpdateWindow) -> Sequence[LaneSpan]:
-    """Spans of which a part is in a window."""
+    """The spans of a lane that lie in a window, wholly or in part."""
     first = bisect_right(lane, window.start, key=lambda span: span.end)
     last = bisect_left(lane, window.end, key=lambda span: span.start)
     return lane[first:last]
 
 
 def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tuple[UpdateWindow, ...]]:
-    """Windows of all ranks, for each update that every rank has finished.
+    """The windows of each update that every rank has finished, one window for each rank.
 
     With a barrier before each update, all ranks have the same window, from the first operation of any rank to the last.
-    Otherwise the window of a rank begins at the end of its update before; the first one begins at the first operation.
+    Otherwise a rank's window begins where its window of the update before ends, the first at its first operation.
     """
     # Ranks without operations finish nothing: they get the windows of the others.
     finished = [ends(lane, header.asynchronous) for lane in lanes if lane]
@@ -72,5 +73,5 @@ def _starts(lane: Lane) -> dict[int, int]:
 
 
 def length(window: Iterable[UpdateWindow]) -> float:
-    """Length of an update in nanoseconds, on average over the ranks."""
+    """Length of an update in nanoseconds: the mean over its windows on all ranks."""
     return fmean(end - start for start, end in window)

@@ -21,7 +21,7 @@ from chimera_ir.trace.trace_files import BadTrace, RunInfo, Trace
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Seconds of an update that a worker spends on one kind of activity; ``cause`` is what a wait waits for."""
+    """Seconds of a worker's update in one activity, predicted and measured; ``cause`` is what a wait waits for."""
 
     kind: Activity
     cause: str
@@ -33,8 +33,8 @@ class Residual:
 class Side:
     """One update, predicted or measured: the lane of each worker, in nanoseconds from the beginning of the update.
 
-    ``windows[w]`` is the part of lane w to show: the update's part of the lane or, if updates overlap, the time of the
-    update on any lane.
+    ``windows[w]`` is the part of lane w to show: from the update's start on worker w to its end there or, if updates
+    overlap, from its first start on any worker to its last end.
     """
 
     lanes: tuple[Lane, ...]
@@ -70,7 +70,7 @@ class TraceComparison:
     predicted, measured
         The update that is compared: the predicted one, and the typical one of copy 0.
     operations
-        The operations of both; none if updates overlap.
+        The operations of this update, each predicted and measured; empty if updates overlap.
     recorded
         Lanes of all ranks.
     ended
@@ -167,7 +167,7 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
 
 
 def choose(lengths: Sequence[float], apart: int) -> list[int]:
-    """Updates of typical length: the middle half, by length, of the updates in the steady state.
+    """Numbers of the updates of typical length: the middle half, by length, of the updates in the steady state.
 
     The first ``apart`` updates warm up and are left out. If ``apart`` is greater than 1, updates overlap, so the last
     ``apart`` updates are a drain and are left out, too.
@@ -185,9 +185,10 @@ def costs(
     lanes: Sequence[Lane],
     chosen: Iterable[Sequence[UpdateWindow]],
 ) -> Callable[[Instruction], int]:
-    """Costs of operations in nanoseconds: the sleeps of a rehearsal, or medians over all ranks and chosen updates.
+    """Function that gives an operation's nanoseconds: the sleep of a rehearsal, or a median over ranks and updates.
 
-    Posting costs nothing, so that its measured time shows as a difference.
+    The median is over equal operations of all ranks in the chosen updates. Posting costs nothing, so that its measured
+    time shows as a difference.
     """
     if rehearse is not None:
         lengths = {letter: round(seconds * 1e9) for letter, seconds in rehearse.items()}

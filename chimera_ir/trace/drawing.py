@@ -224,7 +224,7 @@ def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Caption]:
 
 
 def _legend(looks: Looks, operations: Sequence[Operation], y: int) -> Iterator[Caption]:
-    """Yields entries for the kinds of operations of each strand and chunk, pairs, other activities and idle time."""
+    """Yields entries for each colour of operations (kind, strand, chunk), pairs, other activities and idle time."""
     compute = [
         (
             looks.fill(ColourGroup(number, chunk, Shade.of(kind))),

@@ -18,7 +18,7 @@ from chimera_ir.trace.trace_files import Trace
 Event = dict[str, Any]
 
 MEASURED, PREDICTED = 0, 1
-"""The threads of a rank."""
+"""The numbers of a rank's two threads."""
 
 
 def events(trace: Trace, comparison: TraceComparison) -> str:
@@ -52,7 +52,7 @@ def _meta(what: str, rank: int, thread: int, **arguments: object) -> Event:
 
 
 def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[Event]:
-    """Yields operations of the ranks, an arrow from each send to the end of the receiver's wait, and sums under way."""
+    """Yields all ranks' operations, an arrow from each send to the end of the wait for it, and the running sums."""
     arrived = {
         (rank.copy, span.update, span.operation.message)
         for rank, lane in zip(trace.ranks, comparison.recorded, strict=True)

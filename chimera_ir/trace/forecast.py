@@ -32,16 +32,17 @@ class PredictedLanes(NamedTuple):
 def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
     """Number of updates to predict so that one of them is like the measured ones.
 
-    One if each update has a barrier before it, several if updates follow one another, and for a stream as many as show
-    all that ever happens.
+    One if each update has a barrier before it, four if updates follow one another, and for a stream (a program
+    without a flush) as many as its view has, which shows all that ever happens.
     """
     return view_of(program).header.updates if isinstance(program, ProgramStream) else 1 if barriered else 4
 
 
 def like_typical(header: Header, updates: int, typical: int) -> int:
-    """The one of ``updates`` predicted updates that is most like the typical update of a run.
+    """Number of the predicted update that is most like the typical update of a run.
 
-    It is the one in the middle; for an asynchronous program it is even or odd, as the typical update is.
+    It is the middle one of ``updates``; in an asynchronous program the one before, if that is even or odd as
+    ``typical`` is, and the middle one is not.
     """
     shown = updates // 2
     return shown - (shown - typical) % 2 if header.asynchronous and shown > 1 else shown
@@ -73,7 +74,7 @@ _Served = Sequence[tuple[int, Instruction]]
 
 
 def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
-    """The instructions that each one waits for: the one before it in its lane, and the posts of its message or sum."""
+    """Numbers of the instructions that each one waits for: the one before in the lane, posts of its message or sum."""
     posted: dict[Hashable, list[int]] = defaultdict(list)
     awaited: dict[int, Hashable] = {}
     before: list[list[int]] = []

@@ -36,7 +36,7 @@ def instructions(program: Program | ProgramStream, worker: int, updates: int) ->
 
 
 def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
-    """Yields the operations of a rank; ``ahead`` is always the first recorded one that is not matched yet."""
+    """Yields a rank's recorded operations with the instructions that they match, and its loads of data."""
     loads: list[RecordedOperation] = []
     operations = iter(rank.operations)
     ahead = next(operations, None)

@@ -151,7 +151,7 @@ def ground(comparison: TraceComparison) -> str:
 
 
 def page(comparison: TraceComparison, drawing: str) -> str:
-    """The page: an HTML file with the picture, which is an SVG document, and the tables; it needs no other file."""
+    """The comparison as an HTML page that needs no other file: ``drawing`` (an SVG document) and the tables."""
     return filled(
         "trace.html.j2",
         title=comparison.about.scheme,

@@ -20,7 +20,7 @@ LONGER = (1, 2, 4, 8, 16)
 """Factors on the number of replayed updates, tried in order until the replay shows steady updates."""
 
 MOST = 300_000
-"""The most instructions in a replay that is longer than the first."""
+"""The most instructions of a replay with more updates than the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
     Raises
     ------
     Unfit
-        If the profile has no costs for it, or the cluster too few workers.
+        If the profile has no costs for these stages and sizes, or the cluster too few workers.
     """
     header, about = trace.header, trace.about
     wanted = Wanted(header.stages, header.workers, about.copies, about.micro_batch_size)

@@ -112,7 +112,7 @@ def cause(header: Header, operation: Instruction | Load) -> str:
 
 
 def shown_micro(header: Header, micro: int) -> Micro:
-    """The program's micro-batch that stands for one of a longer run: of the same pipe, in a turn of the same parity."""
+    """The micro-batch of the first two turns drawn like ``micro`` of a longer run; without turns, ``micro``."""
     return Micro(micro % (2 * header.period) if header.asynchronous else micro)
 
 
@@ -126,7 +126,7 @@ def words(operation: Instruction | Load) -> str:
 
 
 def recorded(instruction: Instruction) -> Iterator[str]:
-    """Yields the texts with which a rank records an instruction: one or, for a compute, one for each micro-batch."""
+    """Yields the texts with which a rank records an instruction: one, or for a compute one per micro-batch."""
     match instruction:
         case Compute(kind, micros, stage):
             yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
@@ -151,7 +151,7 @@ def _first(message: Message) -> Message:
 
 
 def ends(lane: Iterable[LaneSpan], asynchronous: bool) -> dict[int, int]:
-    """End of each update on a rank: the end of its last operation or, where updates overlap, of its last step."""
+    """Time at which each update ends on a rank: with the last operation or, where updates overlap, the last step."""
     ends: dict[int, int] = {}
     for span in lane:
         if not asynchronous or isinstance(span.operation, Step):

@@ -36,7 +36,7 @@ class BadTrace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Facts about the run, the same in every rank's file; ``rehearse`` are the sleeps in seconds by kind, if it slept.
+    """Description of the run, the same in every rank's file; ``rehearse`` has its seconds of sleep by kind, if any.
 
     ``sharded_optimizer`` says that the replicas of a stage shared the optimizer's state; old traces lack it.
     """
@@ -53,7 +53,7 @@ class RunInfo:
 
 
 class ClockOffset(NamedTuple):
-    """Offset of rank 0's clock from a rank's clock, at a time of the rank's clock; in nanoseconds."""
+    """Nanoseconds from a rank's clock to rank 0's, measured when the rank's clock showed ``at``."""
 
     at: int
     offset: int
@@ -279,7 +279,7 @@ def _offset(value: Any) -> ClockOffset:
 
 
 def _clock(offsets: list[ClockOffset]) -> tuple[ClockOffset, ...]:
-    """Measurements of a rank's offset; between the first and the last one, no clock may go backwards."""
+    """The offsets as a tuple; raises ValueError if a clock goes backwards between the first and the last one."""
     first, last = (offsets[0], offsets[-1]) if offsets else (ClockOffset(0, 0, 0),) * 2
     if last.at < first.at or last.at + last.offset < first.at + first.offset:
         raise ValueError("a clock goes backwards")
