@@ -1,4 +1,4 @@
-"""The micro-batches of a dataset by the number of their update, for the start of a pipeline and for a check."""
+"""The micro-batches of a dataset, loaded by update and number: for the start of a pipeline and for a check."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from chimera_runtime.values.tensors import all_generators_kept
 
 
 class MicroBatchSource(Protocol):
-    """A source of micro-batches, which are counted from the first of an update."""
+    """Source of micro-batches; ``micro`` counts from the first micro-batch of an update."""
 
     def input(self, update: int, micro: int) -> Any:
         """The inputs of a micro-batch, for stage 0."""
@@ -106,7 +106,7 @@ class Batches:
         return loading.collated(loading.items(epoch, keys), epoch, start, keys)
 
     def _mini_batch(self, loading: ItemLoading, update: int) -> MiniBatch:
-        """The mini-batch of an update of an iterable dataset; all that was read is kept, as only a few are used."""
+        """The mini-batch of an update of an iterable dataset; earlier ones are kept, as only a few are ever read."""
         if not self._stream:
             uses = dict.fromkeys(range(self.micro_batches), ALL)
             self._stream.append(iter(IterableReader(loading, self._share, uses, True, ReadPosition())))

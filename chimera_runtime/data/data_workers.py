@@ -40,7 +40,7 @@ _LOOK_AFTER = 5.0
 """Seconds without a mini-batch after which a DataLoader checks that its workers are alive."""
 
 _MOMENT = 0.01
-"""Seconds in which a thread of torch frees what it has sent."""
+"""Seconds that a thread of torch needs at most to free the tensors that it has sent."""
 
 _TO_ALL = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 """The signals that a terminal, torchrun and Slurm send to every process of a job by default."""
@@ -76,7 +76,7 @@ class LoadingTask:
 
 
 class MapReader(Dataset[Any]):
-    """The mini-batches of a map-style dataset, by task; a rank or a data worker reads it."""
+    """Mini-batches of a map-style dataset, one for each task. A rank or a data worker loads them from it."""
 
     def __init__(self, loading: ItemLoading, share: Share, uses: Uses) -> None:
         self._loading = loading
@@ -102,7 +102,7 @@ class MapReader(Dataset[Any]):
 def elements(
     source: MapReader | IterableReader, tasks: Iterable[LoadingTask] | None, workers: DataWorkers
 ) -> Iterator[Any]:
-    """The loaded mini-batches in the order of the tasks, or of the iterable dataset. Closing it ends the workers.
+    """Returns the loaded mini-batches in the order of tasks or iterable dataset. Closing the iterator ends the workers.
 
     The random generators of this process do not change.
 

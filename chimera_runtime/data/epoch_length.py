@@ -1,4 +1,4 @@
-"""Messages about an iterable dataset to the ranks that do not read it: the lengths of mini-batches, and its state."""
+"""Lengths of mini-batches and state of an iterable dataset, sent to the ranks that do not read the dataset."""
 
 import pickle
 from collections import deque
@@ -17,11 +17,11 @@ _AHEAD = 256
 """Messages that may be under way before the reader waits for their receivers."""
 
 Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
-"""Messages with the ranks that receive them; gloo needs their memory until they are received."""
+"""Messages under way, each with its memory and its receiver: gloo needs the memory until the message is received."""
 
 
 class EpochLength:
-    """Tells all ranks how long an iterable dataset is, which only those know that read it.
+    """Exchange that tells all ranks the length of an iterable dataset, which only the ranks that read it know.
 
     In each copy of the pipelines one reader sends the length of each mini-batch to the ranks that do not read. Every
     rank makes an object for the same loader, and calls `send_items` or `receive_items` once for each mini-batch.
@@ -46,7 +46,7 @@ class EpochLength:
         self._shared = 0
 
     def send_items(self, items: int) -> None:
-        """Sends the items that the next mini-batch has over all copies, 0 at the end of an epoch.
+        """Sends the number of items of the next mini-batch over all copies; 0 at the end of an epoch.
 
         Raises `PeerLost` if a receiver is far behind and does not catch up in time, or has ended.
         """
@@ -69,7 +69,7 @@ class EpochLength:
                 self._control_group.settle(work, purpose, [rank])
 
     def receive_items(self) -> int:
-        """Receives what the reader of this copy has sent with `send_items`.
+        """Returns the number of items that the reader of this copy has sent with `send_items`.
 
         Raises `PeerLost` if the message does not come in time.
         """
@@ -87,7 +87,7 @@ class EpochLength:
         return int(message)
 
     def share_state(self, state: Any) -> Any:
-        """Returns the state that the reader of the first copy has. All ranks must call it.
+        """Returns the dataset's state on the rank that reads in the first copy. All ranks must call it.
 
         Raises `PeerLost` if the state does not come in time.
         """

@@ -1,4 +1,4 @@
-"""The batches of an evaluation, cut into the micro-batches of one round after the other."""
+"""Batches of an evaluation, cut into rounds. A round is one pass of micro-batches through the pipes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _LOADING = UserCode("the function that gives the micro-batches of an evaluation"
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """The micro-batches of one round of an evaluation; ``sizes`` has the items of each, 0 for an absent one.
+    """Micro-batches of one round of an evaluation; ``sizes`` is the number of items of each, 0 if it is absent.
 
     ``load(m)`` returns the inputs, the targets and the keyword arguments of micro-batch m.
     """
@@ -29,7 +29,7 @@ class EvaluationBatch:
 
 
 def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | None = None) -> Iterator[EvaluationBatch]:
-    """Cuts a batch of any size into rounds.
+    """Yields the rounds of an evaluation, into which a batch of any size is cut.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def _rows_of(batch: Any, start: int, part_size: int, sizes: Sequence[int], micro
 
 
 def _require(batch: Triple, names: KeywordNames | None, cut: int | None, name: str) -> None:
-    """Passes if a batch has the right keyword arguments, and can be cut if ``cut``, its number of items, is given."""
+    """Passes if a batch has the right keyword arguments and, if its number of items is given as ``cut``, can be cut."""
     if names is not None:
         names.require(batch[2], name)
     if cut is not None:
@@ -99,7 +99,7 @@ def _part_of(load: Callable[[int], Any], size: int, parts: int, names: KeywordNa
 
 
 def _items(batch: Triple) -> int:
-    """The items of inputs, targets and keyword arguments."""
+    """The number of items in the inputs, targets and keyword arguments of a batch, which must agree."""
     sizes = lengths(batch)
     if len(sizes) != 1:
         raise mistakes.evaluation_batch_has_no_size(sizes)

@@ -1,4 +1,4 @@
-"""The mini-batches that a training loop gives to `Pipeline.step`, cut into micro-batches."""
+"""Feed of a pipeline: the mini-batches that a training loop gives to `Pipeline.step`, cut into micro-batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from chimera_runtime.values.nested import leaves, lengths, rows, taken_apart
 from chimera_runtime.values.tensors import Tensors
 
 Pair = tuple[Any, Any] | Triple
-"""An input and a target, as pytrees, and keyword arguments if there are any."""
+"""A micro-batch: an input and a target, as pytrees, and keyword arguments if there are any."""
 
 _LOADING = UserCode("the function that was given to step", FAILED)
 
@@ -30,7 +30,7 @@ class Feed:
     """The mini-batches of this copy that are in use, by their update.
 
     ``size`` is B, the items of a micro-batch along dimension 0 of every tensor; ``copy`` is the number of the copy.
-    ``names`` are the names of keyword arguments, once it is known which the stages take.
+    ``names`` are the names of keyword arguments; None until the start has found which names the stages take.
     """
 
     job: Job
@@ -85,7 +85,7 @@ class Feed:
         self._tensors[update] = taken_apart([*pairs] if isinstance(pairs, (list, tuple)) else [])[0]
 
     def drop(self, update: int) -> None:
-        """Frees a mini-batch."""
+        """Frees the mini-batch of an update."""
         del self._pairs[update]
         self._tensors.pop(update, None)
 
@@ -96,16 +96,16 @@ class Feed:
     def require_unwritten_batches(self) -> None:
         """Passes if the mini-batches in use are as they were when the last step ended.
 
-        Raises `Misuse` if the loop has written one.
+        Raises `Misuse` if the loop has written one of these mini-batches.
         """
         for update, before in self._versions.items():
             if versions(self._tensors[update]) != before:
                 raise mistakes.mini_batch_was_written(update)
 
     def facts(self, update: int) -> dict[Key, Fact]:
-        """Takes the facts about a mini-batch that the ranks of a copy compare: digests of the parts of a micro-batch.
+        """Takes the facts about a mini-batch that the ranks of a copy compare: digests of the data of one micro-batch.
 
-        Each update compares another micro-batch; a rank that has not loaded it has no facts.
+        Each update compares another micro-batch. A rank that has not loaded this micro-batch has no facts.
         """
         facts = self._facts.pop(update, {})
         for earlier in [number for number in self._facts if number < update]:
@@ -184,7 +184,7 @@ class _WholeMiniBatch:
 
 
 def _other_sizes(value: Any, size: int) -> Iterator[int]:
-    """The sizes of dimension 0 that are not ``size``."""
+    """Yields the sizes of dimension 0 that are not ``size``."""
     for leaf in leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) != size:
             yield leaf.size(0)

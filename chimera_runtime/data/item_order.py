@@ -30,12 +30,12 @@ class Share:
 
     @property
     def items(self) -> int:
-        """Items of an update over all copies, B*N*W."""
+        """Number of items of an update over all copies, B*N*W."""
         return self.micro_batch_size * self.micro_batches * self.copies
 
     @property
     def formula(self) -> str:
-        """B*N*W in numbers, for messages."""
+        """The product B*N*W with its numbers, for messages."""
         return f"{self.micro_batch_size}*{self.micro_batches}*{self.copies} = {self.items}"
 
     def start(self, micro: int) -> int:
@@ -52,8 +52,8 @@ class Share:
 class ItemOrder:
     """The order of the items of a map-style dataset, epoch by epoch; it depends on ``seed`` and epoch alone.
 
-    With a ``sampler`` it is the order of the sampler, which is read to its end when an epoch begins. Without one it is
-    drawn anew for each epoch, or with ``shuffle=False`` the order of the dataset.
+    A ``sampler`` gives the order; it is read to its end when an epoch begins. Without a sampler, the order is drawn
+    anew for each epoch, or with ``shuffle=False`` it is the order of the dataset.
     """
 
     dataset: Any
@@ -63,11 +63,11 @@ class ItemOrder:
     _keys: dict[int, Any] = field(default_factory=dict)
 
     def count(self, epoch: int) -> int:
-        """The items of an epoch."""
+        """The number of items in an epoch."""
         return len(self._keys_of(epoch)) if self.sampler is not None else length(self.dataset)
 
     def keys(self, epoch: int, start: int, stop: int) -> list[Any]:
-        """The keys with which the dataset is indexed at some places of an epoch."""
+        """Returns the keys with which the dataset is indexed at the places ``start .. stop-1`` of an epoch."""
         if self.sampler is None and not self.shuffle:
             return [*range(start, stop)]
         keys = self._keys_of(epoch)[start:stop]
@@ -92,7 +92,7 @@ class ItemOrder:
 
 
 def length(dataset: Any) -> int:
-    """The items of a dataset that has a length."""
+    """The number of items of a dataset that has a length."""
     with _COUNTING:
         return len(dataset)
 
@@ -114,7 +114,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def length_of_stream(dataset: Any) -> int | None:
-    """The items of an epoch of an iterable dataset, or None if it has no length."""
+    """The number of items in an epoch of an iterable dataset, or None if the dataset has no length."""
     if not hasattr(dataset, "__len__"):
         return None
     with _COUNTING:

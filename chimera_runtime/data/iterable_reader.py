@@ -44,18 +44,18 @@ class ReadBatch:
     state: Any
 
     def pin_memory(self) -> "ReadBatch":
-        """This object with its mini-batch in pinned memory."""
+        """Returns a copy whose mini-batch is in pinned memory."""
         return ReadBatch(self.batch.pin_memory(), self.items, self.state)
 
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """A mark between the mini-batches of two epochs."""
+    """Mark in the sequence of read mini-batches: an epoch ends here and the next one begins."""
 
 
 @dataclass
 class _CollectedItems:
-    """The items of a mini-batch: their number, those that this rank uses by micro-batch, and the state after them."""
+    """Items of a mini-batch: how many, by micro-batch those that this rank uses, and the dataset's state after them."""
 
     epoch: int
     start: int
@@ -67,7 +67,7 @@ class _CollectedItems:
 class IterableReader(IterableDataset[Any]):
     """The mini-batches of an iterable dataset from a position on, epoch after epoch; a rank or a data worker reads it.
 
-    An error ends it. In a data worker the error is the last element, as a `Failure`.
+    An error of the dataset ends the iteration. In a data worker the last element is a `Failure` with the error.
     """
 
     def __init__(self, loading: ItemLoading, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> None:
@@ -173,7 +173,7 @@ class _Items:
         return self.newest is not _NO_ITEM
 
     def state(self) -> Any:
-        """The state of the iterator, or of the dataset if the iterator has none; None if neither has one."""
+        """Returns the state of the iterator or else of the dataset; None if neither has a state."""
         with _STATE:
             for of_iterator, owner in ((True, self._iterator), (False, self._dataset)):
                 if hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict"):

@@ -31,7 +31,7 @@ class Loader:
     sampler
         The keys of a map-style dataset for an epoch, the same on all ranks; global generators are seeded alike.
     seed
-        Decides the order of an epoch, and the random numbers of an item; by default the pipeline's.
+        Seed of the order of an epoch and of the random numbers of an item; by default the pipeline's.
     collate_fn
         Makes the pair or triple of a micro-batch from the list of its B items; by default torch's default_collate.
     drop_last
@@ -104,7 +104,7 @@ class Loader:
         self._move_to(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes an epoch the next one; a position within that epoch, from `load_state_dict`, stays as it is."""
+        """Makes the next iteration begin ``epoch``, or continue in it if `load_state_dict` has set a position there."""
         if epoch != self.epoch or not self._is_at_beginning:
             self._move_to(epoch)
 
@@ -118,7 +118,7 @@ class Loader:
 
     @property
     def _count(self) -> int | None:
-        """The items of the epoch, or None if an iterable dataset has no length."""
+        """The number of items in the epoch, or None if an iterable dataset has no length."""
         return self._count_in(self.epoch)
 
     def _count_in(self, epoch: int) -> int | None:
@@ -154,14 +154,14 @@ class Loader:
         return (*position, key if isinstance(key, int) else digest_of(repr(key)))
 
     def _next_by_key(self) -> tuple[int, MiniBatch | None]:
-        """The items over all copies, 0 at the end of an epoch, and the part of the mini-batch that this rank uses."""
+        """Number of items over all copies, 0 at the end of an epoch, and this rank's part of the next mini-batch."""
         items = self._items_of_next()
         return items, self._receive() if self._uses and items else None
 
     def _next_of_stream(self) -> tuple[int, MiniBatch | None]:
-        """Items and part as `_next_by_key`, of an iterable dataset.
+        """Number of items and part as `_next_by_key`, for an iterable dataset.
 
-        If it has no length, ranks that read it tell the others when it ends.
+        If the dataset has no length, ranks that read it tell the others when it ends.
         """
         has_no_length = self._count is None
         if not self._uses:
@@ -175,14 +175,14 @@ class Loader:
         return items, batch
 
     def _items_of_next(self) -> int:
-        """The items of the next mini-batch over all copies, 0 at the end of an epoch with a known length."""
+        """Number of items of the next mini-batch over all copies; 0 at the end of an epoch of known length."""
         count = self._count
         assert count is not None
         items = min(count - self._items, self._share.items)
         return 0 if self._drop_last and items < self._share.items else items
 
     def _receive(self) -> Any:
-        """The next loaded element; starts the workers, again if the position is not the one at which they continue."""
+        """Next loaded element. Starts the data workers first, or again if they would continue at another position."""
         if self._elements is None or self._next_loaded != (self.epoch, self._items):
             self._elements = None  # ends its workers before others begin
             self._elements = self._start_loading()
@@ -194,7 +194,7 @@ class Loader:
             raise
 
     def _start_loading(self) -> Iterator[Any]:
-        """The mini-batches from the present position on."""
+        """Starts to load the mini-batches from the present position on."""
         begin = ReadPosition(self.epoch, self._items, self._state)
         if self._is_stream:
             stream = IterableReader(self._loading, self._share, self._uses, self._drop_last, begin)
@@ -203,7 +203,7 @@ class Loader:
         return elements(source, self._tasks(begin), self._workers)
 
     def _tasks(self, begin: ReadPosition) -> Iterator[LoadingTask]:
-        """All mini-batches from a position on, epoch after epoch, until an epoch has none."""
+        """Yields all mini-batches from a position on, epoch after epoch, until an epoch has none."""
         epoch, start, share = begin.epoch, begin.items, self._share
         while (count := self._order.count(epoch)) >= (share.items if self._drop_last else 1):
             # An entry for each micro-batch of this rank that has items: its place in the epoch, and the keys.
@@ -221,7 +221,7 @@ class Loader:
     # ---- resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the data, the same on all ranks: epoch, items of it so far over all copies, and its length.
+        """Returns the position in the data: epoch, items of it so far over all copies, and the epoch's length.
 
         All ranks must call it, because those that do not read an iterable dataset receive its state.
         """

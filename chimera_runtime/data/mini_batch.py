@@ -49,7 +49,7 @@ class ItemLoading:
     names: KeywordNames | None = None
 
     def items(self, epoch: int, keys: Sequence[Any]) -> list[Any]:
-        """Items of a map-style dataset, each loaded with random generators that are seeded for the item."""
+        """Loads items of a map-style dataset, each with random generators that are seeded for the item."""
         loaded = []
         for key in keys:
             seed_all(draw_seed("item", self.seed, epoch, key))
@@ -60,7 +60,7 @@ class ItemLoading:
     def collated(
         self, items: list[Any], epoch: int, place: int, names: Sequence[Any], uses: frozenset[int] = ALL
     ) -> Triple:
-        """The micro-batch of some items, of which the first has ``place`` in the epoch; unused parts are None.
+        """Returns the micro-batch of some items, the first of which is number ``place`` of the epoch; unused parts are None.
 
         Raises `Misuse` if an item, or the value of ``collate``, is neither a pair nor a triple; if its keyword
         arguments differ from ``names`` or from another item's; if the value of ``collate`` has another number of items.
@@ -96,14 +96,14 @@ class ItemLoading:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The part of a mini-batch that a rank uses: `Pipeline.step`, ``evaluate`` and ``predict`` take it.
+    """Part of a mini-batch that a rank uses: an argument for `Pipeline.step`, ``evaluate`` and ``predict``.
 
     Attributes
     ----------
     items
         The items of the copy: B*N, or fewer in the last mini-batch of an epoch.
     position
-        The position in the data at which it begins, the same on all ranks: see `POSITION_NAMES`.
+        The position in the data at which the mini-batch begins, the same on all ranks: see `POSITION_NAMES`.
     """
 
     items: int
@@ -126,7 +126,7 @@ class MiniBatch:
             raise mistakes.mini_batch_lacks_items(self.items, self.share.micro_batch_size, self.share.micro_batches)
 
     def pin_memory(self) -> "MiniBatch":
-        """This mini-batch in pinned memory, from which a GPU copies while it computes."""
+        """Returns this mini-batch in pinned memory, from which a GPU can copy while it computes."""
         pinned = {micro: mapped(triple, torch.Tensor.pin_memory) for micro, triple in self.micro_batches.items()}
         return MiniBatch(self.items, self.share, pinned)
 
@@ -147,7 +147,7 @@ class Failure:
 
 
 def failure(error: ModelError | Misuse) -> Failure:
-    """The form in which an error can be sent: with the user's traceback as a text."""
+    """Returns an error in a form that a data worker can send: with the user's traceback as text."""
     match error:
         case ModelError():
             return Failure(error.doing, error.status, RemoteTraceback.of(error))
@@ -156,7 +156,7 @@ def failure(error: ModelError | Misuse) -> Failure:
 
 
 def sendable(batch: MiniBatch) -> MiniBatch:
-    """A mini-batch in the form in which a data worker sends it: in few pieces of memory, without graphs.
+    """Returns a mini-batch in the form in which a data worker sends it: in few pieces of memory, without graphs.
 
     Raises `ModelError` if something in it cannot be pickled.
     """
@@ -174,7 +174,7 @@ def sendable(batch: MiniBatch) -> MiniBatch:
 
 
 def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
-    """The values of micro-batches as views of one, if their forms are equal: each tensor sent costs an open file."""
+    """Joins the values of micro-batches if their forms are equal, as each tensor that is sent costs an open file."""
     present = {micro: value for micro, value in values.items() if is_rows(value) and lengths(value)}
     kinds = set()
     for value in present.values():
@@ -191,7 +191,7 @@ def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
 
 
 def as_triple(value: Any, name: str) -> Triple:
-    """Input, target and keyword arguments of a pair, which has none of the last, or of a triple.
+    """Returns input, target and keyword arguments of a triple; a pair has no keyword arguments.
 
     Raises `Misuse` if it is neither a pair nor a triple with a dict of names.
     """

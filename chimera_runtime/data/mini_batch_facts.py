@@ -1,4 +1,4 @@
-"""Facts about the data that a loop gives to its ranks: the ranks of a copy compare them."""
+"""Facts about the data that a training loop gives to the ranks of a copy, which compare them: see `agreement`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,26 +9,26 @@ from chimera_runtime.values.byte_samples import sampled
 
 
 def position(numbers: tuple[int, ...]) -> Fact:
-    """The fact about a loader's mini-batch: the position in the data at which it begins."""
+    """Returns the fact about a loader's mini-batch: the position in the data at which the mini-batch begins."""
     return short(hash(numbers)), lambda: {
         name: f"{value}" for name, value in zip(POSITION_NAMES, numbers, strict=False)
     }
 
 
 def sample(digest: int) -> Fact:
-    """The fact about a part of a batch: a digest of a sample of its values."""
+    """Returns the fact about a part of a batch: a digest of a sample of its values."""
     return short(digest), lambda: {"a digest of a sample": f"{digest:x}"}
 
 
 def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """The number and a digest of each part of a batch that is present; see `samples.sampled`."""
+    """Yields number and digest of each part of a batch that is not absent; digests as in `byte_samples.sampled`."""
     for component, part in enumerate(triple):
         if (component < 2 or part) and (digest := sampled(part, start, count)) is not None:
             yield component, digest
 
 
 class EvaluationDataFacts:
-    """The facts about all batches of an evaluation."""
+    """Collector of the facts about all batches of an evaluation, which the ranks of a copy compare."""
 
     def __init__(self, copy: int) -> None:
         self._copy = copy
@@ -49,7 +49,7 @@ class EvaluationDataFacts:
         return batch
 
     def facts(self) -> dict[Key, Fact]:
-        """The facts of all batches together: about each part that all have, and about positions if all have one."""
+        """Returns the facts of all batches together: for each part that all have, and for positions if all have one."""
         facts: dict[Key, Fact] = {
             ("data", self._copy, component): sample(self._digests[component])
             for component, count in enumerate(self._counts)

@@ -16,9 +16,9 @@ _NAME = "_name_in_model"
 
 
 def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
-    """Binds the offered arguments that a function takes by name; it is called with ``positional`` further ones.
+    """Binds the offered arguments that a function takes by name; a call then gives ``positional`` other arguments.
 
-    Raises `Misuse` if it needs an argument that is not offered.
+    Raises `Misuse` if the function needs an argument that is not offered.
     """
     by_name = _by_name(function, positional)
     by_keyword = {p.name: offered[p.name] for p in by_name if p.name in offered}
@@ -42,7 +42,7 @@ def takes(function: Any, positional: int, name: str) -> bool:
 
 
 def _by_name(function: Any, positional: int) -> list[inspect.Parameter]:
-    """Parameters after the first ones that can be passed by name; none if the function has no signature."""
+    """Parameters that can be passed by name, after the positional ones; none if the function has no signature."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
@@ -51,7 +51,7 @@ def _by_name(function: Any, positional: int) -> list[inspect.Parameter]:
 
 
 def takes_names(optimizer: Callable[..., Any]) -> bool:
-    """Whether the parameter of an optimizer's function is called ``named_parameters``."""
+    """Whether the parameter of the function that makes an optimizer is called ``named_parameters``."""
     try:
         return next(iter(inspect.signature(optimizer).parameters), None) == _NAMED
     except (TypeError, ValueError):
@@ -65,7 +65,7 @@ def label(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 
 def with_names(optimizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Turns an ``optimizer(named_parameters)`` into a function of parameters that carry their names."""
+    """Turns an ``optimizer(named_parameters)`` into a function of parameters in which `label` has stored the names."""
 
     @wraps(optimizer)
     def of_parameters(parameters: Sequence[torch.nn.Parameter]) -> Any:

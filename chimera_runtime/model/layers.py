@@ -21,8 +21,8 @@ class Layers:
     Parameters
     ----------
     layers
-        A function for each layer, which makes the layer on the ranks that hold its stage. A layer is called with the
-        output of the layer before, and with the keyword arguments that it accepts.
+        A function for each layer. Ranks that hold the layer's stage call it to make the layer. A layer is called with
+        the output of the layer before, and with the keyword arguments that it accepts.
     split
         The first layer of each stage, from 0 upwards. By default stages have equal numbers of layers, or
         numbers that differ by one.
@@ -55,7 +55,7 @@ class Layers:
             raise mistakes.split_goes_too_far(split, len(self.layers))
 
     def first(self, stages: int) -> Sequence[int]:
-        """The first layer of each stage.
+        """The number of the first layer of each stage.
 
         Raises
         ------
@@ -72,9 +72,9 @@ class Layers:
         return self.split
 
     def ranges(self, stages: int) -> list[range]:
-        """The layers of each stage."""
+        """The numbers of the layers of each stage."""
         return [range(*ends) for ends in pairwise((*self.first(stages), len(self.layers)))]
 
     def stage_of(self, layer: int, stages: int) -> int:
-        """The stage of a layer."""
+        """The number of the stage that has a layer."""
         return bisect_right(self.first(stages), layer) - 1

@@ -1,4 +1,4 @@
-"""The user's model file: it is loaded here, and its functions are called and their results checked."""
+"""The user's model file: loads it, calls its functions and checks their results."""
 
 import importlib.util
 import inspect
@@ -48,9 +48,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Model:
-    """Functions that make a model, the last two optional; ``file`` has them and is named in messages.
+    """Functions of a user that make a model; error messages name ``file`` as the place of the functions.
 
-    Errors that they raise become a `ModelError`. ``name(stage, parameter)`` returns the model's own name for a
+    Errors that the functions raise become a `ModelError`. ``name(stage, parameter)`` returns the model's own name for a
     parameter of a stage, and ``tied(num_stages)`` the parameters that stages share; with layers, both number layers in
     place of stages.
     """
@@ -83,9 +83,9 @@ class Model:
     ) -> torch.nn.Module:
         """Builds a stage with its initial weights, which depend on the seed and the stage, or the layer, alone.
 
-        A stage that is built on the meta device gets zeros, marked as `is_unfilled`.
+        A stage that is built on the meta device gets zeros; `is_unfilled` is true of them until they are loaded.
 
-        ``members`` are the ranks of the pipelines, if the stage may be spread over others.
+        ``members`` are the ranks of the pipelines, if the stage may be spread over other ranks.
         """
         build: Any = self.build_stage
         if isinstance(build, Layers):
@@ -101,7 +101,7 @@ class Model:
         return _on_device(module, device, stage, self.file).train()
 
     def _build(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
-        """Builds a stage or a layer with the seed of its number."""
+        """Calls the function that makes a stage or a layer, after seeding torch for its ``number``."""
         torch.manual_seed(draw_seed("weights", seed, number))
         with UserCode(what, MISUSED):
             module = make()
@@ -110,7 +110,7 @@ class Model:
         return module
 
     def judge(self, output: Any, target: Any) -> Loss:
-        """Computes the loss of a micro-batch: one number, or a sum and a count."""
+        """Returns the loss of a micro-batch: one number, or a sum and a count."""
         with _JUDGING:
             value = self.loss(output, target)
         total, count = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1)
@@ -135,7 +135,7 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelFile(Model):
-    """The functions of a model file, those with a default optional; errors as in `Model`.
+    """The functions of a model file; those with a default are optional. Errors as in `Model`.
 
     ``reference()`` returns the model for one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler
     for a number of updates, ``collate(items)`` makes a micro-batch from a list of items, ``sampler(dataset)`` returns
@@ -182,7 +182,7 @@ class ModelFile(Model):
                 self.on_step(pipe, outcome)
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
-        """Returns the optimizer of a stage; without parameters, one that does nothing."""
+        """Returns the optimizer of a stage; for a stage without parameters, one that does nothing."""
         with UserCode("optimizer(parameters)", MISUSED):
             steps = self.optimizer(parameters) if parameters else _NoOptimizer()
         if not callable(getattr(steps, "step", None)):
@@ -190,7 +190,7 @@ class ModelFile(Model):
         return steps
 
     def schedule(self, optimizer: Any, updates: int) -> Any:
-        """Returns the scheduler of an optimizer, or None if there is none."""
+        """Returns a learning-rate scheduler for an optimizer, or None if the model file makes none."""
         if self.scheduler is None or isinstance(optimizer, _NoOptimizer):
             return None
         with UserCode("scheduler(optimizer, steps)", MISUSED):
@@ -233,7 +233,7 @@ def _kind(value: object) -> str:
 
 
 def _on_device(module: torch.nn.Module, device: torch.device, stage: int, file: Path) -> torch.nn.Module:
-    """Moves the module of a stage to its device; one that was built on another device than the CPU is a mistake."""
+    """Moves the module of a stage to its device; a module on any device but this and the CPU is a mistake."""
     for name, tensor in _tensors(module):
         if not is_on(tensor, device) and tensor.device.type != "cpu":
             raise mistakes.tensor_is_elsewhere(file, stage, name, place=str(tensor.device), device=str(device))
@@ -304,7 +304,7 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
 
 
 def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:
-    """Calls ``layers()`` of a model file, and adds the split."""
+    """Returns the `Layers` that ``layers()`` of a model file and the split make."""
     if hasattr(module, "build_stage"):
         raise mistakes.layers_and_build_stage(file)
     if not callable(module.layers):

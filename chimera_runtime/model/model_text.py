@@ -1,4 +1,4 @@
-"""Text of a model file: mistakes that it shows without being run, and without torch."""
+"""Text of a model file: finds mistakes in it without running the file, and without torch."""
 
 import ast
 import symtable

@@ -1,4 +1,4 @@
-"""Ties: parameters that stages share are declared by the model, and become one object on each rank."""
+"""Ties: parameters that stages share. The model declares them, and here they become one object on each rank."""
 
 import re
 from collections import defaultdict
@@ -19,7 +19,7 @@ from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.values.shards import is_spread
 
 End = tuple[int, str]
-"""A parameter by its stage and its name there, which begins with the index of its layer where there are layers."""
+"""End of a tie: a parameter by its stage and its name in the stage, which begins with the layer's index, if any."""
 
 Modules = Mapping[int, torch.nn.Module]
 """The modules of stages, by their number."""
@@ -38,7 +38,7 @@ class Tie:
 
 
 def declared(model: Model, job: Job) -> tuple[Tie, ...]:
-    """Returns the ties that a model declares, in the order of the program; then those within one stage.
+    """Returns the ties that a model declares: across stages, in the order of the program, then within one stage.
 
     Raises `Misuse` if the declaration is malformed, or the program was compiled for other ties.
     """
@@ -57,7 +57,7 @@ def declared(model: Model, job: Job) -> tuple[Tie, ...]:
 
 
 def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]:
-    """Checks and yields the ends of each parameter; with layers, by their stages."""
+    """Yields the ends of each tied parameter, after a check; the numbers of layers become those of stages."""
     layers, ends_before = model.layers, set[End]()
     kind, count = ("stage", stages) if layers is None else ("layer", len(layers.layers))
     try:
@@ -82,7 +82,7 @@ def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]
 
 
 def unite(control_group: ControlGroup, job: Job, built: Modules, ties: Sequence[Tie], model: Model) -> None:
-    """Makes each tied parameter one object on this rank, with the value of its first end; every rank calls it.
+    """Makes each tied parameter one object on this rank, with the value of its first end. Every rank must call it.
 
     Raises `Misuse` if an end does not exist, ends differ in shape, dtype or requires_grad, or stages share an
     undeclared parameter.
@@ -105,12 +105,12 @@ def unite(control_group: ControlGroup, job: Job, built: Modules, ties: Sequence[
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
-    """Returns the parameter with a name, which may be one of several; None if there is none."""
+    """Returns the parameter with a name, even if the parameter has other names as well; None if there is none."""
     return dict(module.named_parameters(remove_duplicate=False)).get(name)
 
 
 def replace(module: torch.nn.Module, old: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
-    """Replaces a parameter wherever the module has it."""
+    """Replaces the parameter ``old`` by ``new`` wherever the module has it."""
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is old:
@@ -126,7 +126,7 @@ def _unite(built: Modules, ends: Sequence[End]) -> None:
 
 
 def _describe(control_group: ControlGroup, built: Modules, ends: Sequence[End], model: Model) -> None:
-    """Leaves a text about each end that this rank holds in the store."""
+    """Leaves in the store a text about each end that this rank holds: dtype, shape, and whether it is frozen."""
     for stage, name in ends:
         if stage not in built:
             continue
@@ -190,7 +190,7 @@ def by_group(built: Modules, ties: Sequence[Tie]) -> dict[Group, list[torch.nn.P
 
 
 def named(built: Modules, ties: Sequence[Tie]) -> dict[End, torch.nn.Parameter]:
-    """Returns the parameters of stages, each once; a shared one has the name of its first end on all ranks."""
+    """Returns the parameters of stages, each once; on all ranks, the key of a shared parameter is its first end."""
     first = {_held(built, ends): ends[0] for tie in ties for ends in tie.parameters if any(s in built for s, _ in ends)}
     return {first.get(p, (stage, name)): p for stage, module in built.items() for name, p in module.named_parameters()}
 
@@ -204,7 +204,7 @@ def _held(built: Modules, ends: Sequence[End]) -> torch.nn.Parameter:
 
 
 def shared(built: Modules, model: Model) -> Iterator[tuple[End, End]]:
-    """Yields two ends of each parameter that several stages, or layers, have as one object."""
+    """Yields pairs of ends that are the same object in two stages, or in two layers."""
     owners: dict[torch.nn.Parameter, End] = {}
     for stage, module in built.items():
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -218,7 +218,7 @@ def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None
 
     It can be found out for stages of one process, and for modules that have ``_tied_weights_keys``.
 
-    Raises `Misuse` if they share others; the message has the line that declares the tie.
+    Raises `Misuse` if they share a parameter that is not tied; the message has the line that declares the tie.
     """
     tied = {end for tie in ties for ends in tie.parameters for end in ends}
     for first, other in shared(built, model):
@@ -244,7 +244,7 @@ def _end(model: Model, end: End) -> str:
 
 
 def _tied_elsewhere(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields names of parameters that the module calls tied, and that are not shared within it, with their partners."""
+    """Yields the parameters that a module calls tied but does not share within itself: their names and partners."""
     names: dict[torch.nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
@@ -260,7 +260,7 @@ def _tied_elsewhere(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _matches(key: str, name: str) -> bool:
-    """Whether a key is a name, or a pattern of one."""
+    """Whether a key equals a name, or is a pattern that matches it."""
     try:
         return key == name or re.fullmatch(key, name) is not None
     except re.error:

@@ -1,4 +1,4 @@
-"""The accelerator: the streams, events, copies and pinned memory of a GPU that staging uses.
+"""The accelerator: the CUDA streams, events, copies and pinned memory of a GPU that staging uses.
 
 A stream runs its operations in order; two streams wait for each other by events alone. In tests a model of an
 accelerator takes the place of a GPU, and runs streams as early or as late as their events allow.
@@ -23,7 +23,7 @@ class Accelerator(Protocol):
         """Makes a stream that waits for no other stream by default."""
 
     def record(self, stream: Any) -> Any:
-        """Records an event: it is over when all operations that are in a stream now are over."""
+        """Returns an event that is over once all operations that are in a stream now are over."""
 
     def wait(self, stream: Any, event: Any) -> None:
         """Makes later operations of a stream wait for an event."""
@@ -61,7 +61,7 @@ class Cuda:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Records an event for which a thread of the host can sleep."""
+        """Returns an event; a thread of the host that waits for it sleeps."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event

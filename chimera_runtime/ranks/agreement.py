@@ -19,13 +19,13 @@ from chimera_runtime.program.weight_groups import Group, group_name
 from chimera_runtime.ranks.control_group import ControlGroup
 
 Text = dict[str, str]
-"""A value as text, by the names of its parts."""
+"""The value of a fact as text for messages: the text of each of its parts, by name."""
 
 Fact = tuple[int, Callable[[], Text]]
 """The digest of a value, and a function that returns the value as text."""
 
 Key = tuple[str, int | Group, int]
-"""A fact: its kind; the copy or the weight group that it is about, if any; for data, the part."""
+"""Key of a fact: the kind, the copy or weight group that the fact is about, or 0, and for data the part, or 0."""
 
 Facts = Mapping[Key, Fact]
 
@@ -68,7 +68,7 @@ def digest_of(text: str) -> int:
 
 
 def short(number: int) -> int:
-    """A digest that is short enough for sums to be exact."""
+    """The last 20 bits of a digest: few enough for sums of squares to be exact in float64."""
     return number & ((1 << _BITS) - 1)
 
 
@@ -109,11 +109,11 @@ class FactComparison:
 
     @property
     def size(self) -> int:
-        """Length of what `numbers` returns: 0 on a single rank."""
+        """Length of the list that `numbers` returns; 0 if there is a single rank."""
         return len(self._zeros)
 
     def numbers(self, facts: Facts) -> list[float]:
-        """Returns the numbers that this rank adds to the sum."""
+        """Returns the numbers that this rank adds to the sum: for each fact 1, the digest and its square; else zeros."""
         numbers = self._zeros.copy()
         if numbers:
             for key, (digest, _) in facts.items():
@@ -127,7 +127,7 @@ class FactComparison:
         return self._comparisons
 
     def differing(self, sums: Sequence[float]) -> list[Key]:
-        """Returns the facts in which ranks differ, from the sums over all ranks, without harmless differences."""
+        """Returns the keys of facts in which ranks differ, given the sums over all ranks; leaves out harmless ones."""
         remaining = iter(sums)
         if all(n * squares == total * total for n, total, squares in zip(remaining, remaining, remaining, strict=True)):
             return []
@@ -138,9 +138,9 @@ class FactComparison:
     def _is_harmful(self, parts: Set[int]) -> bool:
         """Whether ranks of a copy must not differ in these parts of the data.
 
-        They must not in a part that several of them use. If a single rank uses the inputs, the others may draw other
-        variants of them, and the same holds for targets. If both differ, inputs of one mini-batch would meet targets of
-        another.
+        They must not differ in a part that several of them use. If a single rank uses the inputs, the others may draw
+        other variants of them, and the same holds for targets. If both differ, inputs of one mini-batch would meet
+        targets of another.
         """
         return len(parts) > 1 or any(self._users[part] > 1 for part in parts)
 
@@ -178,7 +178,7 @@ class FactComparison:
         return [place.rank_of(of, worker) for worker in range(place.workers)] if kind == "data" else place.ranks
 
     def _complaint(self, key: Key, values: Mapping[int, Mapping[str, Text]]) -> tuple[str, str]:
-        """A difference with its ranks, and the advice."""
+        """The text about a difference, with the value on each rank, and the advice."""
         kind, of, part = key
         index = str(self._places[key])
         texts = {rank: of_rank[index] for rank, of_rank in values.items() if index in of_rank}
@@ -197,7 +197,7 @@ class FactComparison:
 
 
 def _compared(name: str, texts: Mapping[int, Text]) -> str | None:
-    """A part of a value with the ranks of each of its texts; None if all ranks have the same text."""
+    """Text that says which ranks have which value of a part; None if all ranks have the same."""
     holders: dict[str, list[int]] = defaultdict(list)
     for rank, text in texts.items():
         holders[text.get(name, "not there")].append(rank)

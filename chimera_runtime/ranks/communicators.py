@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 DIRECTED = "directed"
 """One communicator per directed pair of workers; every program is proven to finish with these."""
 PAIR = "pair"
-"""One communicator for both directions between two workers; their operations wait for each other in one stream."""
+"""One communicator for both directions between two workers; their operations wait for each other in one CUDA stream."""
 CHOICES = (DIRECTED, PAIR)
 
 
 def chosen(job: Job, backend: str, communicators: str | None) -> str:
     """Returns the choice of communicators; for None, the fewest with which the program is proven to finish.
 
-    Raises `Misuse` if the program is not proven to finish with the choice, or the backend leaves none.
+    Raises `Misuse` if the program is not proven to finish with the choice, or the backend leaves no choice.
     """
     if communicators is None:
         return PAIR if PAIR in job.communicators else DIRECTED

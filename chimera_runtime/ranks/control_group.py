@@ -60,7 +60,7 @@ class ControlGroup:
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
         """Turns failures of the communication inside into an error that names the operation and the peers.
 
-        Raises `PeerLost` if the communication fails or takes longer than the time-out, or something has done so before.
+        Raises `PeerLost` if the communication fails or takes longer than the time-out, or an earlier wait has.
         """
         self.check()
         try:
@@ -70,7 +70,7 @@ class ControlGroup:
             raise self.lost(operation, peers, error) from None
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
-        """Returns the error for a failed wait; no peers stand for all others, and of two ranks for the other one."""
+        """Returns the error for a failed wait for ``peers``; no peers stand for all other ranks."""
         only = [1 - self.place.rank] if len(self.members) == 2 else []
         return self.names.lost(operation, peers or only, error)
 
@@ -118,11 +118,11 @@ class ControlGroup:
             return work
 
     def reduce(self, tensor: torch.Tensor, operation: str, kind: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
-        """Replaces a tensor by its sum, or another ``kind`` of it, over all ranks; errors as in `waiting`."""
+        """Replaces a tensor by its sum, or another ``kind`` of reduction, over all ranks; errors as in `waiting`."""
         self.settle(self.post_reduce(tensor, operation, kind), operation)
 
     def barrier(self, operation: str) -> None:
-        """Returns when all ranks have called it; errors as in `waiting`."""
+        """Waits until all ranks have called `barrier`; errors as in `waiting`."""
         with self.waiting(operation):
             work = dist.barrier(self.group, async_op=True)
         self.settle(work, operation)

@@ -1,4 +1,4 @@
-"""Numbers and outputs that ranks put together outside of the schedule."""
+"""Sums, means, maxima and outputs that ranks exchange outside of the schedule."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ def averaged_in_mesh(
 def largest_of_rows(
     control_group: ControlGroup, modules: Iterable[torch.nn.Module], number: float, device: torch.device
 ) -> float:
-    """Returns the largest of a number over all pipelines that hold parts of the same parameters.
+    """Returns the largest ``number`` that a rank of the pipelines with parts of the same parameters has.
 
     Every rank of these pipelines calls it, with its modules. Errors as in `added_over_all`.
     """

@@ -58,7 +58,7 @@ class Names:
             raise mistakes.torchrun_has_died(self.rank, self.worker)
 
     def operation(self, verb: str, tag: int) -> str:
-        """The line of schedule.sir that has a tag, as in ``recv m0 s0->s1``: the inverse of `tag_of`."""
+        """The line of schedule.sir for the message with a tag, such as ``recv m0 s0->s1``: the inverse of `tag_of`."""
         micro, rest = divmod(tag, 2 * self.stages)
         source, backwards = divmod(rest, 2)
         return f"{verb} m{micro} s{source}->s{source - 1 if backwards else source + 1}"
@@ -78,10 +78,10 @@ class Pending(Protocol):
 
 
 Lost = Callable[[Exception], PeerLost]
-"""Makes the error for the user from the error of an operation."""
+"""Function that makes the error for the user from the error of an operation."""
 
 Settle = Callable[[Pending, Lost], object]
-"""Waits for an operation: raises a RuntimeError if it fails or takes too long, or a PeerLost at once."""
+"""Function that waits for an operation; if the operation fails or is late, it raises a RuntimeError or PeerLost."""
 
 
 class MessageTransfer:
@@ -97,7 +97,7 @@ class MessageTransfer:
         self._tag = tag
 
     def wait(self) -> None:
-        """Returns when the message is over.
+        """Returns when the message has been sent or received.
 
         Raises `PeerLost` if that takes longer than the time-out, or the peer has ended.
         """
@@ -168,6 +168,6 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def waiter(timeout: float) -> Settle:
-    """Returns the wait for operations of gloo: the host blocks, for the time-out at most."""
+    """Returns a function that waits for an operation of gloo: it blocks the host, for the time-out at most."""
     limit = timedelta(seconds=timeout)
     return lambda work, _lost: work.wait(limit)

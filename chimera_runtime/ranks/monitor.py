@@ -1,7 +1,7 @@
 """Time-outs for waits that do not block the host: a thread polls the operations that are waited for.
 
 A wait on NCCL only tells the device to wait, and NCCL's own clock runs from when an operation was posted: it would end
-those that were posted ahead. So the clocks of its communicators are set to a day, and time is kept here.
+operations that were posted ahead. So the clocks of its communicators are set to a day, and time is kept here.
 
 After the time-out the communicators are aborted. The kernels that wait in them then end, with whatever data they have,
 and calls that waited for the device return: the main thread raises the error at its next `Monitor.check`. Results that
@@ -46,7 +46,7 @@ def end_process(error: PeerLost) -> None:
 
 @contextmanager
 def limited(timeout: float, late: PeerLost, end: Callable[[PeerLost], None]) -> Iterator[None]:
-    """Calls ``end`` in a thread if the code inside takes longer: for calls that have no time-out."""
+    """Calls ``end`` with the error ``late``, in a thread, if the code inside takes longer than ``timeout`` seconds."""
     timer = threading.Timer(timeout, end, [late])
     timer.daemon = True
     timer.start()
@@ -126,7 +126,7 @@ class Monitor:
     def check(self) -> None:
         """Passes as long as no operation has taken longer than the time-out; the computing thread calls it.
 
-        Raises `PeerLost` if one has: then no result of the device is valid any more.
+        Raises `PeerLost` if an operation has: then no result of the device is valid any more.
         """
         if self._error is not None:
             self._is_raised.set()
@@ -156,7 +156,7 @@ class Monitor:
                     self._give_up(lost(RuntimeError("timed out")))
 
     def _give_up(self, error: PeerLost) -> None:
-        """Aborts the communicators. It sets the error before: results are valid if a later `check` has passed."""
+        """Sets the error, and then aborts the communicators: so results are valid if a later `check` passes."""
         self._is_closed = True
         self._error = error
         abort(self._groups)

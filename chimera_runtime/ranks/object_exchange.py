@@ -21,7 +21,7 @@ class ObjectExchange:
     Parameters
     ----------
     what
-        The subject, for messages.
+        Words for the subject of the exchange, for messages.
     timeout
         Seconds that a rank waits for another one, which may have files to read or write first.
 
@@ -84,7 +84,7 @@ class ObjectExchange:
         return [value for _, value in results]
 
     def require_none(self, complaint: str | None, kind: type[Exception]) -> None:
-        """Raises the first complaint of any rank on all of them."""
+        """Raises the first rank's complaint on all ranks, as an error of class ``kind``; passes if no rank has one."""
         first = next(filter(None, self.all_gather(complaint)), None)
         if first is not None:
             raise kind(first)
@@ -103,7 +103,7 @@ class ObjectExchange:
 
 
 def _in_words(error: Exception | None) -> tuple[type[Exception], str] | None:
-    """Class and message of the error that other ranks raise for an error of this one."""
+    """Class and message of the error that other ranks raise if this rank has raised ``error``."""
     if error is None:
         return None
     if isinstance(error, ModelError):

@@ -1,4 +1,4 @@
-"""Process groups: the communicators that all ranks of the default process group make together, and their end."""
+"""Process groups: communicators, which all ranks of the default process group make together, and the exit of gloo."""
 
 import atexit
 import json
@@ -17,7 +17,7 @@ from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.rendezvous import exchange
 
 Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
-"""Communicator, None for a single rank, and ranks of each weight group."""
+"""For each weight group, a communicator, or None for a single rank, and the ranks that hold the group."""
 
 _GLOO_THREAD = "pt_gloo_runloop"
 _EXIT_LIMIT = 5.0
@@ -100,7 +100,7 @@ def wait_for_gloo_at_exit() -> None:
 
 
 def wait_for_gloo() -> None:
-    """Returns when no thread of gloo has run since a moment at which it could have taken the interpreter."""
+    """Waits until all threads of gloo sleep, and none has run for a time in which it could take the interpreter."""
     deadline, before = time.monotonic() + _EXIT_LIMIT, None
     while time.monotonic() < deadline:
         now = _switches()

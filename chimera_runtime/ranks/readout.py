@@ -14,10 +14,10 @@ from chimera_runtime.ranks.accelerator import Accelerator
 from chimera_runtime.ranks.staging import Rooms
 
 Numbers = Callable[[], list[float]]
-"""Waits for the numbers and returns them; it may be called once."""
+"""Function that waits for the numbers and returns them. Call it once."""
 
 Reader = Callable[[Sequence[torch.Tensor]], Numbers]
-"""Starts to read tensors of one number each, in the order of the computation."""
+"""Function that starts to read tensors of one number each; calls come in the order of the computation."""
 
 
 def from_host(tensors: Sequence[torch.Tensor]) -> Numbers:
@@ -34,7 +34,7 @@ class Readout:
         self._rooms = Rooms(accelerator)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Numbers:
-        """Puts the copy of all of them into the computing stream."""
+        """Puts a copy of all numbers into the computing CUDA stream; returns the function that reads the copy."""
         numbers = torch.stack([tensor.reshape(()).double() for tensor in tensors])
         accelerator, room = self._accelerator, self._rooms.take(numbers)
         accelerator.copy(accelerator.computing, room.tensor, numbers)

@@ -32,7 +32,7 @@ _MOST = 4
 def find_store(timeout: float) -> tuple[Store, int, int]:
     """Returns the store, the rank and the world size that torchrun gave.
 
-    Ranks that torchrun has started again may get the store of the ranks before, with all keys of these.
+    Ranks that torchrun has started again may get the store that earlier ranks have used, with all of its keys.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def fresh_store(timeout: float = 1800.0) -> dict[str, Any]:
 
 
 def require_own_store() -> None:
-    """Passes if ranks that torchrun may start after these will have another store for their default process group.
+    """Passes if ranks that torchrun may start later get another store than these for their default process group.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Staging: messages and sums of a GPU by gloo, which is on the host, through pinned memory and two more streams.
+"""Staging: messages and sums of a GPU by gloo, which is on the host, through pinned memory and two more CUDA streams.
 
          computing    outgoing                    incoming                host
 send     .., event    wait event, copy, event'                            a thread: wait event', post to gloo
@@ -167,7 +167,7 @@ class StagedSum:
 
 
 class Staging:
-    """Two streams of a rank for copies, its pinned memory, and the thread that posts to gloo.
+    """Two CUDA streams of a rank for copies, its pinned memory, and the thread that posts to gloo.
 
     The thread posts in the order in which messages are staged, so that messages to a rank keep their order.
     """
@@ -211,7 +211,7 @@ class Staging:
         return deferred
 
     def bring_in(self, tensor: torch.Tensor, room: Room, content: torch.Tensor) -> None:
-        """Copies received content to the GPU, before all later operations of it."""
+        """Copies received content to the GPU; later operations of the GPU wait for the copy."""
         accelerator = self.accelerator
         accelerator.copy(self.incoming, tensor, content)
         copied = accelerator.record(self.incoming)

@@ -37,7 +37,7 @@ class World:
     control_group
         Communication outside of the schedule.
     store_of_all
-        The store of the pipelines in the other rows of a mesh as well.
+        The store that these ranks share with the pipelines in the other rows of a mesh.
     backend
         The backend of messages and sums.
     sums
@@ -76,7 +76,7 @@ class World:
             self.control_group.monitor.check()
 
     def peer(self, worker: int) -> Peer:
-        """Another worker of this rank's copy, to exchange messages with."""
+        """Returns the `Peer` for messages with another worker of this rank's copy."""
         control, mine, rank = self.control_group, self.place.worker, self.place.rank_of(self.place.copy, worker)
         return Peer(
             rank,
@@ -92,8 +92,8 @@ class World:
         """Keeps gloo's communicators for ever: a process cannot end while it destroys one that still waits for a rank.
 
         Gloo has no other way to give up an operation before its own time-out, which is a day. If ``explains``, the
-        error gets notes that say for what the ranks that were waited for have waited: a rank that gives up closes its
-        connections.
+        error gets notes about what the other ranks were waiting for: a rank that gives up closes its connections, so
+        the first cause may be elsewhere.
         """
         control = self.control_group
         for group in {control.group, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
@@ -283,7 +283,7 @@ def staging_of(device: torch.device, backend: str) -> Staging | None:
 
 
 def reader_of(device: torch.device) -> Reader:
-    """Returns the reader of losses: from a GPU by copies for which the host waits at the end of an update."""
+    """Returns the reader of losses; from a GPU, losses are copied, and the host waits at the end of an update."""
     return Readout(Cuda(device)) if device.type == "cuda" else from_host
 
 
