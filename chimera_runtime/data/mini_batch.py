@@ -60,7 +60,7 @@ class ItemLoading:
     def collated(
         self, items: list[Any], epoch: int, place: int, names: Sequence[Any], uses: frozenset[int] = ALL
     ) -> Triple:
-        """Returns the micro-batch of some items, the first of which is number ``place`` of the epoch; unused parts are None.
+        """Returns the micro-batch of some items, the first being number ``place`` of the epoch; unused parts are None.
 
         Raises `Misuse` if an item, or the value of ``collate``, is neither a pair nor a triple; if its keyword
         arguments differ from ``names`` or from another item's; if the value of ``collate`` has another number of items.

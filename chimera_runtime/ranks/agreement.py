@@ -113,7 +113,7 @@ class FactComparison:
         return len(self._zeros)
 
     def numbers(self, facts: Facts) -> list[float]:
-        """Returns the numbers that this rank adds to the sum: for each fact 1, the digest and its square; else zeros."""
+        """Returns the numbers that this rank adds to the sum: 1, digest and its square for each fact, else zeros."""
         numbers = self._zeros.copy()
         if numbers:
             for key, (digest, _) in facts.items():

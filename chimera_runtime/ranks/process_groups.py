@@ -17,7 +17,7 @@ from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.rendezvous import exchange
 
 Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
-"""For each weight group, a communicator, or None for a single rank, and the ranks that hold the group."""
+"""Communicator and ranks of each weight group; None in place of a communicator if a single rank holds the group."""
 
 _GLOO_THREAD = "pt_gloo_runloop"
 _EXIT_LIMIT = 5.0

@@ -15,7 +15,7 @@ Auxiliary = list[tuple[str, torch.Tensor]]
 """The auxiliary losses of a forward, by name; a name may come several times."""
 
 _NO_BACKWARD = -1
-"""The value that torch has for the number of the running backward in a thread that runs none."""
+"""Number that torch gives for the running backward in a thread in which no backward runs."""
 
 _COLLECTED: ContextVar[Auxiliary | None] = ContextVar("auxiliary losses", default=None)
 
@@ -29,7 +29,7 @@ def auxiliary_loss(name: str, value: torch.Tensor) -> None:
     Parameters
     ----------
     name
-        Its key in `Outcome.auxiliary`; losses of one name are added up, over layers and stages.
+        The key of the loss in `Outcome.auxiliary`; losses of one name are added up, over layers and stages.
     value
         A tensor of one number, already multiplied by its weight: a mean over the micro-batch; or a sum, if ``loss``
         returns a sum and a count, and then it is divided by the same count.
@@ -63,7 +63,7 @@ def collecting() -> Iterator[Auxiliary]:
 
 
 def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
-    """The auxiliary losses at which a backward begins: those with a graph."""
+    """The auxiliary losses that have a graph: a backward begins at them, too."""
     return tuple([value for _, value in auxiliary if value.requires_grad])
 
 
@@ -77,7 +77,7 @@ class AuxiliaryLosses:
         self._losses: defaultdict[int, list[tuple[Sequence[str], Numbers]]] = defaultdict(list)
 
     def add(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
-        """Begins to read the losses of a forward; a stage with any runs micro-batches one by one.
+        """Begins to read the losses of a forward; a stage that has any runs micro-batches one at a time.
 
         Raises
         ------
@@ -91,6 +91,6 @@ class AuxiliaryLosses:
             self._losses[update].append((names, self._read([value.detach() for _, value in auxiliary])))
 
     def take(self, update: int) -> Tally:
-        """Takes the losses of an update."""
+        """Returns the auxiliary losses of an update, added up, and forgets them."""
         read = ((names, numbers()) for names, numbers in self._losses.pop(update, []))
         return added(Tally(auxiliary={name: number}) for pair in read for name, number in zip(*pair, strict=True))

@@ -1,4 +1,4 @@
-"""The state of a module except its parameters: buffers, attributes, and random generators that it holds.
+"""State of a module except its parameters: its buffers, attributes and random generators.
 
 A module is made of containers, which hold elements: its ``__dict__`` and those of its submodules, and the dicts, lists
 and sets in them. The attributes of other objects count unless their class is from torch or Python. Containers are
@@ -33,9 +33,9 @@ class TensorVersion(NamedTuple):
 
 
 class StateSnapshot(NamedTuple):
-    """The state of a module at one time, by id: copies of containers, versions of tensors, states of generators.
+    """The state of a module at one time: copies of containers, versions of tensors, states of generators, by id.
 
-    ``written`` are the ids of the containers, tensors and generators that the forward after it has changed.
+    ``written`` are the ids of the containers, tensors and generators that the forward after the snapshot has changed.
     """
 
     containers: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
@@ -68,7 +68,7 @@ class ModuleState:
         self._watch()
 
     def snapshot(self, thorough: bool = False) -> StateSnapshot:
-        """The state now: of the watched containers, or of all if ``thorough``."""
+        """Takes a snapshot: of the watched containers, or of all containers if ``thorough``."""
         if not self._containers:
             self.find_containers()
         containers = [container for _, container in self._containers.values()] if thorough else self._watched
@@ -91,7 +91,7 @@ class ModuleState:
         return StateSnapshot(copies, versions, generators)
 
     def with_changes(self, before: StateSnapshot, thorough: bool = False) -> StateSnapshot:
-        """The snapshot ``before`` a forward, with the forward's changes as ``written``; call it after the forward."""
+        """Returns the snapshot ``before`` a forward with ``written`` filled in. Call it after the forward."""
         written = self._changes(before, thorough)
         if not written:
             return before
@@ -103,10 +103,10 @@ class ModuleState:
 
     @contextmanager
     def as_of(self, former: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
-        """Gives the module an earlier state inside the context, and afterwards the present one again.
+        """Context of a second run: inside, the module has the ``former`` state, afterwards the present one again.
 
-        Yields a list. Afterwards it has the names of what was changed inside, except what the first forward from that
-        state had changed as well.
+        Yields a list, empty until the context ends. Then the list has the names of what the second run has changed
+        although the first run had not.
         """
         strays: list[str] = []
         present = self.snapshot(thorough)
@@ -141,7 +141,7 @@ class ModuleState:
 
     @torch.no_grad()
     def restore(self, former: StateSnapshot) -> None:
-        """Gives the module an earlier state again; tensors keep their memory."""
+        """Gives the module the ``former`` state again; tensors keep their memory."""
         differing = self._changes(former, thorough=True)
         for container, copy in former.containers.values():
             if id(container) in differing:
@@ -160,7 +160,7 @@ class ModuleState:
         return self.names(before, self._changes(before, thorough=True))
 
     def names(self, before: StateSnapshot, keys: Set[int]) -> list[str]:
-        """The names of containers, tensors and generators with some ids, each by the last container that holds it."""
+        """Names of the containers, tensors and generators with the ids ``keys``, such as ``block.cache``."""
         names: dict[str, None] = {}
         for key, (container, copy) in before.containers.items():
             place, _ = self._containers.get(key, ("", None))
@@ -192,7 +192,7 @@ class ModuleState:
         return self._differing(before, self.snapshot(thorough).versions)
 
     def _differing(self, before: StateSnapshot, versions: Mapping[int, TensorVersion]) -> set[int]:
-        """The ids of what differs between a snapshot and now; ``versions`` are the present ones of tensors."""
+        """The ids of what differs between a snapshot and now; ``versions`` are the present versions of tensors."""
         differing = {key for key, (container, copy) in before.containers.items() if not _same(container, copy)}
         for key, version in before.versions.items():
             later = versions.get(key)
@@ -236,7 +236,7 @@ def _name(name: str, key: Any) -> str:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether the attributes of an object are a container."""
+    """Whether the attributes of an object count as a container of the module."""
     if isinstance(value, torch.nn.Module | SimpleNamespace):
         return True
     package = str(type(value).__module__).split(".")[0]
@@ -294,7 +294,7 @@ def _put(container: Any, elements: Any) -> None:
 
 
 def _equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bool:
-    """Whether a tensor has the values of its copy; ``unknown`` is the answer if it has no values to read."""
+    """Whether a tensor has the values of its copy; ``unknown`` is the answer if the values cannot be read."""
     values, copied = local(tensor), local(copy)
     if values.is_meta or values.layout != torch.strided:
         return unknown

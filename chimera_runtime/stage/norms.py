@@ -18,7 +18,7 @@ from chimera_runtime.values.shards import by_layout, local, whole
 def total_norm(
     control_group: ControlGroup, job: Job, gradients: Mapping[Group, Sequence[torch.Tensor]], norm_type: float
 ) -> torch.Tensor:
-    """The norm over all weights, a number in float64, the same on every rank. Every rank must call it.
+    """Returns the norm over all weights, a number in float64, the same on every rank. Every rank must call it.
 
     ``gradients`` are the gradients on this rank by weight group. Replicas of a group have equal gradients: the first
     rank that holds the group counts them.

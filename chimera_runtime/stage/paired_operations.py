@@ -19,7 +19,7 @@ METHOD = "forward_and_backward"
 
 
 class Backward:
-    """The backward of a pair, an argument of the method of the forward's module.
+    """Backward of a pair, which the method ``forward_and_backward`` of the forward's module gets as an argument.
 
     A call runs the backward, which adds to the ``.grad`` of the leaves of the graph. A method that runs it piece by
     piece takes ``roots`` and ``gradients`` instead.
@@ -27,7 +27,7 @@ class Backward:
     Attributes
     ----------
     module
-        The module whose graph it is; it may belong to another stage.
+        The module whose forward made the graph; it may belong to another stage than the method's.
     begun
         Whether the method has run the backward, or taken its roots to do so.
     """
@@ -48,18 +48,18 @@ class Backward:
 
     @property
     def roots(self) -> Tensors:
-        """The ends of the graph. The caller must run the backward from now on."""
+        """Tensors at which the backward begins. Whoever reads this property must run the backward."""
         self.begun = True
         return self._roots
 
     @property
     def gradients(self) -> Tensors:
-        """The gradient of each root."""
+        """The gradient of each of the roots, with which the backward begins."""
         return self._gradients
 
 
 class ModuleCalls:
-    """The calls of a stage's module and of its backwards, which a pair replaces while it runs."""
+    """Functions that a stage calls for a forward of its module and for a backward; a running pair replaces them."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -86,9 +86,9 @@ class _PairedStage(Protocol):
 
 
 def run_pair(stage: _PairedStage, forward: tuple[Any, ...], other: _PairedStage, backward: tuple[Any, ...]) -> None:
-    """Runs a forward of a stage and a backward of it or of another one, with the arguments of each.
+    """Runs a pair: ``stage.forward(*forward)`` and ``other.backward(*backward)``; both may be one stage.
 
-    The backward's graph is complete, recomputed if necessary, before the module's method is called.
+    Before the method is called, the graph of the backward is complete, recomputed if necessary.
     """
     method = getattr(stage.calls.module, METHOD, None)
     if not callable(method):

@@ -1,8 +1,8 @@
-"""Recomputation: forwards that keep their input alone and are run again; and the types of all that a forward keeps.
+"""Recomputation: forwards that keep their input alone and are run again. The types of what a forward keeps.
 
-Both runs of such a forward begin with the same: inputs in new containers, seeds, and the state of the module. Both
-record gradients, so that torch takes the same code paths in both; the first run drops at once what it saves for a
-backward.
+Both runs of such a forward begin with the same inputs in new containers, the same seeds, and the same state of the
+module. Both record gradients, so that torch takes the same code paths in both; the first run drops at once what it
+saves for a backward.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ _NOTHING = nullcontext()
 
 
 class ForwardResult(NamedTuple):
-    """One call of a module: the input tensors whose gradients are wanted, the return value, the auxiliary losses."""
+    """Result of one call of a module: ``leaves`` are the input tensors that receive gradients in the backward."""
 
     leaves: Tensors
     returned: Any
@@ -48,10 +48,11 @@ class SavedGraph(NamedTuple):
 
 
 class SavedInput(NamedTuple):
-    """The beginning of a second run, which a recomputed forward keeps in place of a graph.
+    """Arguments of a second run, which a recomputed forward keeps for each micro-batch in place of a graph.
 
-    ``versions`` are the version counters of the inputs, ``state`` is the module's state before the first run. That run
-    was over ``micro_batches`` of them, and gave ``digest`` if the two runs are to be compared.
+    ``versions`` are the version counters of inputs, target and keywords, ``state`` is the module's state before the
+    first run. The first run was over ``micro_batches`` micro-batches together; ``digest`` is its result in short form,
+    None if the two runs are not compared.
     """
 
     seed: int
@@ -91,7 +92,7 @@ class RecomputedForwards:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether forwards over several micro-batches must be split, because they have changed the module's state."""
+        """Whether the stage must run micro-batches one by one, as joint forwards have changed the module's state."""
         return self._separated >= _OFTEN
 
     def compares(self, update: int) -> bool:
@@ -101,10 +102,10 @@ class RecomputedForwards:
     def first_run(
         self, update: int, count: int, run: Callable[[], ForwardResult], finish: Callable[[ForwardResult], T]
     ) -> tuple[T, StateSnapshot] | None:
-        """Runs a forward over ``count`` micro-batches; returns ``finish`` of its result, and the state it began with.
+        """Calls ``run``, a forward over ``count`` micro-batches, and returns ``finish(result)`` and the state before.
 
-        None if it was over several and has changed that state, which the micro-batches would have changed one after
-        another: the state is as before, and they must be run one by one.
+        Returns None if a forward over several micro-batches has changed the module's state: each of them should have
+        seen the changes of the one before. The state is then restored, and the caller must run them one by one.
         """
         # A thorough look at all state is slow: only the updates whose runs are compared get it.
         thorough = self.compares(update)
@@ -124,7 +125,7 @@ class RecomputedForwards:
         return finished
 
     def _without_graph(self, before: StateSnapshot, run: Callable[[], T]) -> T:
-        """Drops what a run saves for its backward, unless the forward itself turns out to need it."""
+        """Calls ``run`` and drops what it saves for a backward, unless the forward itself turns out to need that."""
         if self._dropping is not None:
             try:
                 with self._dropping:
@@ -140,7 +141,7 @@ class RecomputedForwards:
         raise mistakes.backward_goes_past_its_forward(self._stage)
 
     def digests(self, update: int, values: Callable[[], Iterable[Any]], count: int) -> Sequence[ForwardDigest | None]:
-        """The digests of a first run, one for each of its micro-batches; None if the runs are not compared."""
+        """Returns the digests of a first run, one for each micro-batch; each is None if the runs are not compared."""
         if not self.compares(update):
             return (None,) * count
         compared = _tensors(values)
@@ -149,8 +150,8 @@ class RecomputedForwards:
     def second_run(self, update: int, saved: SavedInput) -> AbstractContextManager[None]:
         """The context of a second run, in which the module has the state with which the first run began.
 
-        Raises `BadModel` if the inputs have been changed, or the second run changes state that the first left as it
-        was.
+        Raises `BadModel` if the inputs have been changed, or the second run changes state that the first run did not
+        change.
         """
         if versions_of(saved.inputs, saved.target, saved.keywords) != saved.versions:
             raise mistakes.input_was_changed(self._stage)

@@ -11,10 +11,10 @@ from chimera_runtime.values.shards import local
 
 _EVERY = 100
 _PRIME = 1048573
-"""The largest prime for which a fact has room."""
+"""The largest prime below 2**20, so that remainders fit into a fact."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integer type with a number of bytes."""
+"""The integer type for each number of bytes."""
 
 
 def is_due(update: int) -> bool:
@@ -23,20 +23,20 @@ def is_due(update: int) -> bool:
 
 
 class Replicas:
-    """The weights that other ranks hold as well, by weight group, in the same order on all ranks."""
+    """Weights that other ranks hold as well, by weight group, in the same order on all ranks."""
 
     def __init__(self, parameters: Mapping[Group, Sequence[torch.Tensor]], read: Reader) -> None:
         self._parameters = {group: of_group for group, of_group in parameters.items() if of_group}
         self._read = read
 
     def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Numbers]:
-        """Begins to read digests of the present weights, by default of all groups."""
+        """Begins to read a digest of the present weights of each group, by default of all groups."""
         chosen = self._parameters if groups is None else [group for group in groups if group in self._parameters]
         return {group: self._read([bits(self._parameters[group])]) for group in chosen}
 
 
 def digest(numbers: Numbers) -> Fact:
-    """The fact about weights that ranks compare: a digest of their bits, of which ``numbers`` is the reading."""
+    """Returns the fact about weights that ranks compare: the digest that `Replicas.begin` has begun to read."""
     (number,) = numbers()
     return int(number), lambda: {"a digest of their bits": f"{int(number):x}"}
 

@@ -33,29 +33,31 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def in_some(update: int) -> bool:
-    """Whether the update is one of the first 3 of the run, or every 100th: the default."""
+    """Whether an update is one of the first 3 of the run, or a 100th one: the default choice of updates to compare."""
     return update < _AT_FIRST or update % _EVERY == 0
 
 
 def in_all(_update: int) -> bool:
-    """True, for a check."""
+    """True for every update: `chimera check` compares all forwards."""
     return True
 
 
 def in_none(_update: int) -> bool:
-    """False, for measurements, in which the second run may get other inputs."""
+    """False for every update: in measurements the second run may get other inputs than the first."""
     return False
 
 
 class ForwardDigest(NamedTuple):
-    """The result of a forward for one micro-batch in short form: shapes and dtypes, with digests or samples."""
+    """Short form of a forward's result for one micro-batch: shape, dtype and a digest or sample of each tensor."""
 
     kinds: list[tuple[tuple[int, ...], torch.dtype]]
     numbers: list[torch.Tensor]
 
 
 class RerunComparison:
-    """The comparisons of a stage. ``dtypes`` are those of its weights; ``read`` reads results from the device."""
+    """Comparisons of the two runs of a stage's forwards.
+
+    ``dtypes`` are those of the stage's weights; ``read`` reads the results of comparisons from the device."""
 
     def __init__(self, stage: int, dtypes: Iterable[torch.dtype], read: Reader) -> None:
         self._stage = stage
@@ -66,7 +68,7 @@ class RerunComparison:
     def compare(self, update: int, micro: int, count: int, first: ForwardDigest, second: ForwardDigest) -> None:
         """Begins to compare the runs of a forward, of which the first was over ``count`` micro-batches.
 
-        Raises `BadModel` if they differ and that is known at once, as on the CPU; otherwise `check` raises it.
+        Raises `BadModel` if the runs differ and this is known at once, as on the CPU; otherwise `check` raises it.
         """
         if count == 1:
             error = mistakes.second_run_differs(self._stage, micro, update + 1)
@@ -101,26 +103,26 @@ class RerunComparison:
 
 
 def whole(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
-    """The digest of a forward over one micro-batch, to be compared bit by bit."""
+    """Returns the digest of a forward over one micro-batch, for a comparison bit by bit."""
     compared = _comparable(tensors)
     return ForwardDigest([_kind(t) for t in compared], [*map(digest, compared)])
 
 
 def parts(tensors: Iterable[torch.Tensor], count: int) -> Iterator[ForwardDigest]:
-    """The digests of a forward over ``count`` micro-batches, one for each: samples."""
+    """Yields a digest, made of samples, for each micro-batch of a forward over ``count`` micro-batches."""
     compared = _comparable(tensors)
     for number in range(count):
         yield sampled([rows(t, number * (len(t) // count), len(t) // count) for t in compared])
 
 
 def sampled(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
-    """The digest of a forward over one micro-batch, to be compared with one of `parts`: samples."""
+    """Returns the digest of a forward over one micro-batch, made of samples, for a comparison with one of `parts`."""
     compared = [t for t in _comparable(tensors) if t.is_floating_point() or t.is_complex()]
     return ForwardDigest([_kind(t) for t in compared], [*map(_sample, compared)])
 
 
 def _comparable(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The local tensors that have values, on the device of the first of them."""
+    """The local parts of the tensors that have values and are on the same device as the first of them."""
     with_values = [t for t in map(local, tensors) if t.layout == torch.strided and not t.is_meta and not t.is_quantized]
     return [t for t in with_values if t.device == with_values[0].device]
 

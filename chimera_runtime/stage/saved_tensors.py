@@ -19,7 +19,7 @@ class Footprint:
     """Memory that one forward of a stage keeps, in bytes; each piece of memory counts once.
 
     ``activations`` is M_a: all that is saved for the backward except weights. ``saved_inputs`` and ``saved_results``
-    are the parts of it that are input and results; ``inputs`` and ``results`` are all bytes of these, saved or not.
+    are the parts of it that are input and results; ``inputs`` and ``results`` are all bytes of the two, saved or not.
     ``targets`` are the targets of the loss and the keyword arguments.
 
     For split backwards, ``released`` is what the first half frees, except inputs. ``operands`` are the gradients that
@@ -37,7 +37,7 @@ class Footprint:
     received_operands: int = 0
 
     def with_halves(self, released: int, operands: int, received_operands: int) -> "Footprint":
-        """This footprint with the figures of split backwards."""
+        """Returns this footprint with the numbers of bytes for split backwards."""
         return replace(self, released=released, operands=operands, received_operands=received_operands)
 
 
@@ -61,7 +61,7 @@ class SavedTensors:
             yield
 
     def footprint(self, inputs: Any, results: Any, targets: Any) -> Footprint:
-        """The footprint of a forward, the only one that was counted."""
+        """Returns the footprint of a forward, if no other forward has been counted."""
         of_inputs, of_results = memory_of(inputs), memory_of(results)
         return Footprint(
             activations=sum(self.sizes.values()),

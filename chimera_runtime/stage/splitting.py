@@ -34,10 +34,10 @@ _WHOLE = {
 """Nodes that must run in one run of the engine with all others, by name, and where they come from."""
 
 EdgeGradients = list[tuple[GradientEdge, torch.Tensor]]
-"""Gradients, each with the edge of the graph along which it continues to the weights."""
+"""Gradients, each with the edge of the autograd graph along which the backward continues to the weights."""
 
 _AT_ONCE = 2**22
-"""Bytes of weights' gradients after which a run of the engine ends, so that they are added before the next run."""
+"""Bytes of gradients after which a run of autograd's engine ends, so that they are added before the next run."""
 
 
 class SecondHalf(Protocol):
@@ -59,7 +59,7 @@ class HalfBackward(NamedTuple):
 
 
 class LateFork(NamedTuple):
-    """A fork to be called again: the numbers of its edges to weights, and the gradients of its outputs."""
+    """Fork that `finish` calls again: the numbers of its edges to weights, and the gradients of its outputs."""
 
     node: Node
     edges: Sequence[int]
@@ -67,7 +67,7 @@ class LateFork(NamedTuple):
 
 
 JointRun = tuple[EdgeGradients, list[LateFork]]
-"""Gradients from the first half, and forks that will give others: all must continue to the weights in one run."""
+"""Gradients from the first half, and forks that will give further ones, for one run of the engine to the weights."""
 
 
 class SplitBackward:
@@ -121,7 +121,7 @@ class SplitBackward:
                 handle.remove()
 
     def _noting(self, node: Node, edges: list[int]) -> Callable[..., None]:
-        """A hook of a fork: notes the gradients that it computed for weights, or those with which to call it again."""
+        """Returns a hook of a fork that notes computed gradients of weights, or the gradients for a second call."""
         is_complete = isinstance(node, BackwardCFunction)
 
         def note(computed: Tensors, received: tuple[torch.Tensor | None, ...]) -> None:
@@ -133,13 +133,13 @@ class SplitBackward:
 
     @property
     def operands(self) -> list[torch.Tensor]:
-        """Gradients on their way to weights, and the gradients of the outputs of forks."""
+        """Gradients on their way to weights, and gradients of the outputs of forks that are called again."""
         early = [gradient for gradients, _ in self._parts for _, gradient in gradients]
         late = [gradient for _, fork in self._parts if fork is not None for gradient in fork.gradients]
         return [*early, *(gradient for gradient in late if gradient is not None)]
 
     def finish(self) -> None:
-        """Adds to the gradients of the weights."""
+        """Runs the second half, which adds to the gradients of the weights."""
         for early, late in _batches(_joint(self._parts)):
             gradients = [*early, *_called_again(late)]
             if gradients:
@@ -148,7 +148,7 @@ class SplitBackward:
 
 
 def _way(roots: Iterable[Node], inputs: Iterable[Node]) -> dict[Node, bool]:
-    """The nodes from which an input is reached: a depth-first search without recursion, as graphs are deep."""
+    """The nodes from which an input is reached, by depth-first search without recursion, as graphs are deep."""
     reaches_input = dict.fromkeys(inputs, True)
     stack: list[tuple[Node, tuple[Node, ...] | None]] = [(root, None) for root in roots]
     while stack:
@@ -216,7 +216,7 @@ def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[Joint
 
 
 def _closure(nodes: Iterable[Node]) -> set[Node]:
-    """All nodes that some nodes lead to, including themselves."""
+    """All nodes that can be reached from some nodes, including these."""
     reached: set[Node] = set()
     stack = list(nodes)
     while stack:

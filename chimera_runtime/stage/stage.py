@@ -36,8 +36,9 @@ class Stage(WeightGroup):
     As a weight group it has the parameters that belong to this stage alone. ``ties`` are the groups of parameters that
     it shares with other stages, ``groups`` all of its groups.
 
-    ``inputs`` and ``gradients`` are the receive buffers, which schedule.sir calls slots. The results of a forward stay
-    here until `outputs` takes them, those of a backward until `input_gradients` does.
+    ``inputs`` and ``gradients`` are the receive buffers, or slots. A message of gradients ends with the loss counts of
+    its micro-batches, if the loss has counts. The results of a forward stay here until `outputs` takes them, those of a
+    backward until `input_gradients` does.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ class Stage(WeightGroup):
         weights: Weights,
         before: Boundary | None,
         output: StageOutput,
-        gradients: GradientSum,
+        gradient_sum: GradientSum,
         traits: Traits,
         numbering: Numbering,
         recomputed: Set[int] = frozenset(),
@@ -71,7 +72,7 @@ class Stage(WeightGroup):
         read: Reader = from_host,
         is_compared: IsCompared = in_some,
     ) -> None:
-        super().__init__((number,), weights, gradients, numbering)
+        super().__init__((number,), weights, gradient_sum, numbering)
         self.ties = ties
         self.groups: tuple[WeightGroup, ...] = (self, *ties)
         self.number = number
@@ -124,13 +125,13 @@ class Stage(WeightGroup):
         self._reruns.first_update = updates
 
     def at(self, version: int) -> Self:
-        """The stage with one of the versions of its weights that are in memory."""
+        """Makes the module show a version of its weights that is in memory, and returns the stage."""
         for group in self.groups:
             group.select(version)
         return self
 
     def newest(self) -> Self:
-        """The stage with the newest version of its weights."""
+        """Makes the module show the newest version of its weights, and returns the stage."""
         for group in self.groups:
             group.select_newest()
         return self
@@ -182,6 +183,7 @@ class Stage(WeightGroup):
             self._auxiliary.add(micro, self._numbering.place(micro)[0], result.auxiliary)
             self._saved[micro] = SavedGraph(result.leaves, roots, roots_of(result.auxiliary))
             outputs = _payload(results)
+        # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
         lend(self.number, micro, outputs, self._saved, lambda: (inputs, self._keywords_of(micro)))
         return outputs
 
@@ -209,6 +211,7 @@ class Stage(WeightGroup):
         arguments = [*zip(batches, targets, keywords, strict=True)]
         before = [versions_of(*values) for values in arguments]
 
+        # The first run keeps no graph: `finish` takes all that is needed of the result while the result is there.
         def run() -> ForwardResult:
             return self._run(self._seed_of(micros[0]), inputs, joined(keywords))
 
@@ -218,7 +221,7 @@ class Stage(WeightGroup):
             return results, result.auxiliary, self._reruns.digests(update, values, count)
 
         first_run = self._reruns.first_run(update, count, run, finish)
-        if first_run is None:  # the module's state has changed, as it would not have done one by one
+        if first_run is None:  # a joint call changes the module's state otherwise than one call after the other
             return self._one_by_one(micros, batches, targets)
         # Each micro-batch gets what its own second run begins with, and what that run must give again.
         (results, auxiliary, digests), state = first_run
@@ -253,13 +256,13 @@ class Stage(WeightGroup):
     def _run(self, seed: int, inputs: Any, keywords: Keywords) -> ForwardResult:
         """Calls the module. Both runs of a recomputed forward come through here, and begin with the same seed."""
         self._seed(seed)
-        leaves, argument = self._input.argument(inputs)
+        input_leaves, argument = self._input.argument(inputs)
         watched = Watched(self.number, keywords, self._traits.shared) if self._traits.shared else None
         with self._in_forward, collecting() as auxiliary:
             returned = self.calls.forward(argument, **(fresh(keywords) if keywords else {}))
         if watched is not None:
             watched.require_unwritten()
-        return ForwardResult(leaves, returned, auxiliary)
+        return ForwardResult(input_leaves, returned, auxiliary)
 
     # ---- backward
 
@@ -321,34 +324,34 @@ class Stage(WeightGroup):
             self._input_gradients[micros] = results
 
     def _backward(self, micro: int, gradients: Tensors) -> Tensors:
-        leaves, roots, seeds, counts = self._roots_of(micro, gradients)
+        input_leaves, roots, initial, counts = self._roots_of(micro, gradients)
         with self._in_backward:
-            self.calls.differentiate(roots, seeds)
+            self.calls.differentiate(roots, initial)
         self._collect(counts)
-        return self._input.take_gradients(leaves, counts)
+        return self._input.take_gradients(input_leaves, counts)
 
     def _backward_input(self, micro: int, gradients: Tensors) -> Tensors:
-        leaves, roots, seeds, counts = self._roots_of(micro, gradients)
+        input_leaves, roots, initial, counts = self._roots_of(micro, gradients)
         with self._in_backward:
             second_half: SecondHalf
             if self._traits.whole:  # a graph that cannot be split: all of it runs now, and the second half only adds
-                second_half = WholeBackward(roots, seeds, self.module.parameters(), apart=self._weights.overlap)
+                second_half = WholeBackward(roots, initial, self.module.parameters(), apart=self._weights.overlap)
             else:
-                second_half = SplitBackward(roots, seeds, leaves)
+                second_half = SplitBackward(roots, initial, input_leaves)
         self._half_backwards[micro] = HalfBackward(second_half, counts)
-        return self._input.take_gradients(leaves, counts)
+        return self._input.take_gradients(input_leaves, counts)
 
     def _roots_of(self, micro: int, gradients: Tensors) -> tuple[Tensors, Tensors, Tensors, Tensors]:
-        """Leaves and roots of the graph, the gradient with which each root begins, and the micro-batch's loss count."""
-        leaves, roots, auxiliary = self._graph(micro)
+        """Returns input leaves and roots of the graph, the gradient of each root, and the micro-batch's loss count."""
+        input_leaves, roots, auxiliary = self._graph(micro)
         counts = self._output.counts(micro, gradients)
         # The results begin with the gradients received, or the loss with its share of the update's mean. An auxiliary
         # loss is a root of its own on any stage, and has the same share.
         shares = [torch.full_like(value, self._output.share * self._output.scale) for value in auxiliary]
-        return leaves, (*roots, *auxiliary), (*self._output.gradients(roots, gradients), *shares), counts
+        return input_leaves, (*roots, *auxiliary), (*self._output.gradients(roots, gradients), *shares), counts
 
     def _graph(self, micro: int) -> SavedGraph:
-        """The graph of a micro-batch: the one that its forward has kept, or a new one by a second run."""
+        """Returns the graph of a micro-batch: the one that the forward has kept, or a new one from a second run."""
         saved = self._saved.pop(micro)
         if isinstance(saved, SavedGraph):
             return saved

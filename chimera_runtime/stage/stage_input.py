@@ -24,16 +24,16 @@ class StageInput:
         self._copies = copies
 
     def argument(self, inputs: Any) -> tuple[Tensors, Any]:
-        """The leaves of a new graph, and the argument of the module that is made of them, in new containers."""
+        """Returns the leaves of a new graph, and the argument of the module: the leaves in new containers."""
         if self.before is None:
             return (), mapped(inputs, torch.clone) if self._copies else fresh(inputs)
         leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
         return leaves, self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
-        """The message to the stage before: the gradients of the leaves, and the micro-batch's loss count.
+        """Returns the message to the stage before: the gradients of the leaves, then the loss count, if any.
 
-        The leaves lose their gradients: the part of the graph that remains for the weights would keep them in memory.
+        The leaves lose their gradients, which the part of the graph for the weights would otherwise keep in memory.
 
         Raises `BadModel` if a tensor has a gradient and had none for the first micro-batch.
         """
@@ -48,6 +48,6 @@ class StageInput:
         return (*gradients, *[count.clone() for count in counts])
 
     def _take_gradient(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The gradient of a leaf, in memory that neither a later message nor a later backward writes."""
+        """Returns the gradient of a leaf, in memory that neither a later message nor a later backward writes."""
         gradient, leaf.grad = leaf.grad, None
         return torch.zeros_like(leaf) if gradient is None else unshared(plain(gradient))

@@ -37,7 +37,7 @@ class StageOutput(Protocol):
         """Changes the shapes of the tensors for the next stage."""
 
     def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
-        """Turns a return value of the module, with the micro-batches along dimension 0, into results and roots."""
+        """Turns a return value of the module, with the micro-batches along dimension 0, into tensors and roots."""
 
     def gradients(self, roots: Tensors, received: Tensors) -> Tensors:
         """The gradient of each root, with which the backward begins."""
@@ -68,7 +68,7 @@ class SendOutput:
         self.after = self._boundary = after
 
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
-        """Results in memory that the stage does not keep, and roots without memory."""
+        """Returns the tensors to send, in memory that the stage does not keep, and roots that take no memory."""
         tensors, form = taken_apart(returned)
         difference = self._boundary.mismatch(tensors, form, len(micros))
         if difference:
@@ -80,15 +80,15 @@ class SendOutput:
         return tensors, roots
 
     def gradients(self, _roots: Tensors, received: Tensors) -> Tensors:
-        """The received gradients as new tensors, so that a slot notices if a hook keeps one."""
+        """Returns the received gradients as new tensors, so that a slot notices if a hook keeps one."""
         return tuple([t.detach() for t in (received[:-1] if self._boundary.counted else received)])
 
     def counts(self, _micro: int, received: Tensors) -> Tensors:
-        """The count that was received with the gradients."""
+        """The loss count, which is the last tensor of the received message; none if the loss is a mean."""
         return received[-1:] if self._boundary.counted else ()
 
     def take_loss(self, _update: int) -> Tally:
-        """An empty tally: the last stage computes the loss."""
+        """Returns an empty tally, because the last stage computes the loss."""
         return Tally()
 
 
@@ -128,7 +128,7 @@ class LossOutput:
         """Does nothing: there is no next stage."""
 
     def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
-        """No results; the losses are the roots, and begin to be read."""
+        """Computes the losses, which are the roots, and begins to read them. There are no tensors to send."""
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
         pairs = [as_pair(self._loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
         for micro, (value, count) in zip(micros, pairs, strict=True):
@@ -144,11 +144,11 @@ class LossOutput:
         return (), tuple([value for value, _ in pairs if value.requires_grad])
 
     def gradients(self, roots: Tensors, _received: Tensors) -> Tensors:
-        """Gradients that make an update the mean over all micro-batches of all copies."""
+        """The share of each loss in the mean over all micro-batches of all copies, as the gradient of the root."""
         return tuple([torch.full_like(root, self.share * self.scale) for root in roots])
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
-        """The count that the loss returned."""
+        """The loss count that the loss has returned; none if the loss is a mean."""
         return (self._counts.pop(micro),) if self._counted else ()
 
     def take_loss(self, update: int) -> Tally:

@@ -118,7 +118,7 @@ class GradientSum:
         return self
 
     def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The place in the buffer with the number of ranks that have a gradient for a parameter."""
+        """The element of the buffer that counts the ranks with a gradient for a parameter."""
         flat, place = self._places[parameter]
         return self._flats[flat][place]
 
@@ -128,7 +128,7 @@ class GradientSum:
         return bool((self._readable or self._flats)[flat][place].item() != 0)
 
     def rehearse(self) -> None:
-        """Makes all later sums sums of zeros, of the same size, that leave ``grad`` as it is."""
+        """Makes all later sums add zeros, in the same size, and leave ``grad`` as it is: for a rehearsal."""
         for flat in self._flats:
             flat.zero_()
         self._parameters, self._absent, self._all_counts = [], [], []
@@ -235,7 +235,7 @@ class WideGradientSum(GradientSum):
 
 
 def main_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    """The gradient in the dtype in which it was summed; None once ``grad`` is cleared."""
+    """The gradient of a parameter in the dtype in which it was summed; None once ``grad`` is cleared."""
     wide: torch.Tensor | None = getattr(parameter, "main_grad", None)
     return parameter.grad if wide is None or parameter.grad is None else wide
 

@@ -18,16 +18,16 @@ class WeightGroup:
     ``updates`` counts the steps so far; ``on_step`` is called after each.
     """
 
-    def __init__(self, group: Group, weights: Weights, gradients: GradientSum, numbering: Numbering) -> None:
+    def __init__(self, group: Group, weights: Weights, gradient_sum: GradientSum, numbering: Numbering) -> None:
         self.group = group
         self.updates = 0
         self.on_step: Callable[[WeightGroup], None] = lambda _group: None
         self._weights = weights
-        self._sum = gradients
+        self._sum = gradient_sum
         self._numbering = numbering
 
     def restart(self) -> None:
-        """Counts versions from the newest weights, the only ones in memory."""
+        """Makes the newest weights version 0. Call it only while no other version is in memory."""
         self._weights.begin()
 
     def select(self, version: int) -> None:
@@ -39,7 +39,7 @@ class WeightGroup:
         self._weights.select_newest()
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights, which are ``version``, when the next step makes others."""
+        """Keeps the newest weights, whose number is ``version``, when the next step makes others."""
         self._weights.stash(version)
 
     def drop(self, version: int) -> None:
@@ -84,7 +84,7 @@ class WeightGroup:
         self._sum.clear()
 
     def rehearse(self) -> None:
-        """Makes all later sums sums of zeros, of the same size, and all later steps leave the weights as they are."""
+        """Makes all later sums add zeros, in the same size, and all later steps leave the weights as they are."""
         self._sum.rehearse()
         self._weights = Unstepped()
 

@@ -58,7 +58,7 @@ class Unstepped(Weights):
 
 
 def masters(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Parameters for the optimizer: one for each parameter, in the same memory and with the same attributes."""
+    """Returns parameters for the optimizer: one for each parameter, in the same memory, with the same attributes."""
     copies = []
     for parameter in parameters:
         copies.append(torch.nn.Parameter(parameter.data))
@@ -95,7 +95,7 @@ class Versions(Weights):
         return len(self._alive) + len(self._free)
 
     def begin(self) -> None:
-        """Counts versions from the newest weights: these, the only ones in memory, become version 0."""
+        """Makes the newest weights version 0. Call it only while no other version is in memory."""
         assert [*self._alive] == [self._newest], f"versions {[*self._alive]} are alive"
         self.select(self._newest)
         self._alive = {0: self._front}

@@ -180,7 +180,7 @@ def assemble(
             weights=_weights(trained, optimizer, job.period > 0),
             before=probed.boundaries[number - 1] if number else None,
             output=output_of(number, module, of_stage),
-            gradients=gradients_of((number,), trained),
+            gradient_sum=gradients_of((number,), trained),
             traits=probed.traits[number],
             numbering=of_stage,
             recomputed=frozenset(spread(facts.recomputed)),
