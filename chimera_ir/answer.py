@@ -95,10 +95,7 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
 
     ``details`` adds the tables of all figures to the text of a whole compilation.
 
-    Raises
-    ------
-    CompileError
-        If a level cannot be made.
+    Raises `CompileError` if a level cannot be made.
     """
     if wanted is not None:
         return _text(compilation, wanted), None

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 def plain_request(request: Request, header: Header) -> Request:
     """The request for the library's baseline, with the workers and micro-batches of ``header``.
 
-    Raises
-    ------
-    AboveMaxOperations
-        If the baseline has more operations than the limit.
+    Raises `AboveMaxOperations` if the baseline has more operations than the limit.
     """
     operations = 2 * header.workers * header.whole_micro_batches
     if operations > request.max_operations:
@@ -52,12 +49,8 @@ def plain(request: Request, known: Schedule) -> Schedule:
 def request_against(against: Source, request: Request, like: Header) -> Request:
     """The request for a text to compare with; its parameters give it the workers and micro-batches of ``like``.
 
-    Raises
-    ------
-    Incomparable
-        If no parameters give it this size.
-    TextError
-        If the text has mistakes that do not depend on its parameters.
+    Raises `Incomparable` if no parameters give it this size. Raises `TextError` if the text has mistakes that do not
+    depend on its parameters.
     """
     settings = {} if against.is_ir else _fitting(against, like, request.max_operations)
     return replace(request, source=against, settings=settings, change=Change(), forecast=None, ties=(), against=None)
@@ -124,10 +117,7 @@ def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int
 def require_same_size(header: Header, like: Header, name: str) -> None:
     """Makes sure that a schedule has as many workers and micro-batches as another one.
 
-    Raises
-    ------
-    Incomparable
-        If it has more or fewer.
+    Raises `Incomparable` if it has more or fewer.
     """
     if (header.workers, header.whole_micro_batches) != (like.workers, like.whole_micro_batches):
         raise Incomparable(name, f"it is a schedule {_size(header)}, and the one at hand {_size(like)}")
@@ -137,10 +127,7 @@ def require_same_size(header: Header, like: Header, name: str) -> None:
 def refusing(name: str, like: Header) -> Iterator[None]:
     """Context in which a text to compare with that is too large raises an error that names its size.
 
-    Raises
-    ------
-    Incomparable
-        In place of `TooLarge`.
+    Raises `Incomparable` in place of `TooLarge`.
     """
     try:
         yield

@@ -48,10 +48,7 @@ class Known:
 def further(named: Iterable[str | os.PathLike[str]] = (), option: str = "library") -> tuple[Path, ...]:
     """The directories that the user names and those of the environment, each once, without the compiler's own.
 
-    Raises
-    ------
-    UnreadableText
-        If one of them is not a directory, or cannot be listed.
+    Raises `UnreadableText` if one of them is not a directory, or cannot be listed.
     """
     listed = [(option, Path(path)) for path in named]
     listed += [(VARIABLE, Path(path)) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
@@ -73,12 +70,8 @@ def names(directories: Further = ()) -> tuple[str, ...]:
 def source(name: str, directories: Further = ()) -> Source:
     """The text of a library scheme; a text from a further directory is named by its path.
 
-    Raises
-    ------
-    KeyError
-        If the library has no such scheme.
-    UnreadableText
-        If two files have this name, or the file cannot be read, or the scheme in it has another name than the file.
+    Raises `KeyError` if the library has no such scheme. Raises `UnreadableText` if two files have this name, or the
+    file cannot be read, or the scheme in it has another name than the file.
     """
     files = _files(directories)
     path, *others = files[name]
@@ -105,10 +98,7 @@ def summary(name: str, directories: Further = ()) -> str:
 def parameters(name: str, directories: Further = ()) -> str:
     """The parameters of a library scheme with their defaults, as in ``D = 4, N = D``.
 
-    Raises
-    ------
-    Rejected
-        If the text is not a scheme.
+    Raises `Rejected` if the text is not a scheme.
     """
     from chimera_ir.syntax.formatter import show_expression
     from chimera_ir.syntax.parser import parse  # with lark, which takes a while
@@ -173,10 +163,7 @@ def called(scheme: str) -> str:
 def stated(text: Source) -> Mapping[str, object]:
     """Roles of a library scheme's parameters in the ``library.toml`` next to it, by name; empty for any other text.
 
-    Raises
-    ------
-    UnreadableText
-        If the ``library.toml`` is not written as it should be.
+    Raises `UnreadableText` if the ``library.toml`` is not written as it should be.
     """
     path = Path(text.name)
     if path.stem in names() and source(path.stem) == text:

@@ -53,10 +53,7 @@ def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, o
     Each of the files relies at most on those before it. An existing directory is replaced if the same command wrote it.
     If anything fails before the commitment, the directory is as it was before.
 
-    Raises
-    ------
-    OutputRefused
-        If the directory is not ours or cannot be written.
+    Raises `OutputRefused` if the directory is not ours or cannot be written.
     """
     with _refusals(f"{option}{directory}"):
         target = _resolved(directory)
@@ -75,10 +72,8 @@ def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, o
 def refuse_file(file: Path, mark: str, force: bool) -> None:
     """Makes sure that a file can be written, before the work that fills it begins.
 
-    Raises
-    ------
-    OutputRefused
-        If it cannot be written, or if it exists, does not begin with ``mark``, and ``force`` is not set.
+    Raises `OutputRefused` if it cannot be written, or if it exists, does not begin with ``mark``, and ``force`` is not
+    set.
     """
     with _refusals(f"--out {file}"):
         if file.is_dir():
@@ -100,10 +95,7 @@ def refuse_file(file: Path, mark: str, force: bool) -> None:
 def write_file(file: Path, text: str, mark: str, force: bool) -> None:
     """Writes a file whose text begins with ``mark``. A file from which a user has removed that line is kept.
 
-    Raises
-    ------
-    OutputRefused
-        As `refuse_file`; the file is then as it was before.
+    Raises `OutputRefused` as `refuse_file`; the file is then as it was before.
     """
     refuse_file(file, mark, force)
     with _refusals(f"--out {file}"):
@@ -274,10 +266,7 @@ def _is_file(path: Path) -> bool:
 def _listed(listing: Path) -> dict[str, None]:
     """The files that a manifest lists, in its order; none where there is no manifest.
 
-    Raises
-    ------
-    OutputRefused
-        If the manifest is damaged: it lists paths that no command writes.
+    Raises `OutputRefused` if the manifest is damaged: it lists paths that no command writes.
     """
     if not _is_file(listing):
         return {}

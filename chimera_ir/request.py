@@ -55,10 +55,7 @@ def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:
 
     A tie of the first and the last stage is left out if the scheme has a single stage, whose module is both.
 
-    Raises
-    ------
-    NoSuchTie
-        If the scheme lacks a stage of a tie, or a tie has fewer than two stages.
+    Raises `NoSuchTie` if the scheme lacks a stage of a tie, or a tie has fewer than two stages.
     """
     across = (tie for tie in ties if not (stages == 1 and {"first", "last"} <= {*tie} <= {"first", "last", 0}))
     return tuple(sorted({_group(tie, stages) for tie in across}))
@@ -78,10 +75,7 @@ def _group(tie: Tie, stages: int) -> WeightGroup:
 def require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
     """Makes sure that a scheme has every parameter that is set.
 
-    Raises
-    ------
-    ParameterError
-        For the first parameter that the scheme lacks, or whose value is too large.
+    Raises `ParameterError` for the first parameter that the scheme lacks, or whose value is too large.
     """
     from chimera_ir.elaborate import settings as scheme_settings
 

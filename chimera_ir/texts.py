@@ -36,10 +36,7 @@ def scheme_or_ir(
     ``directories`` are more directories of the library, which the user names by ``option``. ``remark`` is called if the
     library calls the scheme by another name.
 
-    Raises
-    ------
-    UnreadableText
-        If there is no such text, or several schemes have this name.
+    Raises `UnreadableText` if there is no such text, or several schemes have this name.
     """
     path = Path(scheme)
     if path.suffix in (".chim", ".sir") or len(path.parts) > 1:
@@ -71,10 +68,7 @@ def _is_handed(path: Path) -> bool:
 def read(path: Path, option: str = "", hint: str = "") -> Source:
     """The text of a file that a user names; ``option`` and ``hint`` are words for the message if it cannot be read.
 
-    Raises
-    ------
-    UnreadableText
-        If the file cannot be read.
+    Raises `UnreadableText` if the file cannot be read.
     """
     try:
         data = handed(path, LARGEST)

@@ -91,10 +91,7 @@ TIED = click.option(
 def require_torch(doing: str) -> None:
     """Makes sure that torch is installed, without importing it; ``doing`` names the work that needs it.
 
-    Raises
-    ------
-    WrongCommand
-        If torch is not installed.
+    Raises `WrongCommand` if torch is not installed.
     """
     if find_spec("torch") is None:
         raise WrongCommand(f"{doing} needs torch, which is not installed: pip install 'chimera_ir[train]'")

@@ -53,10 +53,7 @@ class Structure:
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
     """The structure of a verified schedule; ``net`` is the schedule's net if the caller has it.
 
-    Raises
-    ------
-    ValueError
-        If the schedule closes a cycle: it was not verified.
+    Raises `ValueError` if the schedule closes a cycle: it was not verified.
     """
     header, net = schedule.header, net or net_of(schedule)
     if len(net.order) < len(net.operations):
@@ -71,10 +68,7 @@ def critical_path(header: Header, structure: Structure, durations: Sequence[int]
     Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
     durations are positive. So C_f and C_b are well defined.
 
-    Raises
-    ------
-    ValueError
-        If an asynchronous schedule shows no turn of its steady state: it was not verified.
+    Raises `ValueError` if an asynchronous schedule shows no turn of its steady state: it was not verified.
     """
     net = structure.net
     if not net.operations:

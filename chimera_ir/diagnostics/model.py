@@ -154,10 +154,7 @@ def titles(diagnostics: Iterable[Diagnostic]) -> str:
 def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """Returns the warnings among the diagnostics.
 
-    Raises
-    ------
-    Rejected
-        With all errors, if there are any; warnings are then left out, as they may follow from errors.
+    Raises `Rejected` with all errors, if there are any; warnings are then left out, as they may follow from errors.
     """
     messages = tuple(diagnostics)
     errors = [d for d in messages if d.severity is Severity.ERROR]

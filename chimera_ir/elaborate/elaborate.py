@@ -119,10 +119,7 @@ def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], values: Globals) -> list[Planned]:
     """The operations of all pipes.
 
-    Raises
-    ------
-    Rejected
-        With every line that fails.
+    Raises `Rejected` with every line that fails.
     """
     outcomes: list[Planned | Diagnostic] = []
     by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}

@@ -49,10 +49,7 @@ class Grid:
     def values(self, expression: ast.Expression) -> list[int]:
         """The values of a checked formula on the whole grid; the values of a condition are truths.
 
-        Raises
-        ------
-        UndefinedOnGrid
-            If the formula, or a part of it that is walked, has no value somewhere.
+        Raises `UndefinedOnGrid` if the formula, or a part of it that is walked, has no value somewhere.
         """
         return self._domain.spread(walk(expression, self._domain), on_micros=True, on_stages=True)
 

@@ -72,10 +72,7 @@ def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Si
 def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Planned]:
     """The operations of one line.
 
-    Raises
-    ------
-    UndefinedOnGrid
-        If one of the operations fails, or may fail.
+    Raises `UndefinedOnGrid` if one of the operations fails, or may fail.
     """
     names = (shape.micros.variable.text, shape.stages.variable.text)
     grid = Grid(shape.steps, shape.stage_range, names, shape.scope)

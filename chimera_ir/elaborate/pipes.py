@@ -59,10 +59,8 @@ class Shape:
 def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Shape, ...]:
     """All pipes in the order of the text; an indexed pipe once for each index.
 
-    Raises
-    ------
-    Rejected
-        If a range runs backward, pipes differ in their stages, there is nothing to run, or there is too much.
+    Raises `Rejected` if a range runs backward, pipes differ in their stages, there is nothing to run, or there is too
+    much.
     """
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
     pipe_shapes = tuple(made_of(_instances(pipes, values.scope), lambda instance: _shape(*instance)))

@@ -17,10 +17,8 @@ from chimera_ir.syntax import ast
 def place(shapes: Sequence[Shape], values: Globals) -> tuple[Pipe, ...]:
     """The pipes with the workers of their stages and the global numbers of their micro-batches.
 
-    Raises
-    ------
-    Rejected
-        If a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each once.
+    Raises `Rejected` if a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each
+    once.
     """
     workers = len(shapes[0].stage_range) if values.workers is None else values.workers
     failed: list[Diagnostic] = []
@@ -56,10 +54,7 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
 
     If several clauses of a pipe hold for a stage, the last one counts. A pipe without such a clause does not count.
 
-    Raises
-    ------
-    Rejected
-        If two pipes ask for different strategies for the same stage.
+    Raises `Rejected` if two pipes ask for different strategies for the same stage.
     """
     failed: list[Diagnostic] = []
     chosen: dict[Stage, tuple[ast.Sync, Shape]] = {}

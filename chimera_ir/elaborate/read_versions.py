@@ -53,10 +53,7 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
 def readings(shape: Shape, pipe: Pipe) -> Readings:
     """The versions that the micro-batches of a checked pipe read.
 
-    Raises
-    ------
-    Rejected
-        If the version of a micro-batch has no value within 64 bits.
+    Raises `Rejected` if the version of a micro-batch has no value within 64 bits.
     """
     if shape.reads is None:
         return {}

@@ -63,10 +63,7 @@ def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
 def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
     """Checks that every setting is of a parameter of the scheme, and within 64 bits.
 
-    Raises
-    ------
-    SettingError
-        For the first setting that is not.
+    Raises `SettingError` for the first setting that is not.
     """
     names = parameter_names(scheme)
     for name, value in settings.items():
@@ -79,10 +76,8 @@ def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
 def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals:
     """The values of everything outside of the pipes, for a checked scheme.
 
-    Raises
-    ------
-    Rejected
-        If a line has no value, or a value that is not allowed, or if a requirement fails: with all that fail.
+    Raises `Rejected` if a line has no value, or a value that is not allowed, or if a requirement fails: with all that
+    fail.
     """
     evaluator = _GlobalsEvaluator(scheme)
     for parameter in scheme.parameters:

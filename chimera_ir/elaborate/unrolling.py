@@ -103,10 +103,7 @@ def _measured(
 
     Further stages can only make turns longer, so a scheme that fails on some stages fails on all.
 
-    Raises
-    ------
-    Rejected
-        If a pipe has no rhythm, or if there is too much to elaborate.
+    Raises `Rejected` if a pipe has no rhythm, or if there is too much to elaborate.
     """
     rhythms = _rhythms(shapes, stages, limit)
     turn = _turn(rhythms, per_update)

@@ -133,10 +133,7 @@ class Dag:
     def summed_before(self, group: WeightGroup) -> tuple[int, ...]:
         """Returns for each compute operation how many updates of a group are certainly summed before it runs.
 
-        Raises
-        ------
-        networkx.NetworkXUnfeasible
-            If there is a cycle.
+        Raises `networkx.NetworkXUnfeasible` if there is a cycle.
         """
         updates = self._header.updates
         first = len(self.operations) + self._header.group_numbers[group] * updates

@@ -52,10 +52,7 @@ def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
     to it. The operations that add to the gradients of update v wait for them, too, because both updates add up in the
     same memory.
 
-    Raises
-    ------
-    KeyError
-        If the schedule lacks an operation that another one needs: it was not verified.
+    Raises `KeyError` if the schedule lacks an operation that another one needs: it was not verified.
     """
     lanes = numbered(schedule)
     before = _waits(schedule, lanes, reads or reads_of(schedule))

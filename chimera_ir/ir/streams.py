@@ -113,10 +113,7 @@ def header_of(turn: Header, updates: int) -> Header:
 def stream_of(schedule: Schedule) -> ScheduleStream:
     """The stream of which an asynchronous schedule shows the first updates.
 
-    Raises
-    ------
-    ValueError
-        If a lane shows no turn.
+    Raises `ValueError` if a lane shows no turn.
     """
     turns = [turn_in(schedule.header, singles(lane)) for lane in schedule.lanes]
     if None in turns:

@@ -69,12 +69,8 @@ class _MessageNames(Names):
 def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: ShowProgress) -> LinkTimes | None:
     """Times of messages and sums on rank 0, None on other ranks. Every rank calls it; pairs measure one by one.
 
-    Raises
-    ------
-    Misuse
-        If a GPU is missing, or ``sum_ranks`` does not fit the number of ranks.
-    PeerLost
-        If another rank has died, or does not answer within the time-out.
+    Raises `Misuse` if a GPU is missing, or ``sum_ranks`` does not fit the number of ranks. Raises `PeerLost` if another
+    rank has died, or does not answer within the time-out.
     """
     # All ranks choose the same pairs and groups, from the nodes that they are on, and connect as in a training.
     nodes = _nodes(store, rank, size, request)

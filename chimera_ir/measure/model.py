@@ -28,10 +28,7 @@ class BadFile(Exception):
 def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkProfile:
     """The work of a model file's stages, in floating-point operations.
 
-    Raises
-    ------
-    BadFile
-        If the model is not as its interface wants it, or needs values where there are shapes alone.
+    Raises `BadFile` if the model is not as its interface wants it, or needs values where there are shapes alone.
     """
     with _refusals():
         work = stages.counted(load(file, _OFFERED, request.split), request, progress)
@@ -41,10 +38,7 @@ def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkPr
 def timed(file: Path, request: StageRequest, device: str, threads: int, progress: ShowProgress) -> TimedProfile:
     """The times of a model file's stages, and which of them are too noisy to use.
 
-    Raises
-    ------
-    BadFile
-        If the model is not as its interface wants it, or the device is not there.
+    Raises `BadFile` if the model is not as its interface wants it, or the device is not there.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise BadFile("--device cuda: torch finds no GPU here; use --device cpu, or --count")

@@ -85,12 +85,8 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
     rounds of their own: a forward and a backward of the smallest micro-batch, then everything that a rank does in the
     line ``step``; only this is timed.
 
-    Raises
-    ------
-    Misuse
-        If the model file is not as its interface wants it, or a micro-batch does not fit into memory.
-    ModelError
-        If the model file's code raises an error.
+    Raises `Misuse` if the model file is not as its interface wants it, or a micro-batch does not fit into memory.
+    Raises `ModelError` if the model file's code raises an error.
     """
     times = _StageClock(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
     once = _Once(times)
@@ -227,12 +223,8 @@ def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> 
     multiplication and an addition for each pair of numbers. A recomputing backward is a forward and a backward. Bytes
     are those that the same operators would save.
 
-    Raises
-    ------
-    Misuse
-        If the model file is not as its interface wants it.
-    ModelError
-        If the model file's code raises an error, as where it asks for values and there are shapes alone.
+    Raises `Misuse` if the model file is not as its interface wants it. Raises `ModelError` if the model file's code
+    raises an error, as where it asks for values and there are shapes alone.
     """
 
     note = f"work counted on shapes, torch {torch.__version__}"

@@ -61,10 +61,7 @@ class ModelCut:
     def batches(self, size: int) -> Batches:
         """The micro-batches of a size; every update has one.
 
-        Raises
-        ------
-        Misuse
-            If the dataset is not one, or has too few items.
+        Raises `Misuse` if the dataset is not one, or has too few items.
         """
         sampler = self.model.order(self.dataset)
         batches = Batches(self.dataset, size, 1, 1, 1, 0, self.seed, self.model.collate, sampler)
@@ -204,12 +201,8 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
     ``progress`` is called with a few words each time. The pass from the first stage to the last finds what stages
     hand on; the pass back finds for which of these tensors gradients come back.
 
-    Raises
-    ------
-    Misuse
-        If a stage does what the model file's interface does not allow.
-    ModelError
-        If the model file's code raises an error.
+    Raises `Misuse` if a stage does what the model file's interface does not allow. Raises `ModelError` if the model
+    file's code raises an error.
     """
     # Way down: the output of every stage. Only descriptions and the tensors handed on are kept, no stage.
     first_pass = _way_down(cut, progress)

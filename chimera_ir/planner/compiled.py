@@ -50,12 +50,8 @@ class CompiledScheme:
     again, unless it is without a flush and ``ties`` say that stages share parameters; any other has to pass
     `Variant.check` before its lanes are used.
 
-    Raises
-    ------
-    Rejected
-        By any method or property, also of `Variant`, if the scheme has errors.
-    NoSuchTie
-        By any method or property, also of `Variant`, if the scheme lacks a stage of a tie.
+    Raises `Rejected` by any method or property, also of `Variant`, if the scheme has errors. Raises `NoSuchTie` by any
+    method or property, also of `Variant`, if the scheme lacks a stage of a tie.
     """
 
     def __init__(
@@ -215,10 +211,7 @@ class Variant:
     def check(self) -> None:
         """Verify the schedule, unless it is trusted.
 
-        Raises
-        ------
-        Rejected
-            With the errors that a compilation finds in the schedule.
+        Raises `Rejected` with the errors that a compilation finds in the schedule.
         """
         if not self._is_trusted:
             _ = self._checked
@@ -229,10 +222,7 @@ class Variant:
         Errors in versions, and gradient sums that some workers have no part in, show only in the program. With a flush,
         the program of a schedule that passes `check` has no errors (tests/property/test_random_schemes.py).
 
-        Raises
-        ------
-        Rejected
-            With the errors that a compilation finds in the program.
+        Raises `Rejected` with the errors that a compilation finds in the program.
         """
         if self._is_trusted or not self.header.asynchronous:
             return

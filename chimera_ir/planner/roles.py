@@ -45,10 +45,7 @@ class Roles:
 def roles(source: Source, scheme: Scheme, max_operations: int) -> Roles:
     """The roles of a scheme's parameters.
 
-    Raises
-    ------
-    UnreadableText
-        If the ``library.toml`` next to the scheme names an unknown parameter or an impossible role.
+    Raises `UnreadableText` if the ``library.toml`` next to the scheme names an unknown parameter or an impossible role.
     """
     stated = _stated(source, scheme)
     derived = _derived(scheme, max_operations) if set(parameter_names(scheme)) - stated.keys() else {}

@@ -130,12 +130,8 @@ class Forecast:
     def durations(self, header: Header) -> Measured:
         """Durations of the operations of a program or schedule with this header.
 
-        Raises
-        ------
-        Unfit
-            If the profile has no costs for them, or the cluster too few workers.
-        OptionError
-            If a schedule without a flush is to share the optimizer's state: its stages step inside it.
+        Raises `Unfit` if the profile has no costs for them, or the cluster too few workers. Raises `OptionError` if a
+        schedule without a flush is to share the optimizer's state: its stages step inside it.
         """
         return Measured.of(self._setting(header))
 

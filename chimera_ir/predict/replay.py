@@ -77,11 +77,8 @@ class Replay:
 def replay(program: Program, setting: Setting) -> Replay:
     """Replay of one copy of a verified program, in time linear in its instructions.
 
-    Raises
-    ------
-    ValueError
-        If the setting has another number of stages than the program, or the program does not finish and so was not
-        verified.
+    Raises `ValueError` if the setting has another number of stages than the program, or the program does not finish and
+    so was not verified.
     """
     conditions = f"W={setting.copies} B={setting.micro_batch_size} on {setting.cluster.name}"
     with uncollected():

@@ -108,10 +108,7 @@ class _TurnPlayer:
 def _forward(waits: Waits) -> Waits:
     """Equivalent waits without a wait for a later turn: a node that waits for a later turn is moved to that turn.
 
-    Raises
-    ------
-    ValueError
-        If a node waits for itself within a turn, or for one of its own later turns.
+    Raises `ValueError` if a node waits for itself within a turn, or for one of its own later turns.
     """
     later = [0] * len(waits)
     for _ in range(len(waits) + 1):

@@ -76,10 +76,7 @@ def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
 def period(turn: TimedTurn) -> float:
     """Seconds per update in the long run: the ratio of the critical cycle, found exactly from the floats.
 
-    Raises
-    ------
-    ValueError
-        If nothing in the program repeats: it was not verified.
+    Raises `ValueError` if nothing in the program repeats: it was not verified.
     """
     exact = [seconds.as_integer_ratio() for seconds in turn.seconds]
     unit = lcm(*(denominator for _, denominator in exact))

@@ -55,12 +55,8 @@ class Inputs:
     def choose(self, wanted: Wanted) -> tuple[StageCosts, ...]:
         """The costs of the stages, in seconds.
 
-        Raises
-        ------
-        Unfit
-            If the profile has no such costs, or the cluster not as many workers.
-        OptionError
-            If the wanted split does not split the profile's layers.
+        Raises `Unfit` if the profile has no such costs, or the cluster not as many workers. Raises `OptionError` if the
+        wanted split does not split the profile's layers.
         """
         timed = self._timed()
         return self._chosen(timed or self.counts, wanted, () if timed else (self._no_device(),))
@@ -68,20 +64,14 @@ class Inputs:
     def choose_sizes(self, wanted: Wanted) -> tuple[StageCosts, ...]:
         """The costs of the stages as the profile has them: in seconds or, if it counts work, in FLOP.
 
-        Raises
-        ------
-        Unfit
-            As `choose`, except that the cluster needs no device.
+        Raises `Unfit` as `choose`, except that the cluster needs no device.
         """
         return self._chosen(self.counts, wanted, ())
 
     def split(self, wanted: Wanted) -> tuple[int, ...] | None:
         """The first layer of each stage, if the profile has layers for this number of stages; else None.
 
-        Raises
-        ------
-        OptionError
-            If the wanted split does not split the layers.
+        Raises `OptionError` if the wanted split does not split the layers.
         """
         layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
         if not layers and wanted.split not in (None, measured):
@@ -99,10 +89,7 @@ class Inputs:
     def model(self) -> ModelProfile:
         """The profile in seconds.
 
-        Raises
-        ------
-        Unfit
-            If the profile counts work, and the cluster does not say how long work takes.
+        Raises `Unfit` if the profile counts work, and the cluster does not say how long work takes.
         """
         timed = self._timed()
         if timed is None:
@@ -141,10 +128,7 @@ class Inputs:
 def refuse_sharing(scheme: str) -> NoReturn:
     """Refuses to let replicas share the optimizer's state under a scheme without a flush.
 
-    Raises
-    ------
-    OptionError
-        Always.
+    Raises `OptionError` always.
     """
     raise WrongOption(
         "shard_optimizer",
@@ -156,10 +140,7 @@ def refuse_sharing(scheme: str) -> NoReturn:
 def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
     """Read a profile and a cluster from their texts.
 
-    Raises
-    ------
-    Unfit
-        With all errors of both.
+    Raises `Unfit` with all errors of both.
     """
     errors: list[tuple[Source, tuple[Diagnostic, ...]]] = []
     profile: ModelProfile | WorkProfile | None = None

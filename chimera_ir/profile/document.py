@@ -59,10 +59,7 @@ def load(source: Source) -> "Table":
 def entries(source: Source) -> dict[str, Any]:
     """The entries of a file, by name.
 
-    Raises
-    ------
-    Rejected
-        If the text is not TOML, or too large.
+    Raises `Rejected` if the text is not TOML, or too large.
     """
     text = source.text
     if len(text) > MAX_TEXT:
@@ -113,10 +110,7 @@ class Document:
     def settle(self) -> None:
         """Ends the reading: raises all errors that were found.
 
-        Raises
-        ------
-        Rejected
-            With all errors, if there are any.
+        Raises `Rejected` with all errors, if there are any.
         """
         if self.diagnostics:
             raise Rejected(self.diagnostics)

@@ -50,10 +50,7 @@ BACKWARD = 2
 def read_profile(source: Source) -> ModelProfile | WorkProfile:
     """The profile that a text describes, in seconds or, if it counts work, in FLOP.
 
-    Raises
-    ------
-    Rejected
-        With all errors in the text.
+    Raises `Rejected` with all errors in the text.
     """
     top = load(source)
     model = top.table("model", "[model]", "[model]")
@@ -256,10 +253,7 @@ def _size(table: Table, name: str, default: int | None = None) -> int:
 def read_cluster(source: Source) -> Cluster:
     """The cluster that a text describes.
 
-    Raises
-    ------
-    Rejected
-        With all errors in the text.
+    Raises `Rejected` with all errors in the text.
     """
     top = load(source)
     name, workers, per_node, memory, reserved = "", 1, 1, 1, 0

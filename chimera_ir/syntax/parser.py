@@ -194,10 +194,7 @@ def _accepted(tokens: list[Token]) -> frozenset[str]:
 def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[Token]:
     """The tokens of all lines without a lexical mistake.
 
-    Raises
-    ------
-    Rejected
-        With the mistakes, if the other lines cannot be checked without them.
+    Raises `Rejected` with the mistakes, if the other lines cannot be checked without them.
     """
     for mistake in mistakes:
         at = _last(tokens, mistake.span)

@@ -115,10 +115,7 @@ class TraceComparison:
 def compare(trace: Trace, source: ProfileSource | None = None) -> TraceComparison:
     """Comparison of a trace with a prediction, which is made from a profile or from the times of the run's operations.
 
-    Raises
-    ------
-    BadTrace
-        If no update was recorded completely, or a rank did not do what the program says.
+    Raises `BadTrace` if no update was recorded completely, or a rank did not do what the program says.
     """
     # The measured updates: all that were recorded completely, and the typical ones among them.
     header, about = trace.header, trace.about

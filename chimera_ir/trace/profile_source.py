@@ -38,10 +38,7 @@ def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
     For a rehearsal only the sizes of the profile count: an operation takes the rehearsed time of its kind, whether it
     recomputes or not, and a step takes none.
 
-    Raises
-    ------
-    Unfit
-        If the profile has no costs for these stages and sizes, or the cluster too few workers.
+    Raises `Unfit` if the profile has no costs for these stages and sizes, or the cluster too few workers.
     """
     header, about = trace.header, trace.about
     wanted = Wanted(header.stages, header.workers, about.copies, about.micro_batch_size)

@@ -98,10 +98,7 @@ class Trace:
 def read(directory: Path) -> Trace:
     """Reads the trace in a directory.
 
-    Raises
-    ------
-    BadTrace
-        If files are missing, cut off or of another format, or do not belong together.
+    Raises `BadTrace` if files are missing, cut off or of another format, or do not belong together.
     """
     # Each file by itself; then whether they are of one run, of this program, in the right places and complete.
     text = _text(directory / PROGRAM)

@@ -135,10 +135,7 @@ class RecordedLane:
     def end(self) -> None:
         """Checks that the script has taken every line of the lane.
 
-        Raises
-        ------
-        Differs
-            With the first line that the script leaves out.
+        Raises `Differs` with the first line that the script leaves out.
         """
         line = self.lines.take()
         if line is not None:
@@ -184,10 +181,7 @@ class _Script:
 def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
     """The functions that a script defines, by name.
 
-    Raises
-    ------
-    Differs
-        If it names anything that scripts do not need; then none of it has run.
+    Raises `Differs` if it names anything that scripts do not need; then none of it has run.
     """
     code = compile(text, name, "exec", dont_inherit=True)
     foreign = next(_foreign(code), None)

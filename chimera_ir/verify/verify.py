@@ -289,11 +289,8 @@ def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str,
 def verify_lowered(program: Program | ProgramStream, checked: Checked) -> Verified:
     """Applies all rules to a program that was made from a schedule without errors.
 
-    Raises
-    ------
-    Rejected
-        With the bounds that it exceeds. Any other error is reported as an error of the schedule, because the user did
-        not write the program.
+    Raises `Rejected` with the bounds that it exceeds. Any other error is reported as an error of the schedule, because
+    the user did not write the program.
     """
     try:
         return verify_program(program, checked)

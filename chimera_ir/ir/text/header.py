@@ -59,10 +59,7 @@ def span(token: Token) -> Span:
 def integers(token: Token, text: str) -> list[int]:
     """All numbers in a piece of a line, in their order.
 
-    Raises
-    ------
-    Rejected
-        If a number is so large that it can only be a mistake.
+    Raises `Rejected` if a number is so large that it can only be a mistake.
     """
     numbers: list[str] = _NUMBERS.findall(text)
     for number in numbers:
@@ -76,10 +73,7 @@ def read_header(title: Token, lines: list[Token]) -> Header:
 
     Afterwards every pipe places every stage on a worker within range, and the micro-batches of all pipes are 0 .. N-1.
 
-    Raises
-    ------
-    Rejected
-        With all mistakes that no other mistake hides.
+    Raises `Rejected` with all mistakes that no other mistake hides.
     """
     reader = _HeaderReader(title)
     for token in lines:

@@ -64,11 +64,8 @@ from chimera_ir.source import Source, Span
 def parse(source: Source) -> Level:
     """The level of IR that a text describes; the origin of every operation is its line.
 
-    Raises
-    ------
-    Rejected
-        With all malformed lines; if there are none, with all mistakes of the header; if there are none either, with all
-        mistakes of the operations.
+    Raises `Rejected` with all malformed lines; if there are none, with all mistakes of the header; if there are none
+    either, with all mistakes of the operations.
     """
     tree = tree_of(source)
     title, header_lines, body = tree.children[0], tree.children[1], tree.children[2:]

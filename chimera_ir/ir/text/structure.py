@@ -44,10 +44,8 @@ def _parser() -> Lark:
 def tree_of(source: Source) -> Tree[Token]:
     """Returns the lines of a text as a tree of the title, the header, and the operations or lanes.
 
-    Raises
-    ------
-    Rejected
-        With all lines that the grammar does not know; if there are none, with the first one that is in a wrong place.
+    Raises `Rejected` with all lines that the grammar does not know; if there are none, with the first one that is in a
+    wrong place.
     """
     try:
         tree = _parser().parse(source.text)
