@@ -10,7 +10,7 @@ TERMINATED = 143
 
 
 class PeerLost(Exception):
-    """Error for a wait for another rank that failed or timed out; the message names rank, operation and peer.
+    """A wait for another rank failed or timed out; the message names rank, operation and peer.
 
     ``peers`` are the ranks that were waited for, if these are known.
     """
@@ -21,28 +21,28 @@ class PeerLost(Exception):
 
 
 class BadModel(Exception):
-    """Error for a model file that does something that its interface does not allow."""
+    """The model file does something that its interface does not allow; the message says what, and what to do."""
 
 
 class Misuse(Exception):
-    """Error for a mistake in the command line, the model file or the data."""
+    """A mistake in the command line, the model file or the data; the message says what is wrong, and what to do."""
 
 
 class RanksDiffer(Misuse):
-    """Error for ranks that differ in something that must be equal on all of them."""
+    """Ranks differ in something that must be equal on them; the message says in what, where, and what to do."""
 
 
 class BadCheckpoint(Exception):
-    """Error for a checkpoint that cannot be written or read."""
+    """A checkpoint cannot be written or read; the message says why, and what to do."""
 
 
 class Unwritable(Exception):
-    """Error for a file or stream that an option asks for and that cannot be written."""
+    """A file or stream that an option asks for cannot be written."""
 
 
 class CheckFailed(Exception):
-    """Error for ranks that compute something else than one process."""
+    """The ranks compute something else than one process does: ``--check``."""
 
 
 class NotFinite(Exception):
-    """Error for an update whose loss is not a finite number, with ``--stop-on-nan``."""
+    """The loss of an update is not a finite number, with ``--stop-on-nan``."""

@@ -60,8 +60,8 @@ def listen() -> None:
     begin, isend, irecv = lanes.Lane.begin, messages.Peer.isend, messages.Peer.irecv
     make, run, rounds = turns.StreamLane.__init__, evaluation.Evaluation.run, itertools.count()
 
-    def made(stream: Any, *args: Any) -> None:
-        make(stream, *args)
+    def made(stream: Any, *args: Any, **options: Any) -> None:
+        make(stream, *args, **options)
         NOW.begin(partial(_of_stream, stream, 0))
 
     def begun(lane: Any, update: int) -> None:
