@@ -12,7 +12,7 @@ from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import MAX_NOTES, MAX_SHOWN, render_all
-from chimera_ir.elaborate.elaborate import sized
+from chimera_ir.elaborate.elaborate import outline
 from chimera_ir.errors import CompileError, TooLarge
 from chimera_ir.lower import lower
 from chimera_ir.request import Request
@@ -127,8 +127,8 @@ def test_a_huge_header_over_few_operations_takes_no_memory_of_that_size(workers:
 
 def test_the_size_of_a_scheme_can_be_asked_for_by_itself() -> None:
     with pytest.raises(Rejected, match="CH247"):
-        sized(parse(Source("a.chim", NUMBERS["stages"](10**9).text)), {}, 1000)
-    size = sized(parse(Source("a.chim", scheme().text)), {}, 1000)
+        outline(parse(Source("a.chim", NUMBERS["stages"](10**9).text)), {}, 1000)
+    size = outline(parse(Source("a.chim", scheme().text)), {}, 1000)
     assert [len(shape.micro_range) * len(shape.stage_range) for shape in size.shapes] == [4]
 
 
@@ -144,7 +144,7 @@ def test_the_size_of_a_scheme_can_be_asked_for_by_itself() -> None:
 )
 def test_a_library_scheme_that_is_far_too_large(name: str, settings: dict[str, int], code: str) -> None:
     with pytest.raises(Rejected) as rejected:
-        sized(parse(library.source(name)), settings, 1_000_000)
+        outline(parse(library.source(name)), settings, 1_000_000)
     assert [each.code for each in rejected.value.diagnostics] == [code]
 
 
