@@ -104,7 +104,7 @@ class Scope:
 
 
 def evaluate(expression: ast.Expression, scope: Scope, instance: Instance) -> int:
-    """The value of an expression without variables; raises ``Rejected`` if it has none."""
+    """Computes an expression without variables. Raises ``Rejected`` if it has no value, as in a division by zero."""
     try:
         return compiled(expression, scope)(())
     except Fault as fault:

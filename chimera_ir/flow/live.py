@@ -33,7 +33,10 @@ def highest(changes: Iterable[int]) -> Highest | None:
 
 
 def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
-    """The most that is kept of each key at once, if a change adds an amount to a key; keys without any are left out."""
+    """The peak amount of each key over a sequence of changes (key, amount added), and the change that reaches it first.
+
+    Keys whose amount never exceeds 0 are left out.
+    """
     amounts: dict[K, int] = {}
     peaks: dict[K, Highest] = {}
     for number, (key, change) in enumerate(changes):

@@ -126,7 +126,7 @@ class CompiledScheme:
 
     @cached_property
     def begun(self) -> list[int]:
-        """The most micro-batches of each stage that wait on one worker between forward and backward."""
+        """Most micro-batches that one worker holds between their forward and their backward, by stage."""
         most = [0] * self._outline.header.stages
         for stages, counts in self.growth:
             alive: dict[Stage, int] = defaultdict(int)
@@ -309,10 +309,10 @@ class Variant:
 
 
 class Lowering:
-    """A schedule lowered for relative durations of its operations, which decide when gradient sums are launched.
+    """Lowers a schedule to a program. The relative durations of its operations decide when gradient sums are launched.
 
-    ``known`` has the duration for each key, ``keys`` the key of each operation, lane by lane. Without them, every
-    operation takes 1.
+    ``keys`` has the duration key of each operation, lane by lane, and ``known`` the duration of each key. Without
+    them, every operation takes 1.
     """
 
     def __init__(

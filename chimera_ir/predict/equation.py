@@ -337,7 +337,7 @@ def _overlap(sums: Iterable[_Sum], lane: range, run: TimedRun) -> _Overlap:
 def _streams(
     schedule: Schedule, structure: Structure, run: TimedRun, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """Overlaps of workers without a flush: sums fill a worker's idle time in an update; the rest is not overlapped."""
+    """Idle time of each worker of a stream in an update, and the seconds of its gradient sums that do not fit in."""
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []

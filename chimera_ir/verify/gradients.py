@@ -112,7 +112,7 @@ class _WorkerSums:
         return None if version is not None and 1 <= version <= header.updates else NoSuchUpdate(*facts)
 
     def _places(self, group: WeightGroup, update: int) -> list[int | None]:
-        """The places of the launch, the wait and the step of an update."""
+        """Positions in the lane of a group's launch, wait and step in an update; None for a missing one."""
         return [self._lines.get((kind, group, update)) for kind in _KINDS]
 
     def _missing(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:

@@ -235,9 +235,10 @@ def _let_threads_finish() -> None:
 
 
 def _begin_worker(rank: int | None, signals: Set[signal.Signals], _number: int) -> None:
-    """Prepares a worker: it ignores signals that are for the rank, and ends with the process ``rank`` if given.
+    """Prepares a data worker: it ignores signals that are meant for its rank, and ends when the process ``rank`` ends.
 
-    Garbage of the rank is never collected here: a communicator would wait for its threads, which this process lacks.
+    What the rank had before the fork is kept out of garbage collection: freeing one of its communicators would wait
+    for threads that do not exist in this process.
     """
     gc.freeze()
     gc.enable()

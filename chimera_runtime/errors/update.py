@@ -1,4 +1,4 @@
-"""Messages of an update: gradients that are in the way, and steps that the schedule does not make, or makes itself."""
+"""Errors of an update: gradients that are left over, and optimizers that do not fit the schedule."""
 
 from chimera_runtime.errors import Misuse
 

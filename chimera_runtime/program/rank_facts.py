@@ -26,7 +26,8 @@ class StageFacts:
     recomputed
         The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
     initial
-        The versions, 0 or less, at whose lines of the program the initial weights are stashed and dropped.
+        Two versions, 0 or less: of the `stash` line that keeps the initial weights, and of the `drop` line that frees
+        them. Versions below 0 have the weights of version 0.
     """
 
     inputs: tuple[int, ...]
@@ -113,7 +114,7 @@ class RankFacts:
 
     @property
     def initial(self) -> dict[Group, tuple[int, int]]:
-        """The versions at whose lines the initial weights are stashed and dropped, by weight group."""
+        """Versions of the lines that stash and drop the initial weights, by weight group: see `StageFacts`."""
         stages = {(stage,): facts.initial for stage, facts in self.stages.items()}
         return stages | {tie.stages: tie.initial for tie in self.ties}
 

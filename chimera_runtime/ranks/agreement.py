@@ -83,7 +83,9 @@ def weights_of(group: Group) -> Key:
 
 
 class FactComparison:
-    """Comparison of facts over all ranks, which all list the same keys.
+    """Finds out, by one sum over all ranks, whether they agree in facts (data, settings, weights).
+
+    All ranks list the same keys of facts.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ Reader = Callable[[Sequence[torch.Tensor]], Numbers]
 
 
 def from_host(tensors: Sequence[torch.Tensor]) -> Numbers:
-    """A `Reader` of tensors of the host. It copies them, as a later forward may write them."""
+    """Reads numbers from tensors of the CPU (a `Reader`). Copies them now: a later forward may overwrite them."""
     copies = [tensor.clone() for tensor in tensors]
     return lambda: [copy.item() for copy in copies]
 

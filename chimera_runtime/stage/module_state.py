@@ -103,7 +103,7 @@ class ModuleState:
 
     @contextmanager
     def as_of(self, former: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
-        """Context of a second run: inside, the module has the ``former`` state, afterwards the present one again.
+        """Context for running a forward again: inside, the module has the state ``former``; afterwards the present one.
 
         Yields a list, empty until the context ends. Then the list has the names of what the second run has changed
         although the first run had not.

@@ -116,7 +116,7 @@ def parts(tensors: Iterable[torch.Tensor], count: int) -> Iterator[ForwardDigest
 
 
 def sampled(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
-    """Returns the digest of a forward over one micro-batch, made of samples, for a comparison with one of `parts`."""
+    """Returns a digest of samples of one micro-batch's forward, to compare with the digests of `parts`."""
     compared = [t for t in _comparable(tensors) if t.is_floating_point() or t.is_complex()]
     return ForwardDigest([_kind(t) for t in compared], [*map(_sample, compared)])
 

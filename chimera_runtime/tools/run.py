@@ -118,7 +118,7 @@ class Run(Hooks):
         return Sinks(metrics, log, items, options.stop_on_nan, board)
 
     def _keep(self, _message: str) -> None:
-        """Writes the facts of all updates so far to the files, on rank 0, if the run ends early."""
+        """Writes the updates so far to metrics and TensorBoard on rank 0; called when the run ends early."""
         if self._progress is not None:
             self._progress.keep()
         for sink in (self.sinks.metrics, self.sinks.board):
