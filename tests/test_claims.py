@@ -1,4 +1,4 @@
-"""What the pages say of the program is so: options, codes, paths, words, numbers of lines."""
+"""Claims of the pages hold: options, codes, paths, words, numbers of lines."""
 
 import re
 import tomllib

@@ -69,7 +69,7 @@ def run(command: Callable[[], object], words: list[str], into: Path) -> None:
 
 
 def collect(case: Any, command: Callable[[], object] | None, inputs: Path, into: Path) -> None:
-    """What one case prints and writes; ``command`` is None if the checkout does not have it."""
+    """Collects all that one case prints and writes; ``command`` is None if the checkout does not have it."""
     into.mkdir(parents=True)
     if command is None:
         (into / "status").write_text("no such command\n")

@@ -23,7 +23,7 @@ OF_COMPILE = (
     "torch._dynamo.backends.common",
     *(f"torch._functorch._aot_autograd.{name}" for name in ("autograd_cache", "graph_compile")),
 )
-"""What ranks import whose stages are compiled."""
+"""Modules that ranks with compiled stages import."""
 
 
 def compiled(
@@ -78,7 +78,7 @@ def environment() -> dict[str, str]:
 
 
 def forking_environment() -> dict[str, str]:
-    """The same, in which every torchrun that is started from the command line forks its ranks."""
+    """The environment of the tests, in which every torchrun on a command line forks its ranks."""
     return environment() | {"PYTHONPATH": str(HERE / "forked")}
 
 
