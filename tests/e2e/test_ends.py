@@ -196,6 +196,7 @@ def test_ranks_of_a_loop_of_ones_own_end_with_an_error_when_torchrun_is_killed(
 def test_in_a_loop_of_ones_own_an_error_is_the_users_line_and_a_message_that_says_what_each_rank_waits_for(
     two_stages: Path, tmp_path: Path
 ) -> None:
+    """It is chance which rank gives up first; the other one finds its connection closed, in place of no answer."""
     job = Job("messages", LOOP, (str(two_stages), "messages", str(tmp_path)), None)
     outcome = run_all(tmp_path, 2, [job])["messages"]
     outcome.assert_passed()
@@ -205,7 +206,7 @@ def test_in_a_loop_of_ones_own_an_error_is_the_users_line_and_a_message_that_say
     assert f"rank 1 (worker 1): {start}" in of_1
     assert "ValueError: no gradient" in of_1
     assert "rank 1 is in no call of the pipeline that has timed out: it may be stopped, in code of its own" in of_0
-    assert "at the same time: rank 1 (worker 1): wait for the norm of the gradients: rank 0: no answer" in of_0
+    assert "at the same time: rank 1 (worker 1): wait for the norm of the gradients: rank 0: " in of_0
     assert "rank 1 (worker 1): wait for the norm of the gradients: rank 0: " in of_1
     traces = of_0.split("Traceback (most recent call last):")[1:]
     assert len(traces) == 3
