@@ -24,7 +24,7 @@ from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharde
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import join_group
-from chimera_runtime.stage.norms import agree_on_infinite, gradients_of, scale_down, total_norm
+from chimera_runtime.stage.gradient_norm import agree_on_infinite, gradients_of, scale_down, total_norm
 from chimera_runtime.start.assemble import assemble, build_and_probe, located_at, remarks
 from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.start.loader_maker import LoaderMaker

@@ -13,18 +13,18 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names, waiter
+from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.rerun_comparison import in_none
 from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
-from chimera_runtime.stage.sums import GradientSum
 from chimera_runtime.stage.weight_versions import Weights
-from chimera_runtime.start.traces import (
-    ForwardTrace,
+from chimera_runtime.start.stage_probe import (
+    ProbedForward,
     StageCall,
     measure_halves,
-    trace_backward,
-    trace_forward,
+    probe_backward,
+    probe_forward,
     with_obstacle,
 )
 from chimera_runtime.tools.watch.memory import bytes_of
@@ -85,7 +85,7 @@ class _FirstPass:
     handed: Any
     before: Boundary | None
     after: Boundary | None
-    trace: ForwardTrace
+    trace: ProbedForward
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
                 whole = bool(trace.traits.whole)
                 with cut.here():
                     halves = measure_halves(cut.model, stage, module, call, differentiable=follow[size], is_whole=whole)
-                    follow[size] = tuple(trace_backward(stage, module, trace, follow[size]))
+                    follow[size] = tuple(probe_backward(stage, module, trace, follow[size]))
             footprint = first_look.trace.footprint.with_halves(*halves)
             bare = replace(first_look.trace, traits=trace.traits, footprint=footprint)
             before = _marked(first_look.before, follow[size])
@@ -284,13 +284,13 @@ def _call(
     return StageCall(before, argument, target, last, keywords)
 
 
-def _trace(cut: ModelCut, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ForwardTrace:
+def _trace(cut: ModelCut, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
     torch.manual_seed(draw_seed("shapes", cut.seed, stage))
     with cut.here():
-        return trace_forward(cut.model, stage, module, call, measures)
+        return probe_forward(cut.model, stage, module, call, measures)
 
 
-def _boundary(trace: ForwardTrace) -> Boundary:
+def _boundary(trace: ProbedForward) -> Boundary:
     recorded = tuple(t.requires_grad for t in trace.outputs)
     shapes = tuple(tuple(t.shape) for t in trace.outputs)
     return Boundary(trace.form, shapes, tuple(t.dtype for t in trace.outputs), recorded, recorded)

@@ -10,7 +10,7 @@ from chimera_runtime.evaluate.evaluation import Evaluation, LossTotal, OutputSto
 from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.traces import state_of
+from chimera_runtime.start.stage_probe import state_of
 from chimera_runtime.start.varying_shapes import VaryingShapes
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import is_rows, joined

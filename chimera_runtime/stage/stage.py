@@ -13,13 +13,13 @@ from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.readout import Reader, from_host
 from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, collecting, roots_of
+from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.paired_operations import ModuleCalls, run_pair
 from chimera_runtime.stage.recomputation import ForwardResult, RecomputedForwards, SavedGraph, SavedInput, versions_of
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in_some
 from chimera_runtime.stage.splitting import HalfBackward, SecondHalf, SplitBackward, WholeBackward
 from chimera_runtime.stage.stage_input import StageInput
 from chimera_runtime.stage.stage_output import StageOutput
-from chimera_runtime.stage.sums import GradientSum
 from chimera_runtime.stage.weight_group import WeightGroup
 from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.values.aliases import Slots, lend, versions

@@ -7,7 +7,7 @@ import torch
 from chimera_runtime.blame import LaneOperation, ModelError
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.weight_groups import Group, group_key
-from chimera_runtime.stage.sums import GradientSum
+from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.weight_versions import Unstepped, Weights
 from chimera_runtime.values.tensors import Tensors, seed_torch
 

@@ -22,9 +22,9 @@ from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.devices import cuda_queue_warning
 from chimera_runtime.ranks.rendezvous import failures_shared
 from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
-from chimera_runtime.stage.sums import GradientSum, WideGradientSum
 from chimera_runtime.stage.weight_group import WeightGroup
 from chimera_runtime.stage.weight_versions import Unstepped, Versions, Weights, masters
 from chimera_runtime.start.memory_report import memory_report

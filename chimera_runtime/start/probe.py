@@ -20,13 +20,13 @@ from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
 from chimera_runtime.stage.saved_tensors import Footprint
-from chimera_runtime.start.traces import (
-    ForwardTrace,
+from chimera_runtime.start.stage_probe import (
+    ProbedForward,
     StageCall,
     measure_halves,
+    probe_backward,
+    probe_forward,
     state_of,
-    trace_backward,
-    trace_forward,
     with_obstacle,
 )
 from chimera_runtime.values.aliases import ReleasedTensors
@@ -121,7 +121,7 @@ class _Probe:
         self._seed = seed
         self._measures = measures
         self._calls: dict[int, StageCall] = {}
-        self._traces: dict[int, ForwardTrace] = {}
+        self._probed: dict[int, ProbedForward] = {}
         self._states: dict[int, tuple[ModuleState, StateSnapshot]] = {}  # as they were before the forward
         self.footprints: list[Footprint] = []
 
@@ -159,7 +159,7 @@ class _Probe:
         """The count that came with the loss, or None if ``loss`` returns a mean."""
         last = self._world.job.stages - 1
         if self._is_mine(last):
-            self._publish("count", self._traces[last].count)
+            self._publish("count", self._probed[last].count)
         count: float | None = self._read("count", last)
         return count
 
@@ -171,8 +171,8 @@ class _Probe:
         for stage in range(last, 0, -1):
             if self._is_mine(stage):
                 with all_generators_kept():
-                    trace = self._traces[stage]
-                    with_gradient = trace_backward(stage, self._built[stage], trace, differentiable)
+                    probed = self._probed[stage]
+                    with_gradient = probe_backward(stage, self._built[stage], probed, differentiable)
                 self._publish(f"gradients/{stage - 1}", with_gradient)
             before = boundaries[stage - 1]
             has_gradient = self._read(f"gradients/{stage - 1}", stage)  # for each tensor of the boundary
@@ -188,8 +188,8 @@ class _Probe:
 
         The memory of an output that is not free after that is memory which the stage keeps, such as a buffer.
         """
-        outputs_of = {stage: ReleasedTensors(trace.outputs) for stage, trace in self._traces.items()}
-        self._traces.clear()
+        outputs_of = {stage: ReleasedTensors(probed.outputs) for stage, probed in self._probed.items()}
+        self._probed.clear()
         self._calls.clear()
         for stage, outputs in outputs_of.items():
             self._publish(f"kept/{stage}", outputs.are_kept())
@@ -212,31 +212,31 @@ class _Probe:
         loaded = _copied(self._batches.keywords(0, 0), world.device) if accepted_names else {}
         keywords = {name: loaded[name] for name in accepted_names}
         call = StageCall(before, inputs, target, is_last, keywords=keywords)
-        trace = trace_forward(self._model, stage, module, call, measures=self._measures)
+        probed = probe_forward(self._model, stage, module, call, measures=self._measures)
         if stage in world.job.split_backward:
-            trace = with_obstacle(trace)
-        self._calls[stage], self._traces[stage] = call, trace
+            probed = with_obstacle(probed)
+        self._calls[stage], self._probed[stage] = call, probed
         if not is_last:
-            require_here(stage, trace.outputs, world.device)
+            require_here(stage, probed.outputs, world.device)
             if any(path[stage] != path[stage + 1] for path in world.job.placement):
-                require_sendable(stage, trace.outputs, world.backend)
-        if trace.traits.in_place and stage in world.job.recomputing:
-            raise mistakes.recomputed_stage_changes_input(stage, trace.traits.in_place)
-        if stage in world.job.grouped and not is_last and not is_rows(trace.outputs):
+                require_sendable(stage, probed.outputs, world.backend)
+        if probed.traits.in_place and stage in world.job.recomputing:
+            raise mistakes.recomputed_stage_changes_input(stage, probed.traits.in_place)
+        if stage in world.job.grouped and not is_last and not is_rows(probed.outputs):
             raise mistakes.output_without_dimensions(stage)
 
     def _publish_forward(self, stage: int) -> None:
         """Publishes the facts of a forward, and sends its outputs to the rank of the next stage."""
-        trace = self._traces[stage]
+        probed = self._probed[stage]
         if self._measures:
-            self._publish(f"footprint/{stage}", asdict(trace.footprint))
-        self._publish(f"traits/{stage}", asdict(trace.traits))
+            self._publish(f"footprint/{stage}", asdict(probed.footprint))
+        self._publish(f"traits/{stage}", asdict(probed.traits))
         if stage == self._world.job.stages - 1:
             return
-        self._publish_boundary(stage, Boundary.of(trace.form, trace.outputs))
+        self._publish_boundary(stage, Boundary.of(probed.form, probed.outputs))
         target = self._rank_of(stage + 1)
         if target != self._world.place.rank:
-            for tensor in trace.outputs:
+            for tensor in probed.outputs:
                 self._world.control_group.send(tensor, target, f"for stage {stage + 1} to take the first micro-batch")
 
     def _inputs_of(self, stage: int, before: Boundary | None) -> Any:
@@ -245,7 +245,7 @@ class _Probe:
         if before is None:
             return _copied(self._batches.input(0, 0), device)
         if self._is_mine(stage - 1):
-            return self._traces[stage - 1].outputs
+            return self._probed[stage - 1].outputs
         buffers = before.buffers(torch.device("cpu"))
         for tensor in buffers:
             self._world.control_group.recv(
@@ -264,7 +264,7 @@ class _Probe:
                         self._built[stage],
                         self._calls[stage],
                         differentiable=boundaries[stage].differentiable if stage < len(boundaries) else None,
-                        is_whole=bool(self._traces[stage].traits.whole),
+                        is_whole=bool(self._probed[stage].traits.whole),
                     )
                 self._publish(f"halves/{stage}", measured)
             self.footprints[stage] = self.footprints[stage].with_halves(*self._read(f"halves/{stage}", stage))

@@ -20,7 +20,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.rendezvous import wait_for_key
-from chimera_runtime.stage.replicas import is_due
+from chimera_runtime.stage.replica_digests import is_due
 from chimera_runtime.values.meta_weights import fill, require_values
 from chimera_runtime.values.shards import local, meshes_of, rest, spread_out, whole
 from chimera_runtime.values.tensors import digest

@@ -21,7 +21,7 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.traces import state_of
+from chimera_runtime.start.stage_probe import state_of
 from chimera_runtime.tools.check import full_model
 from chimera_runtime.tools.check.compare import RankResult, compare
 from chimera_runtime.tools.check.reference import Reference

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_runtime.errors.tools import peak_is_unknown
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.traces import StageCall, state_of, trace_backward, trace_forward
+from chimera_runtime.start.stage_probe import StageCall, probe_backward, probe_forward, state_of
 from chimera_runtime.values.nested import to_device
 from chimera_runtime.values.tensors import all_generators_kept
 
@@ -112,8 +112,8 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
         keywords = {name: value for name, value in loaded.items() if name in names}
         with FlopCounterMode(display=False) as counter:
             call = StageCall(before, handed, target, last, keywords)
-            trace = trace_forward(context.model, stage, module, call, measures=False)
-            trace_backward(stage, module, trace, None if last else boundaries[stage].differentiable)
+            trace = probe_forward(context.model, stage, module, call, measures=False)
+            probe_backward(stage, module, trace, None if last else boundaries[stage].differentiable)
     state.restore(contents)
     return int(counter.get_total_flops())
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.messages import Names
+from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
-from chimera_runtime.stage.sums import GradientSum
 from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.nested import ONE_TENSOR, Form, taken_apart

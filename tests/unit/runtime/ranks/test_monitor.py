@@ -15,7 +15,7 @@ from chimera_runtime.errors import FAILED, PeerLost
 from chimera_runtime.ranks.messages import Names, Peer, tag_of
 from chimera_runtime.ranks.monitor import Monitor
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.sums import GradientSum
+from chimera_runtime.stage.gradient_sums import GradientSum
 from tests.patience import PATIENCE
 from tests.unit.runtime.thread_ranks import groups
 

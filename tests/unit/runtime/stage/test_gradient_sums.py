@@ -10,7 +10,7 @@ from torch import nn
 from chimera_runtime.errors import BadModel, PeerLost
 from chimera_runtime.ranks.messages import Names, waiter
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.sums import GradientSum, WideGradientSum, main_gradient
+from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum, main_gradient
 from chimera_runtime.values.losses import Count
 from tests.unit.runtime.thread_ranks import groups
 

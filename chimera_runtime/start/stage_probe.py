@@ -36,7 +36,7 @@ class StageCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ForwardTrace:
+class ProbedForward:
     """Results of a stage's forward on one micro-batch, with the graph of autograd.
 
     Attributes
@@ -64,7 +64,7 @@ class ForwardTrace:
     auxiliary: Tensors
 
 
-def trace_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ForwardTrace:
+def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
     """Runs the forward of a stage on a micro-batch, with the loss on the last stage, and finds its traits.
 
     If ``measures`` is true, the footprint has the memory that is saved for the backward.
@@ -107,7 +107,7 @@ def trace_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         seeds_all=seeds_all,
         in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),
     )
-    return ForwardTrace(
+    return ProbedForward(
         inputs=inputs,
         outputs=outputs,
         form=form,
@@ -118,28 +118,28 @@ def trace_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     )
 
 
-def with_obstacle(trace: ForwardTrace) -> ForwardTrace:
-    """Returns the trace with ``traits.whole``: why the backward of the stage cannot be split, empty if it can."""
-    roots = [t for t in (*trace.outputs, *trace.auxiliary) if t.requires_grad]
-    return replace(trace, traits=replace(trace.traits, whole=obstacle(roots, trace.inputs)))
+def with_obstacle(probed: ProbedForward) -> ProbedForward:
+    """Returns the result with ``traits.whole``: why the backward of the stage cannot be split, empty if it can."""
+    roots = [t for t in (*probed.outputs, *probed.auxiliary) if t.requires_grad]
+    return replace(probed, traits=replace(probed.traits, whole=obstacle(roots, probed.inputs)))
 
 
-def trace_backward(
-    stage: int, module: torch.nn.Module, trace: ForwardTrace, differentiable: tuple[bool, ...] | None
+def probe_backward(
+    stage: int, module: torch.nn.Module, probed: ProbedForward, differentiable: tuple[bool, ...] | None
 ) -> list[bool]:
     """Runs a backward of a stage; returns for each input whether it has got a gradient. Then clears all gradients.
 
     ``differentiable`` says for each output whether a gradient comes back from the next stage; it is None for the last
     stage, whose backward begins at the loss.
     """
-    outputs = trace.outputs if differentiable is None else compress(trace.outputs, differentiable)
-    roots = [t for t in (*outputs, *trace.auxiliary) if t.requires_grad]
+    outputs = probed.outputs if differentiable is None else compress(probed.outputs, differentiable)
+    roots = [t for t in (*outputs, *probed.auxiliary) if t.requires_grad]
     if roots:
         with UserCode(f"the backward of stage {stage}", FAILED):
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
     for parameter in module.parameters():
         parameter.grad = None
-    return [leaf.grad is not None for leaf in trace.inputs]
+    return [leaf.grad is not None for leaf in probed.inputs]
 
 
 def measure_halves(
@@ -153,25 +153,25 @@ def measure_halves(
 ) -> tuple[int, int, int]:
     """Runs a forward and the first half of its backward; returns the bytes of `Footprint.with_halves`.
 
-    ``differentiable`` is as in `trace_backward`; ``is_whole`` says that the stage's backward cannot be split.
+    ``differentiable`` is as in `probe_backward`; ``is_whole`` says that the stage's backward cannot be split.
     """
     saved = SavedTensors(module.parameters)
     with saved.counting():
-        trace = trace_forward(model, stage, module, call, measures=False)
-    outputs = trace.outputs if differentiable is None else compress(trace.outputs, differentiable)
-    roots = tuple([t for t in (*outputs, *trace.auxiliary) if t.requires_grad])
+        probed = probe_forward(model, stage, module, call, measures=False)
+    outputs = probed.outputs if differentiable is None else compress(probed.outputs, differentiable)
+    roots = tuple([t for t in (*outputs, *probed.auxiliary) if t.requires_grad])
     gradients = tuple(map(torch.zeros_like, roots))
-    before, inputs, received = dict(saved.sizes), memory_of(trace.inputs), memory_of(gradients)
+    before, inputs, received = dict(saved.sizes), memory_of(probed.inputs), memory_of(gradients)
     with UserCode(f"the backward of stage {stage}", FAILED):
         begun: SecondHalf = (
             WholeBackward(roots, gradients, module.parameters(), apart=False)
             if is_whole
-            else SplitBackward(roots, gradients, trace.inputs)
+            else SplitBackward(roots, gradients, probed.inputs)
         )
-    for leaf in (*trace.inputs, *module.parameters()):
+    for leaf in (*probed.inputs, *module.parameters()):
         leaf.grad = None
     # The last references to the part of the graph that the second half does not need: now its memory is released.
-    del trace, outputs, roots
+    del probed, outputs, roots
     released = before.keys() - saved.sizes.keys() - inputs.keys()
     operands = {piece: size for piece, size in memory_of(begun.operands).items() if piece not in saved.sizes}
     return (

@@ -10,10 +10,10 @@ from torch import nn
 from chimera_runtime.ranks.messages import Names, waiter
 from chimera_runtime.ranks.staging import Staging
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.sums import GradientSum, WideGradientSum
+from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum
 from chimera_runtime.values.losses import Count
 from tests.unit.runtime.gpu_model import ModelGpu
-from tests.unit.runtime.stage.test_sums import backward, parameter, summed
+from tests.unit.runtime.stage.test_gradient_sums import backward, parameter, summed
 from tests.unit.runtime.thread_ranks import groups
 
 

@@ -11,7 +11,7 @@ from chimera_runtime.errors.stage import norm_is_negative
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.stage.sums import main_gradient
+from chimera_runtime.stage.gradient_sums import main_gradient
 from chimera_runtime.values.shards import by_layout, local, whole
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.ranks.readout import from_host
-from chimera_runtime.stage.replicas import Replicas, bits, digest, is_due
+from chimera_runtime.stage.replica_digests import Replicas, bits, digest, is_due
 
 
 @pytest.fixture(autouse=True)
