@@ -7,10 +7,10 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.feed import Feed, Pair, items_of
 from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.data.mini_batch_facts import EvaluationDataFacts
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors import pipeline as mistakes
@@ -33,9 +33,9 @@ from chimera_runtime.start.varying_shapes import VaryingShapes
 from chimera_runtime.state.averages import Average, AverageState
 from chimera_runtime.state.exporting import export_weights, load_weights
 from chimera_runtime.state.state import State
+from chimera_runtime.update.call_guard import CallGuard
 from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.update.outcome import Outcome
-from chimera_runtime.update.session import Session
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
 from chimera_runtime.update.streamed_updates import step_hooks_of
@@ -182,7 +182,7 @@ class Pipeline:
         self._updates = updates_of(
             context, lane, stages, self._feed, outcomes=self._outcomes, parameters=parameters, sum_dtype=sum_dtype
         )
-        self._session = Session(world, probed, located, self._updates)
+        self._guard = CallGuard(world, probed, located, self._updates)
         self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
         self._shared_facts = SharedFacts(
             self._feed, self._outcomes, self._updates, groups=self._groups, names=self.names, steps=optimizers
@@ -235,7 +235,7 @@ class Pipeline:
             If ranks differ in something that must be the same on them, in this step or the one before.
         """
         # Refuse a step that cannot succeed while nothing has changed.
-        self._session.require_sound()
+        self._guard.require_sound()
         self._outcomes.require_agreement()
         self._state.require_trainable(self.updates)
         if (batch is None) == (micro_batches is None):
@@ -269,7 +269,7 @@ class Pipeline:
         Every rank calls it. Then all parameters are those of the last update, and the next step begins anew: its first
         micro-batches read them. With a flush there is nothing to complete. Errors as in `step`.
         """
-        self._session.finish()
+        self._guard.finish()
         return self._updates.take_outcomes()
 
     def clip_grad_norm_(
@@ -280,7 +280,7 @@ class Pipeline:
         Every rank calls it, and gets the norm before clipping, the same number in float64. Raises RuntimeError if that
         is not finite and ``error_if_nonfinite``.
         """
-        self._session.require_flush(mistakes.NO_NORM)
+        self._guard.require_flush(mistakes.NO_NORM)
         with self._located:
             norm = total_norm(self._world.control_group, self.job, gradients_of(self._groups), float(norm_type))
         if error_if_nonfinite and not norm.isfinite():
@@ -293,7 +293,7 @@ class Pipeline:
 
         Every rank calls it, between `step` and ``scaler.step(optimizer)``, with an optimizer of this rank's parameters.
         """
-        self._session.require_flush(mistakes.NO_SCALER)
+        self._guard.require_flush(mistakes.NO_SCALER)
         if scaler.is_enabled():
             scaler.unscale_(optimizer)
             with self._located:
@@ -307,7 +307,7 @@ class Pipeline:
         itself, which is known of those of torch; else this raises Misuse. Every rank makes it and calls its ``step``,
         with others of its kind in the same order.
         """
-        self._session.require_flush(mistakes.NO_SHARDS)
+        self._guard.require_flush(mistakes.NO_SHARDS)
         return sharded_by_name(self._world, self._groups, self.names, make, elementwise=elementwise)
 
     # ---- forwards alone, and data for both
@@ -326,7 +326,7 @@ class Pipeline:
             dimension 0, or functions as `step` takes them. Copies may have different numbers of batches. A micro-batch
             counts by its items if ``loss`` is a mean, and else by its count; without any count the result is NaN.
         """
-        self._session.finish()
+        self._guard.finish()
         self._state.require_values()
         given = EvaluationDataFacts(self.copy)
         loss = self._inference.mean_loss(map(given.note, batches))
@@ -340,11 +340,11 @@ class Pipeline:
         Every rank of the copy gets them. Modules, weights, batches and errors are as in `evaluate`, but targets may be
         None, and outputs need a dimension 0 to be put together along.
         """
-        self._session.finish()
+        self._guard.finish()
         self._state.require_values()
         outputs_of = self._inference.predictor()
         for batch in batches:
-            self._session.finish()
+            self._guard.finish()
             yield outputs_of(batch)
 
     def loader(
@@ -380,8 +380,8 @@ class Pipeline:
         `Checkpoints` and `export_weights` do so before they write. Buffers are local to a replica and not compared.
         The updates of a stream that are under way are completed first.
         """
-        self._session.catch_up()
-        self._session.on_all_ranks(self._state.require_known)
+        self._guard.catch_up()
+        self._guard.on_all_ranks(self._state.require_known)
         with self._located:
             self._shared_facts.compare_weights(self.updates)
 
@@ -393,8 +393,8 @@ class Pipeline:
         further entries of the modules' ``state_dict``. ``update`` is `updates`. Updates of a stream that are under way
         are completed first. Every rank calls it, and all raise the error of a module whose state cannot be saved.
         """
-        self._session.catch_up()
-        saved = self._session.on_all_ranks(lambda: self._state.saved(replica))
+        self._guard.catch_up()
+        saved = self._guard.on_all_ranks(lambda: self._state.saved(replica))
         return {**saved, "update": {"0": (self.updates,)}}
 
     def load_state_dict(self, state: Mapping[str, Any], replica: int | None = None) -> None:
@@ -402,8 +402,8 @@ class Pipeline:
 
         Every rank calls it. All raise BadCheckpoint or ModelError if, on any rank, an entry is missing or refused.
         """
-        self._session.finish()
-        self._session.on_all_ranks(lambda: self._state.load(state, replica))
+        self._guard.finish()
+        self._guard.on_all_ranks(lambda: self._state.load(state, replica))
         ((updates,),) = state["update"].values()
         self._updates.count_from(updates)
         if self._stage_optimizers is not None:
@@ -435,7 +435,7 @@ class Pipeline:
         Every rank calls it, and reads what it holds: each parameter must be there, in its shape. Returned are the names
         in the file that the model does not have.
         """
-        self._session.finish()
+        self._guard.finish()
         return load_weights(self._state, Path(path))
 
     # ---- stages and parameters, and the end

@@ -11,7 +11,7 @@ from torch.distributed import pipelining
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.utils.data import default_collate
 
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import load

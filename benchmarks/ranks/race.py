@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera_runtime.model.model import load
 from chimera_runtime.program.job import Job
-from chimera_runtime.ranks.allocator import keep_memory
+from chimera_runtime.ranks.cpu_allocator import keep_memory
 from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import World, join
 from chimera_runtime.tools.loop.rehearsal import overshoot

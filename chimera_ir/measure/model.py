@@ -15,7 +15,7 @@ from chimera_runtime import blame
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.model.model import load
-from chimera_runtime.ranks.allocator import keep_memory
+from chimera_runtime.ranks.cpu_allocator import keep_memory
 
 _OFFERED: dict[str, list[str]] = {"args": []}
 """The values that functions of a model file can take by name here: ``args``, without any command-line arguments."""

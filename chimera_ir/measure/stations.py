@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.numbering import Numbering

@@ -37,7 +37,7 @@ from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.rendezvous import exchange
 from chimera_runtime.state.averages import Average
-from chimera_runtime.values.shards import is_spread, local
+from chimera_runtime.values.mesh_tensors import is_spread, local
 from chimera_runtime.values.tensors import digest
 
 T = TypeVar("T")

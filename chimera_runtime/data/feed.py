@@ -7,16 +7,16 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.data.mini_batch_facts import digests, position, sample
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key
-from chimera_runtime.values.aliases import versions
 from chimera_runtime.values.keywords import KeywordNames, Keywords
 from chimera_runtime.values.nested import leaves, lengths, rows, taken_apart
+from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors
 
 Pair = tuple[Any, Any] | Triple

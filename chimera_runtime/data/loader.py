@@ -5,10 +5,10 @@ from typing import Any
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers, LoadingTask, MapReader, elements
-from chimera_runtime.data.epoch_length import EpochLength
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
 from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
 from chimera_runtime.data.mini_batch import ItemLoading, MiniBatch, Uses
+from chimera_runtime.data.reader_messages import ReaderMessages
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.ranks.agreement import digest_of
 
@@ -52,7 +52,7 @@ class Loader:
         share: Share,
         uses: Uses,
         order: ItemOrder,
-        epoch_length: EpochLength,
+        reader_messages: ReaderMessages,
         located: Located,
         workers: DataWorkers,
         drop_last: bool,
@@ -61,7 +61,7 @@ class Loader:
         self._share = share
         self._uses = uses
         self._order = order
-        self._epoch_length = epoch_length
+        self._reader_messages = reader_messages
         self._located = located
         self._workers = workers
         self._drop_last = drop_last
@@ -165,13 +165,13 @@ class Loader:
         """
         has_no_length = self._count is None
         if not self._uses:
-            return self._epoch_length.receive_items() if has_no_length else self._items_of_next(), None
+            return self._reader_messages.receive_items() if has_no_length else self._items_of_next(), None
         read = self._receive()
         items, batch = (read.items, read.batch) if isinstance(read, ReadBatch) else (0, None)
         if batch is not None:
             self._state = read.state
         if has_no_length:
-            self._epoch_length.send_items(items)
+            self._reader_messages.send_items(items)
         return items, batch
 
     def _items_of_next(self) -> int:
@@ -230,7 +230,7 @@ class Loader:
         if length is not None and not self._items_of_next():
             place |= {"epoch": self.epoch + 1, "items": 0}
         if self._is_stream:
-            place["stream"] = self._epoch_length.share_state(self._state if place["items"] else None)
+            place["stream"] = self._reader_messages.share_state(self._state if place["items"] else None)
         return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
-from chimera_runtime.values.byte_samples import sampled
+from chimera_runtime.values.sampled_digests import sampled
 
 
 def position(numbers: tuple[int, ...]) -> Fact:
@@ -21,7 +21,7 @@ def sample(digest: int) -> Fact:
 
 
 def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yields number and digest of each part of a batch that is not absent; digests as in `byte_samples.sampled`."""
+    """Yields number and digest of each part of a batch that is not absent; digests as in `sampled_digests.sampled`."""
     for component, part in enumerate(triple):
         if (component < 2 or part) and (digest := sampled(part, start, count)) is not None:
             yield component, digest

@@ -23,12 +23,12 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
-from chimera_runtime.values.aliases import Slots, unshared
 from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import Loss, as_pair
+from chimera_runtime.values.mesh_tensors import rest, settled
 from chimera_runtime.values.nested import mapped, taken_apart, to_device
-from chimera_runtime.values.shards import rest, settled
+from chimera_runtime.values.shared_memory import Slots, unshared
 from chimera_runtime.values.tensors import Tensors, join, plain
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.messages import tag_of
-from chimera_runtime.values.aliases import Slots, versions
+from chimera_runtime.values.shared_memory import Slots, versions
 from chimera_runtime.values.tensors import Tensors, part
 
 

@@ -20,10 +20,10 @@ from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model_text import REQUIRED
 from chimera_runtime.values.keywords import Stack
 from chimera_runtime.values.losses import Loss
+from chimera_runtime.values.mesh_tensors import is_spread, misplaced
 from chimera_runtime.values.meta_weights import give_memory
 from chimera_runtime.values.nested import Constant, Form, taken_apart
 from chimera_runtime.values.sendable import is_on
-from chimera_runtime.values.shards import is_spread, misplaced
 from chimera_runtime.values.tensors import draw_seed
 
 _STAGES = {"build_stage": 2, "layers": 0}

@@ -16,7 +16,7 @@ from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.values.shards import is_spread
+from chimera_runtime.values.mesh_tensors import is_spread
 
 End = tuple[int, str]
 """End of a tie: a parameter by its stage and its name in the stage, which begins with the layer's index, if any."""

@@ -18,7 +18,7 @@ from chimera_runtime.errors import optimizer as mistakes
 from chimera_runtime.optimizer.scheduler_state import GroupStates, NameOf, States, schedulers_of
 from chimera_runtime.optimizer.torch_class import TorchClass, class_of, share_state
 from chimera_runtime.values.fingerprint import fingerprint, shown
-from chimera_runtime.values.shards import local
+from chimera_runtime.values.mesh_tensors import local
 
 _OF_THE_GROUP = ("params", "param_names")
 

@@ -12,7 +12,7 @@ from chimera_runtime.errors import optimizer as mistakes
 from chimera_runtime.optimizer.sharding import Sharding
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
-from chimera_runtime.values.shards import is_spread, local
+from chimera_runtime.values.mesh_tensors import is_spread, local
 
 ELEMENTWISE = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from chimera_runtime.errors.optimizer import parameters_are_spread_already
 from chimera_runtime.program.weight_groups import Group, group_name
 from chimera_runtime.ranks.world import World
-from chimera_runtime.values.shards import is_spread
+from chimera_runtime.values.mesh_tensors import is_spread
 
 BUCKET = 2**24
 """Bytes of weights that are gathered at once, which is also the memory that a step needs besides the weights."""

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.values.mesh_tensors import meshes_of, reduce_over
 from chimera_runtime.values.nested import mapped
-from chimera_runtime.values.shards import meshes_of, reduce_over
 
 _SUMS = "for the loss of an evaluation"
 _WEIGHTS = "for what a mini-batch counts on the other ranks of a mesh"

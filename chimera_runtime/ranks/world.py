@@ -19,11 +19,11 @@ from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.accelerator import Cuda
 from chimera_runtime.ranks.communicators import DIRECTED, channels, chosen
 from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.ranks.device_to_host import Reader, Readout, from_host
 from chimera_runtime.ranks.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.ranks.messages import Names, Peer
 from chimera_runtime.ranks.monitor import Monitor, end_process, limited
 from chimera_runtime.ranks.process_groups import A_DAY, ProcessGroups, Sums, sums_of, wait_for_gloo_at_exit
-from chimera_runtime.ranks.readout import Reader, Readout, from_host
 from chimera_runtime.ranks.rendezvous import exchange, require_own_store, waits_of
 from chimera_runtime.ranks.staging import Staging
 

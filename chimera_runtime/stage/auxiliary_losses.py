@@ -8,7 +8,7 @@ from contextvars import ContextVar
 import torch
 
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.ranks.readout import Numbers, Reader
+from chimera_runtime.ranks.device_to_host import Numbers, Reader
 from chimera_runtime.values.losses import Tally, added
 
 Auxiliary = list[tuple[str, torch.Tensor]]

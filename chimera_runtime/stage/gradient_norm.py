@@ -12,7 +12,7 @@ from chimera_runtime.program.job import Job, Place
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.stage.gradient_sums import main_gradient
-from chimera_runtime.values.shards import by_layout, local, whole
+from chimera_runtime.values.mesh_tensors import by_layout, local, whole
 
 
 def total_norm(

@@ -10,7 +10,7 @@ from chimera_runtime.errors import PeerLost
 from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded
 from chimera_runtime.ranks.staging import Staging
 from chimera_runtime.values.losses import Count
-from chimera_runtime.values.shards import laid_out_like, local, mesh_of, reduce_over, spread_like
+from chimera_runtime.values.mesh_tensors import laid_out_like, local, mesh_of, reduce_over, spread_like
 from chimera_runtime.values.tensors import Tensors
 
 

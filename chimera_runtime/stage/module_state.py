@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.values.shards import local
+from chimera_runtime.values.mesh_tensors import local
 
 _KINDS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 _PLAIN = (bool, int, float, str)

@@ -13,13 +13,13 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.ranks.readout import Reader
+from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.stage.auxiliary_losses import Auxiliary
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, RerunComparison, parts, sampled, whole
-from chimera_runtime.values.aliases import versions
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.nested import taken_apart
+from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ import torch
 
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import Fact
-from chimera_runtime.ranks.readout import Numbers, Reader
-from chimera_runtime.values.shards import local
+from chimera_runtime.ranks.device_to_host import Numbers, Reader
+from chimera_runtime.values.mesh_tensors import local
 
 _EVERY = 100
 _PRIME = 1048573

@@ -12,9 +12,9 @@ import torch
 
 from chimera_runtime.errors import BadModel
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.ranks.readout import Numbers, Reader
+from chimera_runtime.ranks.device_to_host import Numbers, Reader
+from chimera_runtime.values.mesh_tensors import local
 from chimera_runtime.values.nested import rows
-from chimera_runtime.values.shards import local
 from chimera_runtime.values.tensors import plain
 
 _AT_FIRST, _EVERY = 3, 100

@@ -11,7 +11,7 @@ from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
-from chimera_runtime.ranks.readout import Reader, from_host
+from chimera_runtime.ranks.device_to_host import Reader, from_host
 from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, collecting, roots_of
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.paired_operations import ModuleCalls, run_pair
@@ -22,11 +22,11 @@ from chimera_runtime.stage.stage_input import StageInput
 from chimera_runtime.stage.stage_output import StageOutput
 from chimera_runtime.stage.weight_group import WeightGroup
 from chimera_runtime.stage.weight_versions import Weights
-from chimera_runtime.values.aliases import Slots, lend, versions
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, Watched
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import fresh, joined, leaves, mapped
+from chimera_runtime.values.shared_memory import Slots, lend, versions
 from chimera_runtime.values.tensors import Tensors, join, part, plain, seed_all, seed_torch
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from chimera_runtime.errors.stage import tensor_was_unused_at_first
-from chimera_runtime.values.aliases import unshared
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.nested import fresh, mapped
+from chimera_runtime.values.shared_memory import unshared
 from chimera_runtime.values.tensors import Tensors, plain
 
 

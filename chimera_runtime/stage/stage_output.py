@@ -9,7 +9,7 @@ import torch
 
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.ranks.readout import Numbers, Reader, from_host
+from chimera_runtime.ranks.device_to_host import Numbers, Reader, from_host
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.losses import Loss, Tally, added, as_pair
 from chimera_runtime.values.nested import is_rows, leaves, parts, taken_apart

@@ -33,8 +33,8 @@ from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.boundary import keyword_names
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import Count
+from chimera_runtime.values.mesh_tensors import local
 from chimera_runtime.values.nested import to_device
-from chimera_runtime.values.shards import local
 from chimera_runtime.values.tensors import digest, generators_kept
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from chimera_runtime.blame import LaneOperation, ModelError
-from chimera_runtime.data.batches import MicroBatchSource
+from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.lane.lane import Lane, Load
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange

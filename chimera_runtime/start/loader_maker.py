@@ -7,11 +7,11 @@ from typing import Any
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers
-from chimera_runtime.data.epoch_length import EpochLength, Messages
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.mini_batch import ItemLoading, Uses
+from chimera_runtime.data.reader_messages import Messages, ReaderMessages
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.program.job import Job
@@ -124,7 +124,7 @@ class LoaderMaker:
             share=self._share,
             uses=self.needed,
             order=ItemOrder(dataset, drawn_by, shuffle, sampler),
-            epoch_length=EpochLength(self._control_group, readers, self._made, self._messages),
+            reader_messages=ReaderMessages(self._control_group, readers, self._made, self._messages),
             located=self._located.for_loader(),
             workers=replace(workers, timeout=self._control_group.timeout),
             drop_last=drop_last,

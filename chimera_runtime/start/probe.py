@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.data.batches import MicroBatchSource
+from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.model.model import Model
 from chimera_runtime.ranks.gathering import largest_of_rows
@@ -29,13 +29,13 @@ from chimera_runtime.start.stage_probe import (
     state_of,
     with_obstacle,
 )
-from chimera_runtime.values.aliases import ReleasedTensors
 from chimera_runtime.values.boundary import Boundary, Traits, with_shared
 from chimera_runtime.values.keywords import accepted, require_unused
 from chimera_runtime.values.losses import expected_count
+from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import is_rows, mapped, to_device
 from chimera_runtime.values.sendable import require_here, require_sendable
-from chimera_runtime.values.shards import rest
+from chimera_runtime.values.shared_memory import ReleasedTensors
 from chimera_runtime.values.tensors import all_generators_kept, draw_seed, generators_kept
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from chimera_runtime.data.batches import MicroBatchSource
+from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.lane.profiler_ranges import Unranged
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.ties import Tie, declared

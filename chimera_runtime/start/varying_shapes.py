@@ -21,8 +21,8 @@ from chimera_runtime.start.probe import ProbeResult
 from chimera_runtime.start.stage_probe import state_of
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.keywords import Keywords
+from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import fresh, leaves, mapped, taken_apart, to_device
-from chimera_runtime.values.shards import rest
 from chimera_runtime.values.tensors import Tensors, all_generators_kept, draw_seed
 
 Shapes = tuple[tuple[int, ...], ...]

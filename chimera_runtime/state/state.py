@@ -21,8 +21,8 @@ from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.rendezvous import wait_for_key
 from chimera_runtime.stage.replica_digests import is_due
+from chimera_runtime.values.mesh_tensors import local, meshes_of, rest, spread_out, whole
 from chimera_runtime.values.meta_weights import fill, require_values
-from chimera_runtime.values.shards import local, meshes_of, rest, spread_out, whole
 from chimera_runtime.values.tensors import digest
 
 StateDict = dict[str, dict[str, Any]]

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.item_order import is_stream
 from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors.tools import rehearsal_is_for_cpus
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.job import Job, Place
-from chimera_runtime.ranks.allocator import keep_memory
 from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.ranks.readout import Reader
+from chimera_runtime.ranks.cpu_allocator import keep_memory
+from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
 from chimera_runtime.start.lane_components import LaneComponents

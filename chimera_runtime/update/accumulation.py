@@ -8,7 +8,7 @@ import torch
 from chimera_runtime.errors.update import gradient_is_still_there, training_of_parameter_changed
 from chimera_runtime.stage.gradient_sums import main_gradient, set_gradient
 from chimera_runtime.update.outcome import Outcome
-from chimera_runtime.values.shards import local, mesh_of, meshes_of
+from chimera_runtime.values.mesh_tensors import local, mesh_of, meshes_of
 
 
 class Accumulation:

@@ -14,7 +14,7 @@ from chimera_runtime.errors import PeerLost, RanksDiffer
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import Fact, FactComparison, Facts, Key
 from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.ranks.readout import Reader
+from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.values.losses import Tally
 
 _AT_ONCE = 16

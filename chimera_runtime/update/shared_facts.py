@@ -10,7 +10,7 @@ from chimera_runtime.data.feed import Feed
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import STEPS, TERMS, Fact, Key, short, weights_of
-from chimera_runtime.ranks.readout import Numbers
+from chimera_runtime.ranks.device_to_host import Numbers
 from chimera_runtime.stage.replica_digests import Replicas, digest, is_due
 from chimera_runtime.update.outcome import Outcomes
 from chimera_runtime.update.stage_optimizer import StageOptimizers

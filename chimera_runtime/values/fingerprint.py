@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.values.shards import local
+from chimera_runtime.values.mesh_tensors import local
 from chimera_runtime.values.tensors import digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from chimera_runtime.errors import values as mistakes
-from chimera_runtime.values.aliases import versions
 from chimera_runtime.values.nested import taken_apart
+from chimera_runtime.values.shared_memory import versions
 
 Keywords = dict[str, Any]
 """Nested tensors with the items along dimension 0, by the names of the stages' parameters."""

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from chimera_runtime.errors import values as mistakes
-from chimera_runtime.values.shards import settled
+from chimera_runtime.values.mesh_tensors import settled
 
 Constant = bool | int | float | str | None
 """Type of a part, other than a tensor, of a value that stages hand on; it must be equal for all micro-batches."""

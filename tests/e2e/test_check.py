@@ -53,7 +53,7 @@ SABOTAGES = {
     ),
     "every update has the same data": Sabotage(
         "dapple",
-        "chimera_runtime/data/batches.py",
+        "chimera_runtime/data/micro_batch_source.py",
         "divmod(update, count // share.items)",
         "divmod(0, count // share.items)",
         ("stage 0: gradients of update 2 differ", "stage 1: gradients of update 2 differ"),

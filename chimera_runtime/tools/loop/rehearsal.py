@@ -10,7 +10,7 @@ import torch
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.values.aliases import versions
+from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors, join
 
 

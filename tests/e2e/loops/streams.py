@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from chimera_runtime import Misuse, Outcome, PeerLost, Pipeline, StageStep
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.model.model import load
 
 SIZE, WIDTH, UPDATES = 2, 4, 9

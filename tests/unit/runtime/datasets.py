@@ -11,10 +11,10 @@ from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers
-from chimera_runtime.data.epoch_length import EpochLength
 from chimera_runtime.data.item_order import ItemOrder, Share
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch
+from chimera_runtime.data.reader_messages import ReaderMessages
 
 ITEMS = 26
 
@@ -134,7 +134,7 @@ def loader(
         Share(size, micro_batches, copies, copy),
         dict.fromkeys(range(micro_batches), ALL) if uses is None else uses,
         ItemOrder(dataset, seed, shuffle, sampler),
-        EpochLength(world.control_group, readers, 1, deque()),
+        ReaderMessages(world.control_group, readers, 1, deque()),
         Located(0, 0, str),
         DataWorkers(workers) if isinstance(workers, int) else workers,
         drop_last,

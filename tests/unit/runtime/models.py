@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.lane import Lane
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, StageFacts

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.feed import Feed, items_of
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.values.keywords import KeywordNames
 from tests.unit.runtime.thread_ranks import job

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
-from chimera_runtime.data.batches import Batches
 from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.data.mini_batch import MiniBatch
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.ranks.world import World

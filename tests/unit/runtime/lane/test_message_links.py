@@ -8,7 +8,7 @@ import torch
 from chimera_runtime.errors import BadModel
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.ranks.messages import tag_of
-from chimera_runtime.values.aliases import Slots
+from chimera_runtime.values.shared_memory import Slots
 from chimera_runtime.values.tensors import Tensors
 
 STAGES = 4

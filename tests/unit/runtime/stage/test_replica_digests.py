@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.ranks.readout import from_host
+from chimera_runtime.ranks.device_to_host import from_host
 from chimera_runtime.stage.replica_digests import Replicas, bits, digest, is_due
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.ranks.readout import Numbers
+from chimera_runtime.ranks.device_to_host import Numbers
 from chimera_runtime.stage import rerun_comparison
 from chimera_runtime.stage.rerun_comparison import RerunComparison, digest, in_some, parts, sampled, whole
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from chimera_runtime import auxiliary_loss
 from chimera_runtime.blame import ModelError
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble, probe

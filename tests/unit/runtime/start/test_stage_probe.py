@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble, probe

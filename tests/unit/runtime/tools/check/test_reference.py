@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.tools.check.reference import Reference, Training, differences, distance
 from tests.unit.runtime.models import RATE, Layer, loss, model, reference
 

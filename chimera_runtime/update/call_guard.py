@@ -1,4 +1,4 @@
-"""`Session`: refuses calls of a pipeline that is closed or has failed, and completes the updates under way."""
+"""`CallGuard`: refuses calls of a pipeline that is closed or has failed, and completes the updates under way."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,7 +16,7 @@ _PATIENCE = 600.0
 """Smallest number of seconds that ranks wait for a rank whose modules return or load their state."""
 
 
-class Session:
+class CallGuard:
     """A pipeline from its first update until it is closed, or until an update fails.
 
     ``located`` is the context in which the pipeline makes its calls: it notes whether a call has failed.

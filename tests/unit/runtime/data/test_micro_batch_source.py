@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.data.batches import Batches
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from tests.unit.runtime.datasets import Flowing, Sized
 from tests.unit.runtime.models import model

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from chimera_runtime.ranks.allocator import keep_memory
+from chimera_runtime.ranks.cpu_allocator import keep_memory
 from tests.patience import PATIENCE
 
 ROUNDS = """
 import ctypes, resource, sys
-from chimera_runtime.ranks.allocator import keep_memory
+from chimera_runtime.ranks.cpu_allocator import keep_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

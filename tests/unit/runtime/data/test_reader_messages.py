@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.data.epoch_length import EpochLength, Messages
+from chimera_runtime.data.reader_messages import Messages, ReaderMessages
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.thread_ranks import job, together, worlds
@@ -17,18 +17,18 @@ THREE: Any = {"workers": 3, "stages": 3, "placement": ((0, 1, 2),)}
 def test_the_first_reader_of_each_copy_tells_and_the_others_of_the_copy_hear_in_order(alone: World) -> None:
     """Worker 1 reads, as does worker 2, which neither tells nor hears; a reader may be some way ahead."""
 
-    def run(epoch_length: EpochLength, world: World) -> list[int]:
+    def run(reader_messages: ReaderMessages, world: World) -> list[int]:
         if world.place.worker:
             for items in range(LONG):
-                epoch_length.send_items(1000 * world.place.copy + items)
+                reader_messages.send_items(1000 * world.place.copy + items)
             return []
         time.sleep(0.1)
-        return [epoch_length.receive_items() for _ in range(LONG)]
+        return [reader_messages.receive_items() for _ in range(LONG)]
 
     with worlds(alone, job(**THREE), copies=2) as ranks:
         told = [Messages() for _ in ranks]
         made = [
-            EpochLength(world.control_group, frozenset({1, 2}), 4, mine)
+            ReaderMessages(world.control_group, frozenset({1, 2}), 4, mine)
             for world, mine in zip(ranks, told, strict=True)
         ]
         heard = together([lambda pair=pair: run(*pair) for pair in zip(made, ranks, strict=True)])  # type: ignore[misc]
@@ -40,20 +40,20 @@ def test_loaders_of_two_numbers_do_not_mix(alone: World) -> None:
     with worlds(alone, job()) as ranks:
         kept = Messages()
         telling, hearing = (
-            [EpochLength(world.control_group, frozenset({0}), number, kept) for number in (1, 2)] for world in ranks
+            [ReaderMessages(world.control_group, frozenset({0}), number, kept) for number in (1, 2)] for world in ranks
         )
-        for number, epoch_length in enumerate(telling):
-            epoch_length.send_items(number)
-        del telling, epoch_length
-        assert [epoch_length.receive_items() for epoch_length in reversed(hearing)] == [1, 0]
+        for number, reader_messages in enumerate(telling):
+            reader_messages.send_items(number)
+        del telling, reader_messages
+        assert [reader_messages.receive_items() for reader_messages in reversed(hearing)] == [1, 0]
 
 
 def test_all_ranks_learn_what_the_reader_of_the_first_copy_has(alone: World) -> None:
     with worlds(alone, job(**THREE), copies=2) as ranks:
 
         def run(world: World) -> list[Any]:
-            epoch_length = EpochLength(world.control_group, frozenset({1}), 4, Messages())
-            return [epoch_length.share_state({"of": world.place.rank, "time": time}) for time in range(2)]
+            reader_messages = ReaderMessages(world.control_group, frozenset({1}), 4, Messages())
+            return [reader_messages.share_state({"of": world.place.rank, "time": time}) for time in range(2)]
 
         share_state = together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
     assert share_state == [[{"of": 1, "time": 0}, {"of": 1, "time": 1}]] * 6
@@ -64,4 +64,4 @@ def test_a_reader_that_says_nothing_is_named(alone: World) -> None:
         worlds(alone, job(), timeout=0.1) as ranks,
         pytest.raises(PeerLost, match="for the state of the dataset"),
     ):
-        EpochLength(ranks[1].control_group, frozenset({0}), 1, Messages()).share_state(None)
+        ReaderMessages(ranks[1].control_group, frozenset({0}), 1, Messages()).share_state(None)

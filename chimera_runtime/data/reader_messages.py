@@ -20,7 +20,7 @@ Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
 """Messages under way, each with its memory and its receiver: gloo needs the memory until the message is received."""
 
 
-class EpochLength:
+class ReaderMessages:
     """Exchange that tells all ranks the length of an iterable dataset, which only the ranks that read it know.
 
     In each copy of the pipelines one reader sends the length of each mini-batch to the ranks that do not read. Every

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_norm import scale_down, total_norm
 from chimera_runtime.update.accumulation import Accumulation
-from chimera_runtime.values.shards import (
+from chimera_runtime.values.mesh_tensors import (
     by_layout,
     is_spread,
     laid_out_like,

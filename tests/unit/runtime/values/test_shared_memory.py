@@ -10,10 +10,10 @@ from chimera_runtime.errors import BadModel
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
-from chimera_runtime.values import aliases
-from chimera_runtime.values.aliases import ReleasedTensors, Slots, is_shared, lend, unshared, versions
+from chimera_runtime.values import shared_memory
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.nested import ONE_TENSOR
+from chimera_runtime.values.shared_memory import ReleasedTensors, Slots, is_shared, lend, unshared, versions
 from chimera_runtime.values.tensors import Tensors
 from tests.unit.runtime.models import model, setting
 from tests.unit.runtime.staged import MICROS, ONE, ROWS, WIDTH, data, groups, rows, stage
@@ -51,7 +51,7 @@ def test_what_is_shared_is_copied_and_nothing_else() -> None:
 
 
 def test_where_torch_does_not_count_everything_may_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aliases, "_COUNT", None)
+    monkeypatch.setattr(shared_memory, "_COUNT", None)
     tensor = torch.ones(4)
     assert is_shared(tensor)
     slots = Slots((1,), message)
