@@ -50,8 +50,8 @@ def _make_dataclass(message: type) -> None:
 class Diagnostic(_LazyDataclass):
     """One message to the user.
 
-    A message is a class with a ``code``. Its subclasses without a code of their own are its forms: they have the same
-    code, and other words. A class without a ``label`` has only forms.
+    A message is a class with a ``code``, given after its base. Its subclasses without a code of their own are its
+    forms: they have the same code, and other words. A class without a ``label`` has only forms.
 
     ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of
     ``str.format`` with attribute names: ``"no parameter is called {name}"``. ``related`` is a note at another place of
@@ -66,6 +66,11 @@ class Diagnostic(_LazyDataclass):
     related: ClassVar[tuple[str, str] | None] = None
 
     span: Span
+
+    def __init_subclass__(cls, code: str | None = None) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code = code
 
     def notes(self) -> tuple[Note, ...]:
         """Returns facts to show below the source line: values of the failing instance, other lines that take part."""

@@ -13,8 +13,7 @@ from chimera_ir.source import Source, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(Diagnostic):
-    code = "CH000"
+class Sample(Diagnostic, code="CH000"):
     title = "a title about {what}"
     label = "the label"
     help = "do something about {what}"
@@ -22,9 +21,8 @@ class Sample(Diagnostic):
 
 
 @dataclass(frozen=True, slots=True)
-class Remark(Diagnostic):
+class Remark(Diagnostic, code="CH001"):
     severity = Severity.WARNING
-    code = "CH001"
     title = "a remark"
 
     def notes(self) -> tuple[Note, ...]:
@@ -147,8 +145,7 @@ def test_braces_in_a_fact_are_shown_as_they_are() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Talkative(Diagnostic):
-    code = "CH002"
+class Talkative(Diagnostic, code="CH002"):
     title = "a title"
 
     def notes(self) -> tuple[Note, ...]:

@@ -5,10 +5,9 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 
 
-class Unclosed(Diagnostic):
+class Unclosed(Diagnostic, code="CH115"):
     """An opening bracket whose partner is missing."""
 
-    code = "CH115"
     title = "this `{opener}` is never closed"
     label = "opened here"
     help = "close it with `{closer}` before {token}"
@@ -31,10 +30,9 @@ class UnclosedPipe(Unclosed):
     help = "close it with `{closer}` behind the last line of the pipe"
 
 
-class StrayCloser(Diagnostic):
+class StrayCloser(Diagnostic, code="CH116"):
     """A closing bracket whose partner is missing."""
 
-    code = "CH116"
     title = "this `{closer}` closes nothing"
     label = "no `{opener}` is open here"
     help = "remove it, or add the `{opener}` it belongs to"
@@ -42,10 +40,9 @@ class StrayCloser(Diagnostic):
     opener: str
 
 
-class WrongCloser(Diagnostic):
+class WrongCloser(Diagnostic, code="CH117"):
     """A closing bracket of another shape than the opening one."""
 
-    code = "CH117"
     title = "`{opener}` is closed by `{closer}`"
     label = "expected `{expected}`"
     help = "write `{expected}` here"
@@ -56,10 +53,9 @@ class WrongCloser(Diagnostic):
     opened: Span
 
 
-class MissingComma(Diagnostic):
+class MissingComma(Diagnostic, code="CH118"):
     """A comma is missing in a list."""
 
-    code = "CH118"
     title = "a comma is missing before {token}"
     label = "expected `,`"
     help = "separate what stands in the brackets: `{before}, {after}`"
@@ -68,10 +64,9 @@ class MissingComma(Diagnostic):
     after: str
 
 
-class WrongArguments(Diagnostic):
+class WrongArguments(Diagnostic, code="CH138"):
     """An operation whose arguments are not a micro-batch and a stage in round brackets, as in ``F(m, s)``."""
 
-    code = "CH138"
     title = "the operation `{letter}` takes a micro-batch and a stage in round brackets"
     label = "found one argument"
     help = "write `{letter}(m, s) @ formula`"
@@ -92,10 +87,9 @@ class WrongBrackets(WrongArguments):
     token: str
 
 
-class MissingBrackets(Diagnostic):
+class MissingBrackets(Diagnostic, code="CH141"):
     """A scheme or function whose parameters are not in brackets."""
 
-    code = "CH141"
     title = "the parameters of `{name}` stand in brackets"
     label = "expected `(` before {token}"
     help = "write `fn {name}(m) = formula`; a value without parameters is `let {name} = formula`"
@@ -110,10 +104,9 @@ class SchemeWithoutBrackets(MissingBrackets):
     parameter: str
 
 
-class SeveralValues(Diagnostic):
+class SeveralValues(Diagnostic, code="CH142"):
     """Several formulas, separated by commas, where one value belongs."""
 
-    code = "CH142"
     title = "one value stands here, and this comma begins a second one"
     label = "unexpected"
     help = "keep one of the two; a clock that orders by a, and then by b, is `a*n + b` with n above every b"

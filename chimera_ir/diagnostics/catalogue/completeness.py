@@ -5,10 +5,9 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 
 
-class Missing(Diagnostic):
+class Missing(Diagnostic, code="CH302"):
     """A micro-batch lacks operations on a stage."""
 
-    code = "CH302"
     title = "micro-batch {micro} has no {lacking} on stage {stage}{count:and more}"
     label = "pipe {pipe} runs stage {stage} on worker {worker}"
     help = "add `{operations}` on worker {worker}: every micro-batch meets every stage once{directions}"
@@ -27,17 +26,15 @@ class Missing(Diagnostic):
         return " and no ".join(self.kinds)
 
 
-class Skipped(Missing):
+class Skipped(Missing, code="CH329"):
     """A micro-batch has no operation at all on a stage."""
 
-    code = "CH329"
     help = Missing.help + f"; no stage can be skipped; see {LIMITS}"
 
 
-class Duplicate(Diagnostic):
+class Duplicate(Diagnostic, code="CH303"):
     """Two places of a schedule have the same operation."""
 
-    code = "CH303"
     title = "`{operation}` is there twice{count:and more}"
     label = "the second, on worker {worker}"
     help = "keep one of the two: every micro-batch meets every stage once{directions}"
@@ -50,10 +47,9 @@ class Duplicate(Diagnostic):
     count: int
 
 
-class DoneTwice(Diagnostic):
+class DoneTwice(Diagnostic, code="CH318"):
     """Two operations of different kinds do the same for a micro-batch, such as a backward and an input gradient."""
 
-    code = "CH318"
     title = "`{operation}` does again what `{first}` does{count:and more}"
     label = "on worker {worker}"
     help = "on each stage a micro-batch has either one `B`, or one `I` and one `W`"

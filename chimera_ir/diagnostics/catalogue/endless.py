@@ -5,20 +5,18 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 
 
-class UpdateMissing(Diagnostic):
+class UpdateMissing(Diagnostic, code="CH254"):
     """A pipe without an end in a scheme that does not say when weights are updated."""
 
-    code = "CH254"
     title = "the micro-batches of the pipe `{pipe}` go on for ever, and nothing says when weights are updated"
     label = "without an end"
     help = "add `update every K` above the pipes, or say where the range stops: `0..N`"
     pipe: str
 
 
-class PipeEnds(Diagnostic):
+class PipeEnds(Diagnostic, code="CH255"):
     """A pipe with an end in an asynchronous scheme."""
 
-    code = "CH255"
     title = "the pipe `{pipe}` ends, while `update every` is for micro-batches that go on for ever"
     label = "stops here"
     help = "write `0..` in every pipe, or leave `update every` out: one update per iteration then"
@@ -27,48 +25,43 @@ class PipeEnds(Diagnostic):
     update: Span
 
 
-class NeedlessReads(Diagnostic):
+class NeedlessReads(Diagnostic, code="CH256"):
     """A ``reads version`` line in a synchronous scheme, which has only one version of the weights."""
 
-    code = "CH256"
     title = "`reads version` chooses among weight versions, and without `update every` there is one"
     label = "nothing to choose from"
     help = "leave the line out, or make the scheme asynchronous: `update every K`, and `0..` for the micro-batches"
 
 
-class NeverLazy(Diagnostic):
+class NeverLazy(Diagnostic, code="CH257"):
     """``sync lazy`` in an asynchronous scheme, in which a worker's compute has no end to wait for."""
 
-    code = "CH257"
     title = "`sync lazy` waits for the end of a worker's compute, and an asynchronous scheme has none"
     label = "would never come"
     help = "leave the line out: gradients are summed right after the last backward of an update"
 
 
-class BadUpdate(InInstance):
+class BadUpdate(InInstance, code="CH258"):
     """An ``update every`` line with a number of micro-batches below 1."""
 
-    code = "CH258"
     title = "weights are updated after every 1 or more micro-batches, and this is {count}"
     label = "{count:micro-batch}"
     help = "give the number of micro-batches, over all pipes, whose gradients make one update"
     count: int
 
 
-class NumbersNeeded(InInstance):
+class NumbersNeeded(InInstance, code="CH259"):
     """A pipe that does not number its micro-batches with ``as``, in a scheme with several pipes without an end."""
 
-    code = "CH259"
     title = "the pipe `{instance.pipe}` does not number its micro-batches, and there are {count:pipe} without an end"
     label = "no pipe comes after one that never ends"
     help = "say with `as` which numbers are whose, as in `micros m in 0.. as {count}*m`"
     count: int
 
 
-class GrowingProduct(InFormula):
+class GrowingProduct(InFormula, code="CH260"):
     """A product of two values that both change with the micro-batch, one of which grows without end."""
 
-    code = "CH260"
     title = "this product is not quasi-affine: neither factor is constant, and one of them grows without end"
     label = "`{left}` and `{right}` change"
     help = "multiply what grows by a constant; two factors that change must both repeat, as `m % 4` does"
@@ -76,29 +69,26 @@ class GrowingProduct(InFormula):
     right: str
 
 
-class ChangingDivisor(InFormula):
+class ChangingDivisor(InFormula, code="CH261"):
     """A divisor that changes with the micro-batch, in a pipe without end."""
 
-    code = "CH261"
     title = "the divisor `{divisor}` changes with the micro-batch"
     label = "not constant"
     help = "where micro-batches go on for ever, divisors are constants: parameters, values, numbers, the stage"
     divisor: str
 
 
-class GrowingCondition(InFormula):
+class GrowingCondition(InFormula, code="CH262"):
     """A condition that changes once and for all at some micro-batch, instead of repeating."""
 
-    code = "CH262"
     title = "this condition does not repeat: its sides grow apart without end"
     label = "changes once and for all"
     help = "compare what repeats, as in `m % 2 == 0`; warm-up and drain are derived, and need no cases of their own"
 
 
-class GrowingArgument(InFormula):
+class GrowingArgument(InFormula, code="CH263"):
     """A function that is called with a value that grows without end."""
 
-    code = "CH263"
     title = "`{function}` takes a value that grows without end"
     label = "not quasi-affine"
     help = "use sums, multiples, `/c` and `%c` with constants c"
@@ -111,10 +101,9 @@ class GrowingExtreme(GrowingArgument):
     help = "`{function}` takes such values in `reads version` only; elsewhere use sums, `/c` and `%c`"
 
 
-class BranchesDrift(InFormula):
+class BranchesDrift(InFormula, code="CH264"):
     """An ``if`` whose two values grow at different rates per micro-batch."""
 
-    code = "CH264"
     title = "the two values of this `if` grow apart without end"
     label = "by {then} per micro-batch if it holds, by {otherwise} if not"
     help = "let both grow alike, or choose by what does not depend on the micro-batch"
@@ -122,10 +111,9 @@ class BranchesDrift(InFormula):
     otherwise: str
 
 
-class RepeatsTooLate(InFormula):
+class RepeatsTooLate(InFormula, code="CH265"):
     """A formula whose values repeat only after too many micro-batches."""
 
-    code = "CH265"
     title = "this repeats only after {count:micro-batch} or more, and the limit is {most:,}"
     label = "repeats too late"
     help = "use smaller constants, or ones with common divisors; `--max-operations` raises the limit"
@@ -133,20 +121,18 @@ class RepeatsTooLate(InFormula):
     most: int
 
 
-class StageDrifts(InFormula):
+class StageDrifts(InFormula, code="CH266"):
     """An operation whose stage grows without end from micro-batch to micro-batch."""
 
-    code = "CH266"
     title = "the stage of this operation grows without end"
     label = "by {rate} per micro-batch"
     help = "let it depend on the stage, and on the micro-batch only by what repeats, as `m % 2` does"
     rate: str
 
 
-class MicroStrays(InFormula):
+class MicroStrays(InFormula, code="CH267"):
     """An operation on another micro-batch than the line's variable stands for, such as ``F(m + 1, s)``."""
 
-    code = "CH267"
     title = "`{micro}` is not within what `{variable}` stands for"
     label = "expected {expected}"
     help = "shift the clock instead of the micro-batch; for several micro-batches in an operation write `by`"
@@ -160,20 +146,18 @@ class MicroStrays(InFormula):
         return f"`{self.variable}`" if self.step == 1 else f"`{self.variable}..{self.variable}+{self.step}`, or a part"
 
 
-class ClockStands(InInstance):
+class ClockStands(InInstance, code="CH268"):
     """A clock that does not grow from micro-batch to micro-batch, in a pipe without end."""
 
-    code = "CH268"
     title = "this clock does not advance from micro-batch to micro-batch"
     label = "grows by {rate} per micro-batch"
     help = "let it grow: a clock orders the operations of a worker, and micro-batches go on for ever"
     rate: str
 
 
-class LanesDrift(InInstance):
+class LanesDrift(InInstance, code="CH269"):
     """Two clocks of a pipe without end that grow at different rates per micro-batch."""
 
-    code = "CH269"
     title = "two clocks of the pipe `{instance.pipe}` grow apart without end"
     label = "by {rate} per micro-batch on stage {stage}"
     help = "let all clocks of a pipe grow alike, or operations move away from what they depend on"
@@ -185,10 +169,9 @@ class LanesDrift(InInstance):
     other: Span
 
 
-class NumbersDrift(InInstance):
+class NumbersDrift(InInstance, code="CH270"):
     """Numbers after ``as`` that grow too fast or too slowly to number the micro-batches of all pipes without gaps."""
 
-    code = "CH270"
     title = "the numbers of the pipe `{instance.pipe}` grow by {rate} per micro-batch, and should grow by {expected}"
     label = "grows by {rate}"
     help = "give every number to one micro-batch: while this pipe runs {mine} of them, all pipes together run {total}"
@@ -198,10 +181,9 @@ class NumbersDrift(InInstance):
     total: int
 
 
-class NumberOutsideTurn(InInstance):
+class NumberOutsideTurn(InInstance, code="CH271"):
     """A number after ``as`` that is negative, or so large that a lower number is left out."""
 
-    code = "CH271"
     title = (
         "the pipe `{instance.pipe}` gives {variable} = {micro} the number {number}; the first {total} are 0 to {last}"
     )
@@ -219,10 +201,9 @@ class NumberOutsideTurn(InInstance):
         return self.total - 1
 
 
-class VersionsDrift(InInstance):
+class VersionsDrift(InInstance, code="CH272"):
     """A version after ``reads version`` that grows faster or slower than updates make versions."""
 
-    code = "CH272"
     title = "the version that is read grows by {rate} per micro-batch, and weights by {expected}"
     label = "grows by {rate} on stage {stage}"
     help = "let it follow the updates at a distance: `max(0, n/K - 1)` for the global number n and `update every K`"
@@ -231,10 +212,9 @@ class VersionsDrift(InInstance):
     expected: str
 
 
-class NegativeVersion(InInstance):
+class NegativeVersion(InInstance, code="CH273"):
     """A version after ``reads version`` that is below 0, the first version."""
 
-    code = "CH273"
     title = "micro-batch {micro} reads version {version} on stage {stage}, and the first version is 0"
     label = "{version} here"
     help = "let the first micro-batches read version 0: `max(0, ..)`"
@@ -243,10 +223,9 @@ class NegativeVersion(InInstance):
     version: int
 
 
-class VersionUnsettled(InInstance):
+class VersionUnsettled(InInstance, code="CH274"):
     """A micro-batch of the warm-up that reads another version than the rule of the later micro-batches gives."""
 
-    code = "CH274"
     title = (
         "micro-batch {micro} reads version {version} on stage {stage}; by the rule of later ones it would be {expected}"
     )
@@ -258,10 +237,9 @@ class VersionUnsettled(InInstance):
     expected: int
 
 
-class GroupTorn(InInstance):
+class GroupTorn(InInstance, code="CH275"):
     """An operation over micro-batches of two different updates, or with two different versions of the weights."""
 
-    code = "CH275"
     title = "one operation takes the micro-batches {first} and {second}, of the {quantity}s {of_first} and {of_second}"
     label = "over both of them"
     help = "let the micro-batches of an operation share an update and a version, or take them one by one"
@@ -272,10 +250,9 @@ class GroupTorn(InInstance):
     of_second: int
 
 
-class TooManyInTurns(InInstance):
+class TooManyInTurns(InInstance, code="CH276"):
     """An asynchronous scheme whose warm-up, steady state and drain have too many operations."""
 
-    code = "CH276"
     title = "warm-up, steady state and drain take at least {count:operation}, and the limit is {limit:,}"
     label = "{stages:stage}; the schedule repeats after {period:micro-batch} or more"
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
@@ -285,10 +262,9 @@ class TooManyInTurns(InInstance):
     period: int
 
 
-class VersionsTooOld(InFormula):
+class VersionsTooOld(InFormula, code="CH277"):
     """Weights that are read so many updates after they were made that no worker could keep all the copies."""
 
-    code = "CH277"
     title = "the weights that are read here are {count:update} old, and the limit is {most:,}"
     label = "far behind"
     help = "read newer weights: a worker keeps a copy of every version that is still to be read"

@@ -111,10 +111,9 @@ UNSAYABLE: dict[str, tuple[str, str]] = {
 """Words that the language lacks, each with its topic and the line or option to use instead."""
 
 
-class ForeignSpelling(Diagnostic):
+class ForeignSpelling(Diagnostic, code="CH111"):
     """An operator as other languages write it."""
 
-    code = "CH111"
     title = "`{token}` is not an operator here"
     label = "{meaning}"
     help = "{advice}"
@@ -147,10 +146,9 @@ class UpperCase(ForeignSpelling):
         return self.token.lower()
 
 
-class CannotSay(Diagnostic):
+class CannotSay(Diagnostic, code="CH143"):
     """A word for something that a scheme cannot express, such as costs or skipped stages."""
 
-    code = "CH143"
     title = "a scheme says nothing about {topic}"
     label = "cannot be said"
     help = "{instead}; see " + LIMITS

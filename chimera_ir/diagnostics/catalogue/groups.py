@@ -4,20 +4,18 @@ from chimera_ir.diagnostics.catalogue.values import InInstance
 from chimera_ir.source import Span
 
 
-class BadStep(InInstance):
+class BadStep(InInstance, code="CH249"):
     """A number after ``by`` that is below 1."""
 
-    code = "CH249"
     title = "a step is 1 or more, and this one is {step}"
     label = "a step of {step}"
     help = "write how many micro-batches one value of the variable stands for, as in `by 2`"
     step: int
 
 
-class EmptyGroup(InInstance):
+class EmptyGroup(InInstance, code="CH250"):
     """An operation over an empty range of micro-batches."""
 
-    code = "CH250"
     title = "the range {start}..{stop} holds no micro-batch"
     label = "{start}..{stop}"
     help = "a range a..b counts from a to b - 1: make it longer, or guard the line with `when`"
@@ -25,10 +23,9 @@ class EmptyGroup(InInstance):
     stop: int
 
 
-class HalvesDiffer(InInstance):
+class HalvesDiffer(InInstance, code="CH251"):
     """A pipe that counts whole micro-batches, and another one that counts halves."""
 
-    code = "CH251"
     title = "the pipe `{pipe}` counts whole micro-batches, and the pipe `{other}` counts halves"
     label = "whole ones"
     help = "write `halves` in every pipe or in none: all count the same micro-batches"
@@ -38,20 +35,18 @@ class HalvesDiffer(InInstance):
     other_span: Span
 
 
-class OddHalves(InInstance):
+class OddHalves(InInstance, code="CH252"):
     """An odd number of half micro-batches, which do not make whole ones."""
 
-    code = "CH252"
     title = "{count:half micro-batch} cannot be whole ones"
     label = "the first of the pipes"
     help = "with `halves` a range counts two for each micro-batch, as in `0..2*N`"
     count: int
 
 
-class SyncDiffers(InInstance):
+class SyncDiffers(InInstance, code="CH253"):
     """Two pipes ask for different strategies, such as lazy and eager, for the gradients of one stage."""
 
-    code = "CH253"
     title = "stage {stage} is synchronised `{mode}` here and `{other_mode}` in the pipe `{other}`"
     label = "`{mode}` here"
     help = "the replicas of a stage are summed together: ask for one strategy, or leave one of the lines out"

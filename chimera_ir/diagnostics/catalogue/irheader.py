@@ -4,10 +4,9 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 
 
-class MissingHeader(Diagnostic):
+class MissingHeader(Diagnostic, code="CH505"):
     """A line that every header has is missing."""
 
-    code = "CH505"
     title = "the header has no `{word}` line"
     label = "the header begins here"
     help = "add a line such as `{form}`"
@@ -15,10 +14,9 @@ class MissingHeader(Diagnostic):
     form: str
 
 
-class PlacementLength(Diagnostic):
+class PlacementLength(Diagnostic, code="CH509"):
     """A pipe lists more or fewer workers after ``on`` than there are stages."""
 
-    code = "CH509"
     title = "pipe {pipe} places {placed} of {stages:stage}"
     label = "one worker per stage after `on`"
     help = "name {stages:worker}, in the order of the stages"
@@ -27,10 +25,9 @@ class PlacementLength(Diagnostic):
     stages: int
 
 
-class MicroTwice(Diagnostic):
+class MicroTwice(Diagnostic, code="CH510"):
     """A micro-batch belongs to two pipes, or twice to one."""
 
-    code = "CH510"
     title = "micro-batch {micro} is given twice"
     label = "the second time"
     help = "every micro-batch 0 to {last} belongs to exactly one pipe"
@@ -38,10 +35,9 @@ class MicroTwice(Diagnostic):
     last: int
 
 
-class MicroMissing(Diagnostic):
+class MicroMissing(Diagnostic, code="CH511"):
     """A micro-batch belongs to no pipe."""
 
-    code = "CH511"
     title = "micro-batch {micro} belongs to no pipe{others}"
     label = "given to a pipe: {placed} of {micro_batches:micro-batch}"
     help = "add {micro} to the runs after `micros` of one pipe, as in `{micro}..{after}`"
@@ -61,10 +57,9 @@ class MicroMissing(Diagnostic):
         return f" (and {more} more)" if more else ""
 
 
-class HeaderTwice(Diagnostic):
+class HeaderTwice(Diagnostic, code="CH514"):
     """A fact that the header states twice."""
 
-    code = "CH514"
     title = "{what} is given twice"
     label = "the second time"
     help = "keep one of the two"
@@ -90,20 +85,18 @@ class EntryTwice(HeaderTwice):
     noun: str
 
 
-class HalvesLeftOver(Diagnostic):
+class HalvesLeftOver(Diagnostic, code="CH516"):
     """An odd number of half micro-batches, which do not make whole ones."""
 
-    code = "CH516"
     title = "{count:half micro-batch} cannot be whole ones"
     label = "an odd number"
     help = "count two for each micro-batch"
     count: int
 
 
-class UnevenUpdates(Diagnostic):
+class UnevenUpdates(Diagnostic, code="CH517"):
     """A number of updates that does not divide the micro-batches, or a period that is not a number of whole updates."""
 
-    code = "CH517"
     title = "{updates:update} that repeat every {period} cannot be made of {micro_batches:micro-batch}"
     label = "the updates would not have equally many micro-batches"
     help = "`updates U period L`: U divides the micro-batches, and L is a multiple of what an update takes"
@@ -129,10 +122,9 @@ class UnevenPlan(UnevenUpdates):
     label = "every update has as many micro-batches, and a period is made of whole updates"
 
 
-class WrongUpdates(Diagnostic):
+class WrongUpdates(Diagnostic, code="CH519"):
     """The `updates` line of a plan in a schedule or a program, or the other way round."""
 
-    code = "CH519"
     title = "a {level} without a flush has another `updates` line"
     label = "its lanes are one turn, over and over"
     help = "write `updates U per turn`, the micro-batches of a turn elsewhere, and one turn of every worker"
@@ -146,10 +138,9 @@ class TurnInPlan(WrongUpdates):
     help = "write `updates U period L`: the updates that the plan shows, and when its lanes repeat"
 
 
-class UnevenTurn(Diagnostic):
+class UnevenTurn(Diagnostic, code="CH520"):
     """A number of updates of a turn that does not divide the micro-batches of the turn."""
 
-    code = "CH520"
     title = "{updates:update} of a turn cannot be made of {micro_batches:micro-batch}"
     label = "the updates would not have equally many micro-batches"
     help = "`updates U per turn`: U divides the micro-batches of the turn"
@@ -157,10 +148,9 @@ class UnevenTurn(Diagnostic):
     updates: int
 
 
-class KindLacking(Diagnostic):
+class KindLacking(Diagnostic, code="CH525"):
     """A ``kinds`` line that names a kind of operation, but not the kind that makes what its operations read."""
 
-    code = "CH525"
     title = "`{line}`: no operation makes what a {reader} reads"
     label = "as {reason}"
     help = "name the kind that makes it as well; a header without this line has all kinds"
@@ -169,10 +159,9 @@ class KindLacking(Diagnostic):
     reason: str
 
 
-class KindUnfinished(Diagnostic):
+class KindUnfinished(Diagnostic, code="CH528"):
     """A ``kinds`` line with operations that leave weight gradients, but without the kind that sums them."""
 
-    code = "CH528"
     title = "`{line}`: no operation sums the weight gradients that {nouns} leave"
     label = "micro-batches with {nouns} would be missing from the update"
     help = "name the kind that sums them as well; a header without this line has all kinds"
@@ -180,10 +169,9 @@ class KindUnfinished(Diagnostic):
     nouns: str
 
 
-class NoUpdates(Diagnostic):
+class NoUpdates(Diagnostic, code="CH526"):
     """A line about updates in a header whose kinds of operations make no update."""
 
-    code = "CH526"
     title = "`{word}` is about updates, and there are none"
     label = "nothing to say here"
     help = "leave it out; or remove `{line}`, and add the operations that make an update"

@@ -4,19 +4,17 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 
 
-class NoTitle(Diagnostic):
+class NoTitle(Diagnostic, code="CH501"):
     """The text does not begin as any level of IR does."""
 
-    code = "CH501"
     title = "this is not the text of a plan, a schedule or a program"
     label = "the first line names the level"
     help = "begin with `plan NAME`, `schedule NAME` or `program NAME`"
 
 
-class MalformedLine(Diagnostic):
+class MalformedLine(Diagnostic, code="CH502"):
     """A line whose first word is known, but which does not have the form that this word asks for."""
 
-    code = "CH502"
     title = "this `{word}` line is malformed"
     label = "expected `{form}`"
     help = "write `{form}`, with your own names and numbers, and nothing after it but a comment"
@@ -24,10 +22,9 @@ class MalformedLine(Diagnostic):
     form: str
 
 
-class UnknownKind(Diagnostic):
+class UnknownKind(Diagnostic, code="CH503"):
     """A line that begins with an unknown word."""
 
-    code = "CH503"
     title = "no line begins with `{word}`"
     label = "unknown"
     help = "operations are F, B, I, W, send, recv, wait, all_reduce, step, stash and drop"
@@ -42,10 +39,9 @@ class MisspeltKind(UnknownKind):
     form: str
 
 
-class OutOfOrder(Diagnostic):
+class OutOfOrder(Diagnostic, code="CH504"):
     """A line out of order."""
 
-    code = "CH504"
     title = "this line cannot stand here"
     help = "the order is: level and name, header lines, then the operations{under}"
     lanes: bool
@@ -86,10 +82,9 @@ class NoHeading(OutOfOrder):
     label = "an operation before the first heading"
 
 
-class NumberOutOfRange(Diagnostic):
+class NumberOutOfRange(Diagnostic, code="CH506"):
     """A number beyond the limits of the header, or of the compiler."""
 
-    code = "CH506"
     title = "{what} {value} is out of range"
     label = "only {first} to {last}"
     help = "keep within {first} to {last}, or change the header if it is too small"
@@ -105,10 +100,9 @@ class CountOutOfRange(NumberOutOfRange):
     title = "number of {what} {value} is out of range"
 
 
-class LaneTwice(Diagnostic):
+class LaneTwice(Diagnostic, code="CH507"):
     """A worker has two headings."""
 
-    code = "CH507"
     title = "worker {worker} has two lanes"
     label = "the second"
     help = "write everything that worker {worker} does under one heading"
@@ -117,10 +111,9 @@ class LaneTwice(Diagnostic):
     first: Span
 
 
-class LanesMissing(Diagnostic):
+class LanesMissing(Diagnostic, code="CH508"):
     """A worker has no heading."""
 
-    code = "CH508"
     title = "worker {worker} has no lane{others}"
     label = "the text has {lanes} of {workers:lane}"
     help = "add the heading `worker {worker}:`; a worker with nothing to do has an empty lane"
@@ -135,10 +128,9 @@ class LanesMissing(Diagnostic):
         return f" (and {more} more)" if more else ""
 
 
-class WrongLevel(Diagnostic):
+class WrongLevel(Diagnostic, code="CH513"):
     """An operation of another level of IR."""
 
-    code = "CH513"
     title = "a {level} has no such line"
     label = "this belongs to a {other}"
     help = "{level} lines look like `{form}`; or begin the text with `{other} NAME`"
@@ -147,20 +139,18 @@ class WrongLevel(Diagnostic):
     form: str
 
 
-class MoreMistakes(Diagnostic):
+class MoreMistakes(Diagnostic, code="CH515"):
     """More errors in an IR text than are shown one by one."""
 
-    code = "CH515"
     title = "{count:more error} like these"
     label = "the next one is here"
     help = "mend the first errors and compile again"
     count: int
 
 
-class VersionUnsaid(Diagnostic):
+class VersionUnsaid(Diagnostic, code="CH518"):
     """An operation of an asynchronous level without a version, or one of a synchronous level with a version."""
 
-    code = "CH518"
     title = "this `{word}` names no version of the weights"
     label = "the header says `updates`: weights have versions"
     help = "add the version, as in `F m3 s0 v1`"
@@ -187,10 +177,9 @@ class NeedlessCopy(NeedlessVersion):
     help = "remove the line; or add `updates U per turn` to the header of a program without a flush"
 
 
-class NotOfTurn(Diagnostic):
+class NotOfTurn(Diagnostic, code="CH521"):
     """A plain number, as in ``m3``, where micro-batches and versions are counted from the turn, as in ``m+1``."""
 
-    code = "CH521"
     title = "`{number}` is not counted from the turn"
     label = "the header says `per turn`: this line comes again in every turn"
     help = (
@@ -200,10 +189,9 @@ class NotOfTurn(Diagnostic):
     number: str
 
 
-class NoTurnToCountFrom(Diagnostic):
+class NoTurnToCountFrom(Diagnostic, code="CH522"):
     """A number that is counted from a turn, as in ``m+1``, in a level that has no turn."""
 
-    code = "CH522"
     title = "`{number}` is counted from a turn, and this {level} has none"
     label = "which one?"
     help = "write its number, as in `m3`; or add `updates U per turn` to the header, for a scheme without a flush"
@@ -217,10 +205,9 @@ class NoTurnInPlan(NoTurnToCountFrom):
     help = "write its number, as in `m3`; a plan shows some updates from the first one on"
 
 
-class RingUnsaid(Diagnostic):
+class RingUnsaid(Diagnostic, code="CH523"):
     """A ``recv`` of a turn that does not say how many slots its messages use one after the other."""
 
-    code = "CH523"
     title = "this `recv` does not say how many slots there are"
     label = "the next turn takes another slot"
     help = "add the number of slots that these messages take in turn, as in `into {slot} of {count}`"
@@ -228,10 +215,9 @@ class RingUnsaid(Diagnostic):
     count: int
 
 
-class RingsDiffer(Diagnostic):
+class RingsDiffer(Diagnostic, code="CH524"):
     """Receives of a turn that give different numbers of slots for the same messages."""
 
-    code = "CH524"
     title = "the messages s{source}->s{target} have {count:slot} here and {other:slot} before"
     label = "they go round the same slots"
     help = "say the same number in all of these lines"
@@ -243,10 +229,9 @@ class RingsDiffer(Diagnostic):
     before: Span
 
 
-class PairInStream(Diagnostic):
+class PairInStream(Diagnostic, code="CH527"):
     """A pair in a level without a flush."""
 
-    code = "CH527"
     title = "a pair has no place where micro-batches go on for ever"
     label = "a pair"
     help = "write the two operations on two lines, one after the other"

@@ -13,10 +13,9 @@ class InLane(Diagnostic):
     line: str
 
 
-class MissingLine(InLane):
+class MissingLine(InLane, code="CH401"):
     """A line that a worker lacks."""
 
-    code = "CH401"
     title = "worker {worker} has no `{line}`"
     help = "add `{line}` to the lane of worker {worker}"
 
@@ -114,10 +113,9 @@ class MissingDrop(MissingLine):
     end: str
 
 
-class RedundantLine(InLane):
+class RedundantLine(InLane, code="CH402"):
     """A line that repeats another, or changes nothing."""
 
-    code = "CH402"
     title = "`{line}` on worker {worker} is redundant: a synchronous program has one version"
     label = "redundant"
     help = "remove the line"
@@ -153,10 +151,9 @@ class RepeatedMessage(RepeatedLine):
     title = "`{line}` on worker {worker} is redundant: {content} are already {done}"
 
 
-class LineTooEarly(InLane):
+class LineTooEarly(InLane, code="CH403"):
     """A line above another line that it must follow."""
 
-    code = "CH403"
     title = "worker {worker} runs `{line}` before `{other}`"
     help = "on worker {worker}, move `{line}` below `{other}`"
     related = ("other_span", "`{other}` comes only here")
@@ -254,10 +251,9 @@ class DropBeforeRead(LineAboutContent):
     label = "{content} is still read"
 
 
-class WrongPeer(InLane):
+class WrongPeer(InLane, code="CH404"):
     """A message to or from a worker that does not take part in it."""
 
-    code = "CH404"
     title = (
         "`{line}` on worker {worker} names worker {peer}, but stage {stage} of this micro-batch is on worker {right}"
     )
@@ -268,10 +264,9 @@ class WrongPeer(InLane):
     stage: int
 
 
-class UnknownMessage(InLane):
+class UnknownMessage(InLane, code="CH405"):
     """A line about a message that does not exist, or does not concern this worker."""
 
-    code = "CH405"
     title = _STRAY + "there is no such micro-batch or stage"
     label = "no such message here"
     help = "remove the line, or correct its micro-batch and stages"

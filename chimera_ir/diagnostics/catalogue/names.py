@@ -4,10 +4,9 @@ from chimera_ir.diagnostics.model import Diagnostic, Severity
 from chimera_ir.source import Span
 
 
-class UnknownName(Diagnostic):
+class UnknownName(Diagnostic, code="CH201"):
     """A name that nothing defines."""
 
-    code = "CH201"
     title = "nothing is called `{name}`"
     label = "{closest:else not defined}"
     help = "known here: {known}"
@@ -16,10 +15,9 @@ class UnknownName(Diagnostic):
     known: str
 
 
-class UsedTooEarly(Diagnostic):
+class UsedTooEarly(Diagnostic, code="CH202"):
     """A name that is defined only further down."""
 
-    code = "CH202"
     title = "`{name}` is used before it is defined"
     label = "not known yet"
     help = "move the definition of `{name}` above this line"
@@ -28,10 +26,9 @@ class UsedTooEarly(Diagnostic):
     defined: Span
 
 
-class DefinedByItself(Diagnostic):
+class DefinedByItself(Diagnostic, code="CH203"):
     """A definition that uses what it defines."""
 
-    code = "CH203"
     title = "`{name}` is defined by itself{way}"
     label = "leads back to the `{name}` that is being defined"
     help = "nothing is computed by recursion: write `{name}` as a formula of names that are known before"
@@ -47,10 +44,9 @@ class DefinedByItself(Diagnostic):
         return f" by way of {', '.join(names)}" if names else ""
 
 
-class DefinedTwice(Diagnostic):
+class DefinedTwice(Diagnostic, code="CH204"):
     """Two definitions of one name."""
 
-    code = "CH204"
     title = "`{name}` is defined twice"
     label = "defined again"
     help = "choose another name, such as `{name}2`"
@@ -59,10 +55,9 @@ class DefinedTwice(Diagnostic):
     first: Span
 
 
-class Shadows(Diagnostic):
+class Shadows(Diagnostic, code="CH205"):
     """A variable of a pipe or function that has the name of something else in the scheme."""
 
-    code = "CH205"
     title = "the variable `{name}` hides another `{name}`"
     label = "means something else from here on"
     help = "choose another name for the variable, such as `{name}2`"
@@ -71,20 +66,18 @@ class Shadows(Diagnostic):
     hidden: Span
 
 
-class RedefinesBuiltin(Diagnostic):
+class RedefinesBuiltin(Diagnostic, code="CH206"):
     """A definition of a name that is a function of the language."""
 
-    code = "CH206"
     title = "`{name}` is a function of the language"
     label = "cannot be defined again"
     help = "choose another name, such as `{name}2`"
     name: str
 
 
-class WrongArity(Diagnostic):
+class WrongArity(Diagnostic, code="CH207"):
     """A call with too many or too few arguments."""
 
-    code = "CH207"
     title = "`{signature}` takes {least:argument}{or_more}, and here gets {count:argument}"
     label = "gets {count:argument}"
     help = "call it as `{signature}`"
@@ -99,20 +92,18 @@ class WrongArity(Diagnostic):
         return " or more" if self.most is None else ""
 
 
-class NotAFunction(Diagnostic):
+class NotAFunction(Diagnostic, code="CH208"):
     """A value that is called like a function."""
 
-    code = "CH208"
     title = "`{name}` is a value, not a function"
     label = "called like a function"
     help = "for a product write `{name}*(..)`"
     name: str
 
 
-class FunctionAsValue(Diagnostic):
+class FunctionAsValue(Diagnostic, code="CH209"):
     """A function without its arguments."""
 
-    code = "CH209"
     title = "`{name}` is a function and has no value by itself"
     label = "arguments are missing"
     help = "call it as `{signature}`"
@@ -120,10 +111,9 @@ class FunctionAsValue(Diagnostic):
     signature: str
 
 
-class WrongType(Diagnostic):
+class WrongType(Diagnostic, code="CH210"):
     """A condition where a number belongs, or a number where a condition belongs."""
 
-    code = "CH210"
     title = "{place} takes {expected}, and this is {actual}"
     label = "this is {actual}"
     help = "turn it into a number with `if condition then 1 else 0`"
@@ -138,10 +128,9 @@ class NumberAsCondition(WrongType):
     help = "compare it with something, as in `x > 0`"
 
 
-class BranchesDiffer(Diagnostic):
+class BranchesDiffer(Diagnostic, code="CH211"):
     """An ``if`` whose two values have different types."""
 
-    code = "CH211"
     title = "the two values of this `if` are not of one type"
     label = "{then} if it holds, {otherwise} if not"
     help = "give both values one type: two numbers, or two conditions"
@@ -149,10 +138,9 @@ class BranchesDiffer(Diagnostic):
     otherwise: str
 
 
-class SecondClause(Diagnostic):
+class SecondClause(Diagnostic, code="CH212"):
     """A second line with a first word that may begin only one line, such as ``workers``."""
 
-    code = "CH212"
     title = "{owner} has two `{clause}` lines"
     label = "the second one"
     help = "keep one of them{advice}"
@@ -167,10 +155,9 @@ class SecondClause(Diagnostic):
         return "; micro-batches of another kind go into a pipe of their own" if self.clause == "micros" else ""
 
 
-class MissingClause(Diagnostic):
+class MissingClause(Diagnostic, code="CH213"):
     """A pipe without one of the lines it needs."""
 
-    code = "CH213"
     title = "the pipe `{pipe}` has no {clause} line"
     label = "no {clause} line"
     help = "add a line like `{example}`"
@@ -179,20 +166,18 @@ class MissingClause(Diagnostic):
     example: str
 
 
-class NoPipes(Diagnostic):
+class NoPipes(Diagnostic, code="CH214"):
     """A scheme that runs nothing."""
 
-    code = "CH214"
     title = "the scheme `{scheme}` has no pipe"
     label = "runs nothing"
     help = "add a `pipe name {{ .. }}` with its stages, micro-batches and operations"
     scheme: str
 
 
-class NotSupported(Diagnostic):
+class NotSupported(Diagnostic, code="CH215"):
     """A clause of the language that the compiler does not compile yet."""
 
-    code = "CH215"
     title = "a pair where micro-batches go on for ever cannot be compiled yet"
     label = "not supported yet"
     help = "give each of the two a line and a clock of its own"
@@ -205,10 +190,9 @@ class HalvesNotSupported(NotSupported):
     help = "count whole micro-batches"
 
 
-class FormulaTooLarge(Diagnostic):
+class FormulaTooLarge(Diagnostic, code="CH216"):
     """A formula that is too long once its functions are written out."""
 
-    code = "CH216"
     title = "this formula has more than {limit:,} {unit} once its functions are written out"
     label = "too large"
     help = (
@@ -225,11 +209,10 @@ class FormulaTooDeep(FormulaTooLarge):
     help = "each call adds the levels of what it calls: write one formula in place of a chain of functions"
 
 
-class Unused(Diagnostic):
+class Unused(Diagnostic, code="CH217"):
     """A definition that changes nothing."""
 
     severity = Severity.WARNING
-    code = "CH217"
     title = "nothing uses {kind} `{name}`"
     label = "has no effect"
     help = "use it or remove it"

@@ -4,10 +4,9 @@ from chimera_ir.diagnostics.catalogue.values import InInstance
 from chimera_ir.diagnostics.model import Diagnostic
 
 
-class OtherKinds(Diagnostic):
+class OtherKinds(Diagnostic, code="CH280"):
     """A pair of other kinds than a forward and a backward."""
 
-    code = "CH280"
     title = "a pair joins an `F` and a `B`, and this line joins `{first}` and `{second}`"
     label = "not a pair"
     help = "give each of the two a line and a clock of its own"
@@ -15,10 +14,9 @@ class OtherKinds(Diagnostic):
     second: str
 
 
-class NoSuchPipe(InInstance):
+class NoSuchPipe(InInstance, code="CH281"):
     """A pair with an operation of a pipe that the scheme does not have."""
 
-    code = "CH281"
     title = "the scheme has no pipe `{name}`"
     label = "there is none"
     help = "name one of its pipes: {known}"
@@ -26,10 +24,9 @@ class NoSuchPipe(InInstance):
     known: str
 
 
-class PairApart(InInstance):
+class PairApart(InInstance, code="CH282"):
     """A pair of operations that are on two different workers."""
 
-    code = "CH282"
     title = "a pair runs on one worker: `{first}` is on worker {worker}, `{second}` on worker {other}"
     label = "on workers {worker} and {other}"
     help = "join two operations of one worker, or give each of the two a line and a clock of its own"
@@ -39,10 +36,9 @@ class PairApart(InInstance):
     other: int
 
 
-class PairOfOne(InInstance):
+class PairOfOne(InInstance, code="CH283"):
     """A pair of a forward and a backward of the same micro-batch."""
 
-    code = "CH283"
     title = "`{first}` and `{second}` cannot run together: both are about micro-batch {micro}"
     label = "the same micro-batch"
     help = "join the forward with the backward of an earlier micro-batch, which needs nothing of it"
@@ -51,10 +47,9 @@ class PairOfOne(InInstance):
     micro: int
 
 
-class PairUneven(InInstance):
+class PairUneven(InInstance, code="CH284"):
     """A pair whose forward and backward are over different numbers of micro-batches."""
 
-    code = "CH284"
     title = "a pair joins as many micro-batches on both sides: `{first}` has {size}, `{second}` has {other}"
     label = "{size} and {other}"
     help = "give both ranges the same length"

@@ -4,20 +4,18 @@ from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
 
 
-class NotToml(Diagnostic):
+class NotToml(Diagnostic, code="CH701"):
     """The text breaks the rules of TOML."""
 
-    code = "CH701"
     title = "this is not TOML: {what}"
     label = "here"
     help = "the format is that of toml.io; docs/explanation/performance.md has a whole file of each kind"
     what: str
 
 
-class QuotesForgotten(Diagnostic):
+class QuotesForgotten(Diagnostic, code="CH702"):
     """A quantity with its unit, but without quotes."""
 
-    code = "CH702"
     title = "a number with a unit stands in quotes"
     label = "no quotes"
     help = 'write `{name} = "{text}"`'
@@ -25,10 +23,9 @@ class QuotesForgotten(Diagnostic):
     text: str
 
 
-class FileTooLarge(Diagnostic):
+class FileTooLarge(Diagnostic, code="CH703"):
     """A text that is too large or too deeply nested."""
 
-    code = "CH703"
     title = "the file has more than {most:,} characters"
     label = "not read any further"
     help = "keep the depths and the micro-batch sizes that you want to compare; a file holds one model"
@@ -47,10 +44,9 @@ class NestedTooDeeply(FileTooLarge):
     title = "the file is nested too deeply"
 
 
-class UnknownEntry(Diagnostic):
+class UnknownEntry(Diagnostic, code="CH704"):
     """An entry whose name the format of the file does not have."""
 
-    code = "CH704"
     title = "{where} has no entry `{name}`"
     label = "{closest:else unknown}"
     help = "there are {known}"
@@ -60,10 +56,9 @@ class UnknownEntry(Diagnostic):
     known: str
 
 
-class EntryMissing(Diagnostic):
+class EntryMissing(Diagnostic, code="CH705"):
     """A missing entry that has no default."""
 
-    code = "CH705"
     title = "{where} lacks `{name}`"
     label = "without `{name}`"
     help = "add `{example}`"
@@ -72,10 +67,9 @@ class EntryMissing(Diagnostic):
     example: str
 
 
-class WrongKind(Diagnostic):
+class WrongKind(Diagnostic, code="CH706"):
     """A value of the wrong kind, such as a text where a number belongs."""
 
-    code = "CH706"
     title = "`{name}` is {actual}; it should be {wanted}"
     label = "this is {actual}"
     help = "write it like `{example}`"
@@ -85,10 +79,9 @@ class WrongKind(Diagnostic):
     example: str
 
 
-class UnitForgotten(Diagnostic):
+class UnitForgotten(Diagnostic, code="CH707"):
     """A quantity without a unit."""
 
-    code = "CH707"
     title = "`{name}` has no unit"
     label = "{number} of what?"
     help = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
@@ -99,10 +92,9 @@ class UnitForgotten(Diagnostic):
     example: str
 
 
-class UnknownUnit(Diagnostic):
+class UnknownUnit(Diagnostic, code="CH708"):
     """A unit that does not exist, or measures something else."""
 
-    code = "CH708"
     title = "`{unit}` is no unit of a {dimension}"
     label = "{closest:else unknown}"
     help = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
@@ -114,10 +106,9 @@ class UnknownUnit(Diagnostic):
     example: str
 
 
-class NotAQuantity(Diagnostic):
+class NotAQuantity(Diagnostic, code="CH709"):
     """A value that does not begin with a finite number."""
 
-    code = "CH709"
     title = "`{name}` does not begin with a number"
     label = "not a number"
     help = "write a decimal number of at most 64 characters, as in `{example}`"
@@ -125,10 +116,9 @@ class NotAQuantity(Diagnostic):
     example: str
 
 
-class OutOfRange(Diagnostic):
+class OutOfRange(Diagnostic, code="CH710"):
     """A number out of range: negative, 0, or absurdly large or small."""
 
-    code = "CH710"
     title = "`{name}` is out of range"
     help = "keep within that, as in `{example}`"
     name: str
@@ -165,10 +155,9 @@ class WrongSplit(OutOfRange):
     stages: int
 
 
-class StagesMissing(Diagnostic):
+class StagesMissing(Diagnostic, code="CH711"):
     """A depth that describes another number of stages than its ``stages`` says."""
 
-    code = "CH711"
     title = "the model is cut into {stages:stage}, and {described:stage} {are} described"
     label = "needs {stages:stage}"
     help = "give each stage its own `[[depth.stage]]`, in order, or correct `stages`"
@@ -181,10 +170,9 @@ class StagesMissing(Diagnostic):
         return "is" if self.described == 1 else "are"
 
 
-class DescribedTwice(Diagnostic):
+class DescribedTwice(Diagnostic, code="CH712"):
     """Two descriptions of the same thing, such as one depth or one micro-batch size."""
 
-    code = "CH712"
     title = "`{name} = {value}` is described twice"
     label = "the second"
     help = "remove one of the two"
@@ -194,10 +182,9 @@ class DescribedTwice(Diagnostic):
     first: Span
 
 
-class TimesAndWork(Diagnostic):
+class TimesAndWork(Diagnostic, code="CH713"):
     """A file in which some costs are times and others count work."""
 
-    code = "CH713"
     title = "`{name}` counts work, and other costs of the file are times"
     label = "in FLOP"
     help = "give all costs as times, or all of them as work, which the cluster's [device] turns into time"
@@ -206,10 +193,9 @@ class TimesAndWork(Diagnostic):
     first: Span
 
 
-class LastStageSends(Diagnostic):
+class LastStageSends(Diagnostic, code="CH714"):
     """The last stage or layer has an output to pass on."""
 
-    code = "CH714"
     title = "{part} is the last, and hands nothing on"
     label = "to whom?"
     help = "remove `{name}`; what the last one ends in is the loss"
@@ -217,10 +203,9 @@ class LastStageSends(Diagnostic):
     name: str
 
 
-class NothingLeft(Diagnostic):
+class NothingLeft(Diagnostic, code="CH715"):
     """All memory of a worker is reserved, so that none is left for the model."""
 
-    code = "CH715"
     title = "all of the {memory} are reserved, which leaves nothing for the model"
     label = "{reserved} reserved"
     help = "`reserved` is what a worker needs beside the model: less than `memory`"
@@ -228,10 +213,9 @@ class NothingLeft(Diagnostic):
     reserved: str
 
 
-class NoDevice(Diagnostic):
+class NoDevice(Diagnostic, code="CH716"):
     """A profile that counts work, with a cluster that does not say how fast a device works."""
 
-    code = "CH716"
     title = "the profile counts work, and the cluster has no [device] to tell how long that takes"
     label = "without [device]"
     help = (
@@ -239,10 +223,9 @@ class NoDevice(Diagnostic):
     )
 
 
-class NotThatDeep(Diagnostic):
+class NotThatDeep(Diagnostic, code="CH717"):
     """A profile without a depth that has as many stages as the schedule."""
 
-    code = "CH717"
     title = "the schedule has {stages:stage}, and the profile has no such depth"
     label = "depths: {depths}"
     help = "choose a schedule of one of these depths: {depths} (D=..), or add a [[depth]] with `stages = {stages}`"
@@ -251,10 +234,9 @@ class NotThatDeep(Diagnostic):
     depths: str
 
 
-class NotThatSize(Diagnostic):
+class NotThatSize(Diagnostic, code="CH718"):
     """Stages that were not measured with this micro-batch size."""
 
-    code = "CH718"
     title = "stage {stage} of {stages} has no costs for micro-batches of size {size}{count:and more}"
     label = "sizes: {sizes}"
     help = "choose another --micro-batch-size, or add a [[depth.stage.at]] with `micro_batch_size = {size}`"
@@ -265,10 +247,9 @@ class NotThatSize(Diagnostic):
     count: int
 
 
-class ClusterTooSmall(Diagnostic):
+class ClusterTooSmall(Diagnostic, code="CH719"):
     """A schedule whose copies together need more workers than the cluster has."""
 
-    code = "CH719"
     title = "the schedule needs {needed:worker}, {copies:copy} of {per_copy:worker}, and the cluster has {workers}"
     label = "too few"
     help = "choose fewer --copies, or a schedule on fewer workers"
@@ -278,29 +259,26 @@ class ClusterTooSmall(Diagnostic):
     workers: int
 
 
-class StepOfWork(Diagnostic):
+class StepOfWork(Diagnostic, code="CH720"):
     """A profile in which the optimizer's step is a time, while forwards and backwards count work."""
 
-    code = "CH720"
     title = "`step` is a time, and the profile counts work"
     label = "of which device?"
     help = "remove `step`, which has no work to count, or give all other costs as times too"
 
 
-class ShortMessages(Diagnostic):
+class ShortMessages(Diagnostic, code="CH721"):
     """A second set of costs for short messages, as in older cluster files."""
 
-    code = "CH721"
     title = "{where} has `short`, and short messages no longer have costs of their own"
     label = "written by an older version"
     help = "measure again with `chimera profile links`, or remove `short` and let {where} stand for all messages"
     where: str
 
 
-class StagesAndLayers(Diagnostic):
+class StagesAndLayers(Diagnostic, code="CH722"):
     """A profile describes both stages and layers."""
 
-    code = "CH722"
     title = "a profile describes stages or layers, and this one has both"
     label = "layers"
     help = "keep every [[layer]], from which stages follow for any split, or every [[depth]]"
@@ -308,10 +286,9 @@ class StagesAndLayers(Diagnostic):
     stages: Span
 
 
-class SizeOfSomeLayers(Diagnostic):
+class SizeOfSomeLayers(Diagnostic, code="CH723"):
     """One layer was measured with micro-batches of a size, and another was not."""
 
-    code = "CH723"
     title = "layer {missing} has no costs for micro-batches of size {size}, which layer {there} has"
     label = "the sizes differ"
     help = "give all layers the same sizes: a stage takes the costs of all its layers"
@@ -320,10 +297,9 @@ class SizeOfSomeLayers(Diagnostic):
     there: int
 
 
-class TooFewLayers(Diagnostic):
+class TooFewLayers(Diagnostic, code="CH724"):
     """The schedule has more stages than the profile has layers."""
 
-    code = "CH724"
     title = "the schedule has {stages:stage}, and the profile has {layers:layer}"
     label = "{layers:layer} in all"
     help = "every stage has one layer at least: choose a schedule of fewer stages (D=..)"
@@ -332,10 +308,9 @@ class TooFewLayers(Diagnostic):
     layers: int
 
 
-class SizeOfNoLayer(Diagnostic):
+class SizeOfNoLayer(Diagnostic, code="CH725"):
     """A micro-batch size with which the layers of a profile were not measured."""
 
-    code = "CH725"
     title = "the layers have no costs for micro-batches of size {size}"
     label = "sizes: {sizes}"
     help = "choose another --micro-batch-size, or measure the layers with that one as well"
@@ -358,10 +333,9 @@ class _WithoutLink(Diagnostic):
         return f"[links.{self.name}]", 'latency = "100 us"', 'bandwidth = "1 GB/s"'
 
 
-class LinkMissing(_WithoutLink):
+class LinkMissing(_WithoutLink, code="CH726"):
     """A cluster file without the cost of messages."""
 
-    code = "CH726"
     title = "the file lacks `[links.{name}]`, which says what a message {where} takes"
     label = "{workers:worker}, {per_node} to a node"
     help = "add, with figures of your own:"
@@ -375,10 +349,9 @@ class LinkMissing(_WithoutLink):
         return (Note(f"with `per_node = {self.workers}` all workers are in one node: `[links.within]` is enough"),)
 
 
-class LinkUnnamed(_WithoutLink):
+class LinkUnnamed(_WithoutLink, code="CH727"):
     """A cost of messages in ``[links]`` itself, which does not say for which links it is."""
 
-    code = "CH727"
     title = "`{entry}` stands in `[links]`, which does not say for which links"
     label = "within a node, or between nodes?"
     help = "write `[links.{name}]`, for messages {where}, in place of `[links]`:"

@@ -7,10 +7,9 @@ from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 
 
-class SlotInUse(InLane):
+class SlotInUse(InLane, code="CH406"):
     """A receive into a buffer whose content is still needed."""
 
-    code = "CH406"
     title = "`{line}` on worker {worker} overwrites slot {slot} while it is in use"
     label = "slot {slot} still holds {content}"
     help = "receive into another slot, or post the receive after `{last_use}`"
@@ -28,10 +27,9 @@ class SlotInUse(InLane):
         )
 
 
-class SlotTooHigh(InLane):
+class SlotTooHigh(InLane, code="CH407"):
     """A slot number that is higher than any program for the schedule needs."""
 
-    code = "CH407"
     title = "`{line}` on worker {worker} names slot {slot}, beyond any need"
     label = "stage and direction have slots 0 to {last} at most, one per message"
     help = "use a slot from 0 to {last}"
@@ -44,10 +42,9 @@ class SlotTooHigh(InLane):
         return self.messages - 1
 
 
-class ReceivesOutOfOrder(InLane):
+class ReceivesOutOfOrder(InLane, code="CH408"):
     """Receives from a peer that are not in the order of its sends."""
 
-    code = "CH408"
     title = "worker {worker} posts `{line}` where worker {peer} sends `{sent}`"
     label = "number {place} of the receives from worker {peer}"
     help = "post the receives from worker {peer} in the order of its sends: an in-order queue matches them by place"
@@ -70,10 +67,9 @@ class Blocked:
     span: Span
 
 
-class Deadlock(Diagnostic):
+class Deadlock(Diagnostic, code="CH409"):
     """Lanes that wait for each other."""
 
-    code = "CH409"
     title = "{lanes}: the program cannot finish with {transports}"
     label = "worker {first.worker} waits for {first.meaning}"
     help = "on worker {last.peer}, run `{last.needs}` before `{first.line}`"
@@ -108,10 +104,9 @@ class Deadlock(Diagnostic):
         )
 
 
-class NotHeld(InLane):
+class NotHeld(InLane, code="CH410"):
     """A line about a weight group on a worker that holds none of the group's stages."""
 
-    code = "CH410"
     title = "`{line}` on worker {worker}, which does not hold {group}"
     label = "{group} is held by {holders}"
     help = "remove the line"
@@ -119,10 +114,9 @@ class NotHeld(InLane):
     holders: str
 
 
-class NotTied(InLane):
+class NotTied(InLane, code="CH421"):
     """A line about parameters that stages share, for stages that the header does not tie."""
 
-    code = "CH421"
     title = "`{line}` on worker {worker}: the stages {stages} share no parameters"
     label = "no line of the header ties them"
     help = "remove the line, or add `{header_line}` to the header"
@@ -140,10 +134,9 @@ class Launches:
     span: Span
 
 
-class LaunchOrder(Diagnostic):
+class LaunchOrder(Diagnostic, code="CH411"):
     """Workers that launch their sums in orders that contradict each other."""
 
-    code = "CH411"
     title = "workers launch the sums of their gradients in orders that contradict each other"
     label = "worker {first.worker} launches {first.earlier} before {first.later}"
     help = "launch them in one order on all workers, so that no two groups of workers wait for each other"
@@ -158,10 +151,9 @@ class LaunchOrder(Diagnostic):
         )
 
 
-class AfterStep(InLane):
+class AfterStep(InLane, code="CH412"):
     """An operation that reads weights which the update has already changed."""
 
-    code = "CH412"
     title = "worker {worker} runs `{line}` after `{step}`"
     label = "reads weights of {group} that are one update too new"
     help = "on worker {worker}, move `{step}` below `{line}`"
@@ -171,10 +163,9 @@ class AfterStep(InLane):
     step_span: Span
 
 
-class NoSuchUpdate(InLane):
+class NoSuchUpdate(InLane, code="CH416"):
     """A sum or a step that leads to a version which no update makes."""
 
-    code = "CH416"
     title = "`{line}` on worker {worker} belongs to no update"
     label = "{updates:update} make the versions 1 to {updates}"
     help = "remove the line, or name the version that its update leads to"
@@ -194,10 +185,9 @@ class UpdateOfForwards(NoSuchUpdate):
     kinds: str
 
 
-class VersionsDiffer(Diagnostic):
+class VersionsDiffer(Diagnostic, code="CH417"):
     """A backward that reads other weights than its forward."""
 
-    code = "CH417"
     title = "`{backward}` reads another version of the weights than `{forward}`"
     label = "gradients of two versions at once are gradients of none"
     help = "let both read the version of the forward, and keep it until the backward"
@@ -207,10 +197,9 @@ class VersionsDiffer(Diagnostic):
     forward_span: Span
 
 
-class TooManyCopies(Diagnostic):
+class TooManyCopies(Diagnostic, code="CH418"):
     """A worker that keeps more versions of a group's weights than its operations still read."""
 
-    code = "CH418"
     title = "worker {worker} keeps {kept:copy} of the weights of {group}, {needed} {are} needed"
     label = "one more copy from here on"
     help = "run `{first}` right before `{then}`"
@@ -240,10 +229,9 @@ class CopyInVain(TooManyCopies):
     stash: str
 
 
-class BoundExceeded(Diagnostic):
+class BoundExceeded(Diagnostic, code="CH413"):
     """A declared memory bound that does not hold."""
 
-    code = "CH413"
     title = "worker {worker} holds the activations of {peak:micro-batch} (M_a), more than the declared {limit}"
     label = "the peak is reached by `{place}`"
     help = "raise the bound to {peak}, or run backwards earlier"
@@ -268,10 +256,9 @@ class VersionsExceed(WeightsExceed):
     help = "raise the bound to {peak}, or let fewer versions be read side by side"
 
 
-class MoreErrors(Diagnostic):
+class MoreErrors(Diagnostic, code="CH415"):
     """More errors against one rule than are shown one by one."""
 
-    code = "CH415"
     title = '{count:more error} by the rule "{rule}"'
     label = "the next one is here"
     help = "mend the first ones and compile again"
@@ -279,29 +266,26 @@ class MoreErrors(Diagnostic):
     rule: str
 
 
-class MoreWarnings(MoreErrors):
+class MoreWarnings(MoreErrors, code="CH419"):
     """More warnings about one rule than are shown one by one."""
 
     severity = Severity.WARNING
-    code = "CH419"
     title = '{count} more warnings by the rule "{rule}"'
     help = "look at the first ones; these are of their kind"
 
 
-class NothingTrained(Diagnostic):
+class NothingTrained(Diagnostic, code="CH420"):
     """A report or scripts for a text whose operations make no update."""
 
-    code = "CH420"
     title = "the header says `{kinds}`: there is no update to report on, and none to write scripts for"
     label = "a part of what is compiled"
     help = "--emit program, or timeline, shows it; scripts come from the scheme, with its backwards"
     kinds: str
 
 
-class ScriptDiffers(Diagnostic):
+class ScriptDiffers(Diagnostic, code="CH422"):
     """A script that was generated for a program does something else than the program says."""
 
-    code = "CH422"
     title = "`{function}` in {script} does not do what the program says"
     label = "the program says {expectation}"
     help = "no script is written: this is an error of chimera_ir, so please report it, with this text and the command"

@@ -3,10 +3,9 @@
 from chimera_ir.diagnostics.model import Diagnostic
 
 
-class NoTurn(Diagnostic):
+class NoTurn(Diagnostic, code="CH601"):
     """A lane that shows no full turn of the steady state."""
 
-    code = "CH601"
     title = "worker {worker} shows no turn of the steady state"
     label = "the lane is too short, or no operation comes again after {period:micro-batch}"
     help = "show more updates: enough to fill the pipeline, to go round three times, and to drain it"
@@ -14,10 +13,9 @@ class NoTurn(Diagnostic):
     period: int
 
 
-class BreaksTurn(Diagnostic):
+class BreaksTurn(Diagnostic, code="CH602"):
     """A lane whose operations do not repeat from turn to turn."""
 
-    code = "CH602"
     title = "the lane of worker {worker} does not repeat every {period:micro-batch}"
     label = "`{line}` stands where the turn has `{wanted}`"
     help = (
@@ -30,10 +28,9 @@ class BreaksTurn(Diagnostic):
     wanted: str
 
 
-class StateDiffers(Diagnostic):
+class StateDiffers(Diagnostic, code="CH603"):
     """A worker that falls further behind the other workers with every turn."""
 
-    code = "CH603"
     title = "the state does not repeat: worker {worker} does not go round once a turn"
     label = "here it waits for what comes a turn later every turn"
     help = "show more updates, or move `{line}` behind what it waits for"

@@ -6,10 +6,9 @@ from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 
 
-class Conflict(Diagnostic):
+class Conflict(Diagnostic, code="CH301"):
     """Two operations of one worker on one clock."""
 
-    code = "CH301"
     title = "worker {worker} has two operations on clock {clock}{count:and more}"
     label = "`{second}` on clock {clock}"
     help = "give one of the two another clock, or place its stage on another worker"
@@ -27,10 +26,9 @@ class Conflict(Diagnostic):
         return self.around
 
 
-class WrongWorker(Diagnostic):
+class WrongWorker(Diagnostic, code="CH304"):
     """An operation on a worker that does not hold its stage for its pipe."""
 
-    code = "CH304"
     title = "`{operation}` is on worker {worker}, but pipe {pipe} has stage {stage} on worker {right}{count:and more}"
     label = "on worker {worker}"
     help = "move it to worker {right}, or place stage {stage} of pipe {pipe} on worker {worker}"
@@ -42,10 +40,9 @@ class WrongWorker(Diagnostic):
     count: int
 
 
-class PlacedOutside(Diagnostic):
+class PlacedOutside(Diagnostic, code="CH305"):
     """A pipe places a stage on a worker that does not exist."""
 
-    code = "CH305"
     title = "pipe {pipe} places stage {stage} on worker {worker}, but there are workers 0 to {last}"
     label = "needs worker {worker}"
     help = "place it on one of the workers 0 to {last}, or have more workers"
@@ -55,10 +52,9 @@ class PlacedOutside(Diagnostic):
     last: int
 
 
-class StagesUnplaced(Diagnostic):
+class StagesUnplaced(Diagnostic, code="CH306"):
     """A pipe places too few or too many stages."""
 
-    code = "CH306"
     title = "pipe {pipe} places {placed} of {stages:stage}"
     label = "every pipe places every stage once"
     help = "give pipe {pipe} a worker for each of the stages 0 to {last}"
@@ -72,10 +68,9 @@ class StagesUnplaced(Diagnostic):
         return self.stages - 1
 
 
-class MicrosNotNumbered(Diagnostic):
+class MicrosNotNumbered(Diagnostic, code="CH307"):
     """A micro-batch among 0 to N - 1 that belongs to no pipe, or to several."""
 
-    code = "CH307"
     title = "micro-batch {micro} belongs to {pipes:pipe}, not to one"
     label = "in a pipe's range of micro-batches"
     help = "number the micro-batches of all pipes 0 to {last}, each number once"
@@ -84,10 +79,9 @@ class MicrosNotNumbered(Diagnostic):
     last: int
 
 
-class NoSuchOperation(Diagnostic):
+class NoSuchOperation(Diagnostic, code="CH308"):
     """An operation on a micro-batch or stage that does not exist."""
 
-    code = "CH308"
     title = "`{operation}` is on worker {worker}, but it is about no micro-batch{count:and more}"
     label = "there is no such operation"
     help = "stages are numbered 0 to {last_stage}, micro-batches 0 to {last_micro}, workers 0 to {last_worker}"
@@ -125,10 +119,9 @@ class NoVersionNamed(NoSuchOperation):
     title = "`{operation}` is on worker {worker}, but it names no version of the weights{count:and more}"
 
 
-class KindNotThere(Diagnostic):
+class KindNotThere(Diagnostic, code="CH316"):
     """An operation of a kind that the header leaves out."""
 
-    code = "CH316"
     title = "`{operation}` is on worker {worker}, but the header says `{kinds}`{count:and more}"
     label = "of another kind"
     help = "remove the operation, or the `kinds` line of the header"
@@ -138,11 +131,10 @@ class KindNotThere(Diagnostic):
     count: int
 
 
-class ClockNotIncreasing(Diagnostic):
+class ClockNotIncreasing(Diagnostic, code="CH309"):
     """An operation whose clock is not above that of an operation which it needs: legal, but it may have to wait."""
 
     severity = Severity.WARNING
-    code = "CH309"
     title = "the clock does not increase from `{before}` to `{after}`{count:and more}"
     label = "`{after}` has clock {after_clock} on worker {after_worker}"
     help = "give `{after}` a clock above {before_clock}, so that nobody waits for it longer than planned"
@@ -157,10 +149,9 @@ class ClockNotIncreasing(Diagnostic):
     count: int
 
 
-class LaneCount(Diagnostic):
+class LaneCount(Diagnostic, code="CH311"):
     """A level with more or fewer lanes than workers."""
 
-    code = "CH311"
     title = "the schedule has {lanes:lane} for {workers:worker}"
     label = "one lane per worker"
     help = "give every worker one lane; a worker with nothing to do has an empty one"
@@ -168,10 +159,9 @@ class LaneCount(Diagnostic):
     workers: int
 
 
-class GroupsDiffer(Diagnostic):
+class GroupsDiffer(Diagnostic, code="CH312"):
     """Neighbouring stages that take the micro-batches in different groups."""
 
-    code = "CH312"
     title = "`{after}` does not fit `{before}`, whose {what} it needs{count:and more}"
     label = "`{after}` is over other micro-batches"
     help = "an operation hands on all its {what} at once: write both lines over the same micro-batches"
@@ -183,10 +173,9 @@ class GroupsDiffer(Diagnostic):
     count: int
 
 
-class PipesMixed(Diagnostic):
+class PipesMixed(Diagnostic, code="CH313"):
     """An operation over micro-batches of several pipes."""
 
-    code = "CH313"
     title = "`{operation}` is over micro-batches of two pipes, {first} and {second}"
     label = "micro-batches that take different ways"
     help = "write one operation for each pipe"
@@ -195,10 +184,9 @@ class PipesMixed(Diagnostic):
     second: str
 
 
-class UpdatesMixed(Diagnostic):
+class UpdatesMixed(Diagnostic, code="CH314"):
     """A backward over micro-batches of two updates, whose gradients would count for both."""
 
-    code = "CH314"
     title = "`{operation}` is over micro-batches of update {first} and of update {second}"
     label = "its gradients are one sum, which one step uses"
     help = "write one backward for each update"
@@ -217,10 +205,9 @@ class CycleStep:
     reason: str
 
 
-class Cycle(Diagnostic):
+class Cycle(Diagnostic, code="CH310"):
     """Operations that wait for each other in a cycle."""
 
-    code = "CH310"
     title = "{who} in a cycle"
     label = "`{worst}` can never start"
     help = "let it read an older version of the weights, one that does not need its own gradients"
@@ -277,10 +264,9 @@ class CycleOfLane(Cycle):
     first: str
 
 
-class NotLowered(Diagnostic):
+class NotLowered(Diagnostic, code="CH315"):
     """A correct schedule for which the compiler finds no program."""
 
-    code = "CH315"
     title = "this schedule is legal, but the compiler finds no program for it"
     label = "in the program that it tries, {problem}"
     help = "let the operations read newer weights, or change their clocks or places"
@@ -292,10 +278,9 @@ class NotLowered(Diagnostic):
         return (Note(f"there, {self.reason}"),) if self.reason else ()
 
 
-class TiesDiffer(Diagnostic):
+class TiesDiffer(Diagnostic, code="CH317"):
     """Stages that share parameters, but read different versions of them."""
 
-    code = "CH317"
     title = "stages {first} and {other} are tied, but read different versions of the weights"
     label = "`{other_line}` reads another version than `{first_line}`"
     help = (

@@ -7,10 +7,9 @@ LIMITS = '"What a scheme cannot say" in docs/reference/language.md'
 """Section of the docs on the limits of the language."""
 
 
-class KeywordAsName(Diagnostic):
+class KeywordAsName(Diagnostic, code="CH112"):
     """A word of the language where a name is given or used."""
 
-    code = "CH112"
     title = "`{token}` is a word of the language and cannot be a name"
     label = "expected a name"
     help = "choose another name, such as `{token}_`"
@@ -23,10 +22,9 @@ class KeywordAsValue(KeywordAsName):
     label = "expected a name or a value"
 
 
-class MissingClock(Diagnostic):
+class MissingClock(Diagnostic, code="CH113"):
     """An operation without ``@`` and a clock."""
 
-    code = "CH113"
     title = "the operation `{operation}` has no clock"
     label = "expected `@` and a formula"
     help = "write `{operation} @ formula`: worker by worker, operations run in the order of this formula"
@@ -39,39 +37,35 @@ class ClockBehindEquals(MissingClock):
     label = "did you mean `@`?"
 
 
-class SingleEquals(Diagnostic):
+class SingleEquals(Diagnostic, code="CH114"):
     """``=`` between two values, where only ``==`` compares."""
 
-    code = "CH114"
     title = "`=` gives a name to a value; it does not compare"
     label = "did you mean `==`?"
     help = "compare with `==`"
 
 
-class MissingIn(Diagnostic):
+class MissingIn(Diagnostic, code="CH119"):
     """A variable without ``in`` and a range."""
 
-    code = "CH119"
     title = "`{variable}` needs a range: `in` is missing"
     label = "expected `in`"
     help = "write `{variable} in 0..n`, which counts from 0 to n - 1"
     variable: str
 
 
-class UnknownLetter(Diagnostic):
+class UnknownLetter(Diagnostic, code="CH120"):
     """An operation letter that does not exist."""
 
-    code = "CH120"
     title = "no operation is called `{token}`"
     label = "expected F, B, I or W"
     help = "F is a forward pass, B a full backward pass, I and W its input-gradient and weight-gradient halves"
     token: str
 
 
-class OutsidePipe(Diagnostic):
+class OutsidePipe(Diagnostic, code="CH121"):
     """A line of a pipe outside of every pipe."""
 
-    code = "CH121"
     title = "{token} belongs in a pipe"
     label = "no pipe is open here"
     help = "put it between the braces of `pipe name {{ .. }}`"
@@ -80,10 +74,9 @@ class OutsidePipe(Diagnostic):
     closed: Span | None
 
 
-class InsidePipe(Diagnostic):
+class InsidePipe(Diagnostic, code="CH122"):
     """A line inside a pipe that belongs outside of all pipes."""
 
-    code = "CH122"
     title = "{token} cannot stand inside a pipe"
     label = "inside a pipe"
     help = "put it above the pipe, or close the pipe with `}}` first"
@@ -100,10 +93,9 @@ class FormulaInsidePipe(InsidePipe):
     variables: str
 
 
-class MissingEquals(Diagnostic):
+class MissingEquals(Diagnostic, code="CH123"):
     """A definition without ``=``."""
 
-    code = "CH123"
     title = "`{name}` is given no value: `=` is missing"
     label = "expected `=`"
     help = "write `{word} {name} = formula`"
@@ -117,20 +109,18 @@ class DefinedByComparison(MissingEquals):
     label = "did you mean `=`?"
 
 
-class MissingDefault(Diagnostic):
+class MissingDefault(Diagnostic, code="CH124"):
     """A parameter without a default."""
 
-    code = "CH124"
     title = "the parameter `{name}` has no default"
     label = "expected `=` and a value"
     help = "write `{name} = 4` or another value; `{name}=..` on the command line overrides it"
     name: str
 
 
-class MissingValue(Diagnostic):
+class MissingValue(Diagnostic, code="CH125"):
     """An expression is missing."""
 
-    code = "CH125"
     title = "a value is missing after {before}"
     label = "found {token} instead of a value"
     help = "write a number, a name, or a formula after {before}"
@@ -144,10 +134,9 @@ class ValueOnNextLine(MissingValue):
     label = "found {token} on the next line instead of a value"
 
 
-class MissingOperator(Diagnostic):
+class MissingOperator(Diagnostic, code="CH126"):
     """Two values without an operator between them."""
 
-    code = "CH126"
     title = "nothing joins `{left}` and `{right}`"
     label = "expected an operator before this"
     help = "for a product write `{left}*{right}`"
@@ -155,10 +144,9 @@ class MissingOperator(Diagnostic):
     right: str
 
 
-class IncompleteChoice(Diagnostic):
+class IncompleteChoice(Diagnostic, code="CH127"):
     """``if`` without ``then`` or ``else``."""
 
-    code = "CH127"
     title = "this `if` has no `{missing}`"
     label = "expected `{missing}` before {token}"
     help = "every `if` is a value: `if condition then value else value`"
@@ -166,28 +154,25 @@ class IncompleteChoice(Diagnostic):
     token: str
 
 
-class BareChoice(Diagnostic):
+class BareChoice(Diagnostic, code="CH128"):
     """``if`` as an operand without brackets."""
 
-    code = "CH128"
     title = "an `if` inside a formula needs brackets"
     label = "where it ends would not be clear"
     help = "write `(if condition then value else value)`"
 
 
-class MissingMessage(Diagnostic):
+class MissingMessage(Diagnostic, code="CH129"):
     """A ``require`` line without the message for the user."""
 
-    code = "CH129"
     title = "this `require` has no message"
     label = 'expected `, "message"` after the condition'
     help = 'say what a user should do, as in `require N >= 1, "at least one micro-batch"`'
 
 
-class MissingRange(Diagnostic):
+class MissingRange(Diagnostic, code="CH130"):
     """A single value where a range belongs."""
 
-    code = "CH130"
     title = "`{variable}` needs a range, and this is a single value"
     label = "expected `..` before {token}"
     help = "write `0..{value}`, which counts from 0 and stops before `{value}`"
@@ -196,10 +181,9 @@ class MissingRange(Diagnostic):
     token: str
 
 
-class MissingPlace(Diagnostic):
+class MissingPlace(Diagnostic, code="CH131"):
     """A ``stages`` line without ``on`` and the worker of a stage."""
 
-    code = "CH131"
     title = "these stages have no place: `on` is missing"
     label = "expected `on` before {token}"
     help = "say which worker runs stage `{variable}`, as in `on {variable}`"
@@ -207,10 +191,9 @@ class MissingPlace(Diagnostic):
     token: str
 
 
-class UnknownStatement(Diagnostic):
+class UnknownStatement(Diagnostic, code="CH132"):
     """A line that begins with a word with which no line can begin."""
 
-    code = "CH132"
     title = "no line begins with `{token}`"
     label = "{closest:else not the beginning of a line}"
     help = "outside a pipe, lines begin with fn, let, memory, pipe, require, update, workers"
@@ -224,10 +207,9 @@ class UnknownClause(UnknownStatement):
     help = "in a pipe, lines begin with F, B, I, W, stages, micros, reads, recompute and sync"
 
 
-class UnknownMode(Diagnostic):
+class UnknownMode(Diagnostic, code="CH133"):
     """A word that cannot follow the first word of its line, such as an unknown strategy after ``sync``."""
 
-    code = "CH133"
     title = "`{clause}` knows no `{token}`"
     label = "expected {choices}"
     help = "write {choices} here"
@@ -236,28 +218,25 @@ class UnknownMode(Diagnostic):
     choices: str
 
 
-class SecondScheme(Diagnostic):
+class SecondScheme(Diagnostic, code="CH134"):
     """Two ``scheme`` headers in one text."""
 
-    code = "CH134"
     title = "a text holds one scheme, and this is a second"
     label = "the scheme above would end here"
     help = "move it into a file of its own"
 
 
-class EndlessRange(Diagnostic):
+class EndlessRange(Diagnostic, code="CH135"):
     """A range without end where only micro-batches may go on for ever."""
 
-    code = "CH135"
     title = "only `micros` may go on for ever"
     label = "a range that ends here has no end"
     help = "say where it stops, as in `0..D`"
 
 
-class Unfinished(Diagnostic):
+class Unfinished(Diagnostic, code="CH136"):
     """The text ends where more must follow."""
 
-    code = "CH136"
     title = "the text ends in the middle of {unfinished}"
     label = "expected {expected}"
     help = "complete it: {expected} could stand here"
@@ -265,10 +244,9 @@ class Unfinished(Diagnostic):
     expected: str
 
 
-class Unexpected(Diagnostic):
+class Unexpected(Diagnostic, code="CH137"):
     """A word or sign where another one belongs, if no other code describes the mistake."""
 
-    code = "CH137"
     title = "{token} cannot stand here"
     label = "unexpected"
     help = "here could stand {expected}"
@@ -276,10 +254,9 @@ class Unexpected(Diagnostic):
     expected: str
 
 
-class MissingName(Diagnostic):
+class MissingName(Diagnostic, code="CH139"):
     """A missing name after a word that a name must follow."""
 
-    code = "CH139"
     title = "a name is missing after `{before}`"
     label = "found {token} instead of a name"
     help = "names are made of a-z, A-Z, 0-9 and _, and do not start with a digit"
@@ -312,10 +289,9 @@ class UnnamedIndex(MissingName):
     help = "give the pipes an index, as in `[i in 0..2]`"
 
 
-class NeedlessEquals(Diagnostic):
+class NeedlessEquals(Diagnostic, code="CH140"):
     """``=`` after a word that takes its value as it is."""
 
-    code = "CH140"
     title = "`{before}` takes its value without `=`"
     label = "not needed"
     help = "remove the `=`"

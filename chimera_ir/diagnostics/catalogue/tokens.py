@@ -3,10 +3,9 @@
 from chimera_ir.diagnostics.model import Diagnostic
 
 
-class NotText(Diagnostic):
+class NotText(Diagnostic, code="CH101"):
     """A character that no text holds: NUL, another control character, or a byte that is not UTF-8."""
 
-    code = "CH101"
     title = "this is not a text: it holds {character}"
     label = "not a character of a text"
     help = "a scheme is plain text in UTF-8; is this the file you meant?"
@@ -24,10 +23,9 @@ class NotText(Diagnostic):
         return f"the control character U+{ord(self.token):04X}"
 
 
-class TextTooLong(Diagnostic):
+class TextTooLong(Diagnostic, code="CH102"):
     """More text than the compiler reads."""
 
-    code = "CH102"
     title = "the text has more than {limit:,} characters"
     label = "the compiler reads up to here"
     help = "write repetition as a formula of m and s, or as an indexed pipe `pipe name[i in 0..n] {{ .. }}`"
@@ -40,48 +38,43 @@ class TooManyTokens(TextTooLong):
     title = "the text has more than {limit:,} words and signs"
 
 
-class TooDeep(Diagnostic):
+class TooDeep(Diagnostic, code="CH103"):
     """An expression nested deeper than the compiler follows."""
 
-    code = "CH103"
     title = "this formula is nested deeper than {limit:level}"
     label = "level {limit} is passed here"
     help = "name parts of the formula with `let` or `fn`"
     limit: int
 
 
-class NumberTooLarge(Diagnostic):
+class NumberTooLarge(Diagnostic, code="CH104"):
     """A literal beyond 64 bits."""
 
-    code = "CH104"
     title = "this number is too large"
     label = "beyond 9223372036854775807"
     help = "numbers have 64 bits: the largest is 2**63 - 1"
 
 
-class NothingHere(Diagnostic):
+class NothingHere(Diagnostic, code="CH105"):
     """An empty text."""
 
-    code = "CH105"
     title = "there is no scheme in this text"
     label = "expected `scheme name(parameters)`"
     help = "start with a header like `scheme mine(D = 4, N = 8)`; `chimera compile --list` shows complete schemes"
 
 
-class NoHeader(Diagnostic):
+class NoHeader(Diagnostic, code="CH106"):
     """The first word is not ``scheme``."""
 
-    code = "CH106"
     title = "a scheme starts with `scheme name(parameters)`, not with {token}"
     label = "expected `scheme`"
     help = "put a header like `scheme mine(D = 4, N = 8)` above everything but comments"
     token: str
 
 
-class StrayCharacter(Diagnostic):
+class StrayCharacter(Diagnostic, code="CH107"):
     """A character that has no meaning here."""
 
-    code = "CH107"
     title = "{token} has no meaning in a scheme"
     label = "unexpected"
     help = 'names are made of a-z, A-Z, 0-9 and _; other words belong in a `# comment` or a "message"'
@@ -118,20 +111,18 @@ class StrayQuestion(StrayCharacter):
     help = "a choice is written `if condition then value else value`"
 
 
-class NotAnInteger(Diagnostic):
+class NotAnInteger(Diagnostic, code="CH108"):
     """A decimal fraction where only integers can stand."""
 
-    code = "CH108"
     title = "numbers are integers; `{token}` is not"
     label = "not an integer"
     help = "clocks are an order, not a time: scale all of them to integers (durations are set with `--cost`)"
     token: str
 
 
-class GluedNumber(Diagnostic):
+class GluedNumber(Diagnostic, code="CH109"):
     """A number with letters right behind it."""
 
-    code = "CH109"
     title = "`{token}` is neither a number nor a name"
     label = "a number runs into a name"
     help = "for a product write `{number}*{name}`; a name starts with a letter"
@@ -146,10 +137,9 @@ class ForeignNumber(GluedNumber):
     help = "a number is written in decimal digits and nothing else"
 
 
-class OpenString(Diagnostic):
+class OpenString(Diagnostic, code="CH110"):
     """A message without its closing quote."""
 
-    code = "CH110"
     title = "this message has no closing quote"
     label = "starts here and runs past the end of the line"
     help = 'close it with `"` on the same line'

@@ -67,10 +67,9 @@ class InFormula(InInstance):
         return (*InInstance.notes(self), *steps)
 
 
-class BadDivisor(InFormula):
+class BadDivisor(InFormula, code="CH230"):
     """A division by zero or by a negative number."""
 
-    code = "CH230"
     title = "division by {kind}: `{divisor}` is {value}"
     label = "`{divisor}` is {value} here"
     help = "divisors are 1 or more: guard it with `if {guarded} > 0 then .. else ..`, or `require` that"
@@ -88,19 +87,17 @@ class BadDivisor(InFormula):
         return "zero" if self.value == 0 else "a negative number"
 
 
-class Overflow(InFormula):
+class Overflow(InFormula, code="CH231"):
     """A value beyond 64 bits."""
 
-    code = "CH231"
     title = "this value is too large for 64 bits"
     label = "beyond 2**63 - 1 in size"
     help = "look for a parameter that is far too large, or a clock that grows faster than it needs to"
 
 
-class BadShare(InFormula):
+class BadShare(InFormula, code="CH232"):
     """A call of ``share`` with impossible arguments."""
 
-    code = "CH232"
     title = "share({total}, {parts}, {part}) shares nothing out"
     label = "needs share(N, k, i) with N >= 0, k >= 1 and 0 <= i < k"
     help = "share(N, k, i) is how many of N things fall to part i of k, counted from 0"
@@ -109,10 +106,9 @@ class BadShare(InFormula):
     part: int
 
 
-class RequirementFails(Diagnostic):
+class RequirementFails(Diagnostic, code="CH233"):
     """A condition of the scheme that its parameters do not meet."""
 
-    code = "CH233"
     title = "{message}"
     label = "required by the scheme, and does not hold"
     help = "choose other parameters: {settings}"
@@ -136,10 +132,9 @@ class NeverMet(RequirementFails):
     help = "no parameter changes this; the scheme itself has to"
 
 
-class BackwardRange(InInstance):
+class BackwardRange(InInstance, code="CH234"):
     """A range that stops before it starts."""
 
-    code = "CH234"
     title = "the range {start}..{stop} stops before it starts"
     label = "{start}..{stop}"
     help = "a range a..b counts from a to b - 1; it is empty if a = b, and b is never less than a"
@@ -147,29 +142,26 @@ class BackwardRange(InInstance):
     stop: int
 
 
-class NoWorkers(InInstance):
+class NoWorkers(InInstance, code="CH235"):
     """A worker count below one."""
 
-    code = "CH235"
     title = "a scheme needs at least one worker, and this is {count}"
     label = "{count:worker}"
     help = "give a number of 1 or more; without this line there are as many workers as stages"
     count: int
 
 
-class NoStages(InInstance):
+class NoStages(InInstance, code="CH236"):
     """An empty range of stages."""
 
-    code = "CH236"
     title = "the pipe `{instance.pipe}` has no stages"
     label = "an empty range"
     help = "a model has at least one stage: `stages s in 0..D` with D >= 1"
 
 
-class StagesNotFromZero(InInstance):
+class StagesNotFromZero(InInstance, code="CH237"):
     """Stages that are not numbered from 0."""
 
-    code = "CH237"
     title = "stages are numbered from 0, and these start at {start}"
     label = "starts at {start}"
     help = (
@@ -179,10 +171,9 @@ class StagesNotFromZero(InInstance):
     start: int
 
 
-class StagesDiffer(InInstance):
+class StagesDiffer(InInstance, code="CH238"):
     """Pipes that cut the model into different numbers of stages."""
 
-    code = "CH238"
     title = "the pipe `{pipe}` has {stages:stage} and the pipe `{other}` has {expected}"
     label = "{stages:stage}"
     help = "every pipe is a whole copy of one model: give all of them the same stages"
@@ -194,19 +185,17 @@ class StagesDiffer(InInstance):
     first: Span
 
 
-class NoMicros(InInstance):
+class NoMicros(InInstance, code="CH239"):
     """A scheme whose pipes have no micro-batches at all."""
 
-    code = "CH239"
     title = "there are no micro-batches"
     label = "an empty range, as in every pipe"
     help = "an iteration has at least one micro-batch: make one of the ranges longer"
 
 
-class WorkerOutOfRange(InInstance):
+class WorkerOutOfRange(InInstance, code="CH240"):
     """A stage on a worker that does not exist."""
 
-    code = "CH240"
     title = "stage {stage} is placed on worker {worker}, and there is none"
     label = "worker {worker}"
     help = "{existing}; wrap around with `% {workers}`, or say how many there are with `workers`"
@@ -220,10 +209,9 @@ class WorkerOutOfRange(InInstance):
         return "the only worker is 0" if self.workers == 1 else f"the workers are 0 to {self.workers - 1}"
 
 
-class IdleWorker(Diagnostic):
+class IdleWorker(Diagnostic, code="CH241"):
     """A worker without a stage."""
 
-    code = "CH241"
     title = "worker {worker} has no stage{others}"
     label = "{workers:worker}"
     help = "place a stage on it with `on`, or ask for fewer with `workers`"
@@ -238,10 +226,9 @@ class IdleWorker(Diagnostic):
         return f", nor {'has' if others == 1 else 'have'} {counted(others, 'other')}" if others else ""
 
 
-class NumberOutside(InInstance):
+class NumberOutside(InInstance, code="CH242"):
     """A micro-batch whose number, given with ``as``, is not one of 0 to N - 1."""
 
-    code = "CH242"
     title = (
         "micro-batch m = {micro} of the pipe `{instance.pipe}` gets the number {number}, and numbers are 0 to {last}"
     )
@@ -252,10 +239,9 @@ class NumberOutside(InInstance):
     last: int
 
 
-class NumberTaken(InInstance):
+class NumberTaken(InInstance, code="CH243"):
     """Two micro-batches with the same number."""
 
-    code = "CH243"
     title = "two micro-batches have the number {number}: {first}, and {second}"
     label = "{number} again"
     help = "give each micro-batch a number of its own with `as`; without `as` they are consecutive, pipe by pipe"
@@ -272,10 +258,9 @@ class NumberTaken(InInstance):
         return (*instance, Note(f"the number {self.missing} is given to none"), first)
 
 
-class NoSuchMicro(InInstance):
+class NoSuchMicro(InInstance, code="CH244"):
     """An operation on a micro-batch that its pipe does not have."""
 
-    code = "CH244"
     title = "the pipe `{instance.pipe}` has no micro-batch {micro}"
     label = "micro-batch {micro}"
     help = "its micro-batches are {start} to {last}: guard the line with `when`, or mend the formula"
@@ -284,10 +269,9 @@ class NoSuchMicro(InInstance):
     last: int
 
 
-class NoSuchStage(InInstance):
+class NoSuchStage(InInstance, code="CH245"):
     """An operation on a stage that does not exist."""
 
-    code = "CH245"
     title = "there is no stage {stage}"
     label = "stage {stage}"
     help = "the stages are 0 to {last}: guard the line with `when`, or mend the formula"
@@ -295,10 +279,9 @@ class NoSuchStage(InInstance):
     last: int
 
 
-class TooManyOperations(InInstance):
+class TooManyOperations(InInstance, code="CH246"):
     """A scheme with more operations than the limit allows."""
 
-    code = "CH246"
     title = "the scheme has {count:operation}, and the limit is {limit:,}"
     label = "{micros:micro-batch} in all, {stages:stage}"
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
@@ -308,10 +291,9 @@ class TooManyOperations(InInstance):
     stages: int
 
 
-class TooMany(InInstance):
+class TooMany(InInstance, code="CH247"):
     """More workers, stages, micro-batches or pipes than any scheme may have."""
 
-    code = "CH247"
     title = "this makes {too_many}, and the limit is {limit:,}"
     label = "beyond the limit"
     help = "choose smaller parameters: no option raises this limit"
@@ -325,10 +307,9 @@ class TooMany(InInstance):
         return counted(self.count, self.thing)
 
 
-class EmptyIndex(InInstance):
+class EmptyIndex(InInstance, code="CH248"):
     """A range of pipes without values: there is no pipe."""
 
-    code = "CH248"
     title = "there are no pipes"
     label = "an empty range makes none"
     help = "a scheme has at least one pipe: make the range longer"
