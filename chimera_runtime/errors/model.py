@@ -245,13 +245,7 @@ def ends_differ(file: Path, first: str, other: str, *, traits: str, other_traits
 
 
 def tie_is_not_declared(
-    file: Path,
-    kind: str,
-    parameter: str,
-    *,
-    numbers: tuple[int, int],
-    ends: tuple[str, str],
-    stages: tuple[int, int],
+    file: Path, kind: str, parameter: str, *, numbers: tuple[int, int], ends: tuple[str, str], stages: tuple[int, int]
 ) -> Misuse:
     first, last = numbers
     compile_again = f" and compile with --tied {stages[0]},{stages[1]}" if stages[0] != stages[1] else ""

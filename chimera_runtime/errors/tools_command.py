@@ -7,78 +7,43 @@ from chimera_runtime.errors import Misuse
 
 
 def cannot_be_parsed(message: str) -> Misuse:
-    """``message`` is that of argparse, or of a function below."""
+    """``message`` is that of argparse, or one from below."""
     return Misuse(f"{message} (see --help)")
 
 
 # Values that an option cannot have: argparse puts the option before them.
 
-
-def is_not_seconds(text: str, most: int) -> str:
-    return f"{text!r} is not a positive number of seconds, {most} at most"
-
-
-def is_not_a_positive_number(text: str) -> str:
-    return f"{text!r} is not a positive number"
-
-
-def is_an_empty_path() -> str:
-    return "an empty path"
+NOT_POSITIVE = "is not a positive number"
+NOT_A_COUNT = "is not a positive whole number"
+NOT_A_WHOLE_NUMBER = "is not a whole number, 0 or more"
+NOT_A_SPLIT = "does not list the first layer of each stage, as in 0,9,17,25"
+NOT_BYTES = "is not a number of bytes, as in 16GiB, 1.5TiB or 4096"
+NOT_DURATIONS = "is not of the form F=SECONDS,B=SECONDS"
+DURATIONS_ARE_MISSING = "needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"
+EMPTY_PATH = "an empty path"
 
 
-def is_not_a_count(text: str) -> str:
-    return f"{text!r} is not a positive whole number"
-
-
-def is_not_a_whole_number(text: str) -> str:
-    return f"{text!r} is not a whole number, 0 or more"
-
-
-def is_not_a_split(text: str) -> str:
-    return f"{text!r} does not list the first layer of each stage, as in 0,9,17,25"
-
-
-def is_not_bytes(text: str) -> str:
-    return f"{text!r} is not a number of bytes, as in 16GiB, 1.5TiB or 4096"
-
-
-def are_not_durations(text: str) -> str:
-    return f"{text!r} is not of the form F=SECONDS,B=SECONDS"
-
-
-def durations_are_missing(text: str) -> str:
-    return f"{text!r} needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"
+def not_seconds(most: int) -> str:
+    return f"is not a positive number of seconds, {most} at most"
 
 
 # Options that do not fit each other.
 
+BACKEND_HAS_NO_NAME = "--backend-module: --backend NAME says which backend the file registers"
+NCCL_IS_FOR_GPUS = "--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo"
+SAVE_HAS_NO_DIRECTORY = "--save-every says when: give --save DIR to say where"
 
-def backend_has_no_name() -> Misuse:
-    return cannot_be_parsed("--backend-module: --backend NAME says which backend the file registers")
+NO_GRADIENTS = "computes no gradients and no loss"
+WEIGHTS_STAY = "leaves the weights alone"
+NOTHING_COMPUTED = "computes nothing"
 
 
 def backend_is_unknown(backend: str) -> Misuse:
     return cannot_be_parsed(f"--backend {backend}: gloo, nccl, or a backend that --backend-module FILE registers")
 
 
-def nccl_is_for_gpus() -> Misuse:
-    return cannot_be_parsed("--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo")
-
-
-def rehearsal_has_no_gradients() -> Misuse:
-    return cannot_be_parsed("--rehearse computes no gradients and no loss: leave --clip-norm and --stop-on-nan out")
-
-
-def rehearsal_has_no_weights(option: str) -> Misuse:
-    return cannot_be_parsed(f"--rehearse leaves the weights alone: leave {option} out")
-
-
-def rehearsal_computes_nothing(option: str) -> Misuse:
-    return cannot_be_parsed(f"--rehearse computes nothing: leave {option} out")
-
-
-def save_has_no_directory() -> Misuse:
-    return cannot_be_parsed("--save-every says when: give --save DIR to say where")
+def rehearsal_excludes(why: str, options: str) -> Misuse:
+    return cannot_be_parsed(f"--rehearse {why}: leave {options} out")
 
 
 def check_only_records_nothing(option: str) -> Misuse:
@@ -119,12 +84,12 @@ def rehearsal_lacks_durations(kinds: Iterable[str], schedule: str, example: Mapp
 # A backend of the user's own.
 
 
-def backend_module_is_missing(module: Path) -> Misuse:
-    return Misuse(f"--backend-module {module}: there is no such file")
+NO_SUCH_FILE = "there is no such file"
+NOT_PYTHON = "not a Python file (its name must end in .py)"
 
 
-def backend_module_is_not_python(module: Path) -> Misuse:
-    return Misuse(f"--backend-module {module}: not a Python file (its name must end in .py)")
+def backend_module_cannot_be_run(module: Path, why: str) -> Misuse:
+    return Misuse(f"--backend-module {module}: {why}")
 
 
 def backend_is_not_registered(backend: str, module: Path) -> Misuse:

@@ -38,7 +38,7 @@ from chimera_runtime.tools.record.recorder import Recorder, prepare
 from chimera_runtime.tools.watch.device_memory import smallest_share
 from chimera_runtime.tools.watch.flops import computing_dtype, peak_seconds
 from chimera_runtime.tools.watch.log import Log
-from chimera_runtime.tools.watch.memory import refuse_beyond
+from chimera_runtime.tools.watch.memory import RankNeed, refuse_beyond
 from chimera_runtime.tools.watch.metrics import Metrics
 from chimera_runtime.tools.watch.peak_memory import PeakMemory, resident
 from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
@@ -97,10 +97,7 @@ class Run(Hooks):
         if options.autocast is not None:
             self.model = under_autocast(self.model, self.device.type, _DTYPES[options.autocast])
         _ = self.batches
-        job, size = self.compiled.job, options.micro_batch_size
-        self.held_out = Validation(
-            self.model, options.eval_every, options.steps, size, job=job, place=self.place, seed=options.seed
-        )
+        self.held_out = Validation(self.model, options, self.compiled.job, self.place)
         self.sinks = self._open()
         if not self.place.rank:
             self.faults.at_end.append(self._keep)
@@ -271,6 +268,7 @@ class Run(Hooks):
         """Prints remarks, limits memory, checks and measures, as far as options ask for it, before the first update."""
         options, world, model = self.options, context.world, self.model
         self._context = context
+        need = RankNeed(context, model.steps, modules, options.shard_optimizer)
 
         # Files, remarks and limits: errors come before the check, which takes long.
         if options.trace is not None:
@@ -282,7 +280,7 @@ class Run(Hooks):
                 if options.memory_limit == "device"
                 else options.memory_limit
             )
-            remarks.append(refuse_beyond(limit, context, model.steps, modules, options.shard_optimizer))
+            remarks.append(refuse_beyond(limit, need))
         if world.place.rank == 0:
             for remark in remarks:
                 write_line(remark)
@@ -305,7 +303,7 @@ class Run(Hooks):
         if self.device.type == "cpu":
             keep_memory()
         if options.peak_memory:
-            self._peak_memory = PeakMemory(context, model.steps, modules, self._before, options.shard_optimizer)
+            self._peak_memory = PeakMemory(need, self._before)
 
     def stage_maker(self, job: Job) -> Callable[..., Stage]:
         """Returns the class `Stage`, or in a rehearsal a function that makes stages which sleep."""

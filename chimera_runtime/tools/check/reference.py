@@ -101,10 +101,7 @@ class Reference:
     def batches(self) -> Iterator[list[list[Any]]]:
         """Yields the data of each update, see `reference_data`."""
         return mini_batches(
-            self.model,
-            (self.micro_batch_size, self.micro_batches * self.copies, self.parts),
-            self.seed,
-            self.device,
+            self.model, (self.micro_batch_size, self.micro_batches * self.copies, self.parts), self.seed, self.device
         )
 
 

@@ -14,15 +14,14 @@ from chimera_runtime.errors import tools_command as mistakes
 def register(backend: str, module: Path) -> None:
     """Runs the file that registers a backend.
 
-    Raises `Misuse` if the file cannot be read, or does not register the backend. Raises `ModelError` if it cannot be
-    run.
+    Raises `Misuse` if the file is not there, or does not register the backend; `ModelError` if its code fails.
     """
     file = module.resolve()
     if not file.is_file():
-        raise mistakes.backend_module_is_missing(module)
+        raise mistakes.backend_module_cannot_be_run(module, mistakes.NO_SUCH_FILE)
     spec = importlib.util.spec_from_file_location("chimera_backend", file)
     if spec is None or spec.loader is None:
-        raise mistakes.backend_module_is_not_python(module)
+        raise mistakes.backend_module_cannot_be_run(module, mistakes.NOT_PYTHON)
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
     with UserCode("importing the backend module", MISUSED):

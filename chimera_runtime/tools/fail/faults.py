@@ -126,12 +126,10 @@ class Faults:
         last_lines.append(message)
         try:
             _ask(lambda: self._leave_word(message, peers))
-            if _torchrun_has_died():
-                self._end_as_orphan()
+            self._end_if_orphaned()
             cause = _ask(self._cause)
         except _NoStoreError as error:
-            if _torchrun_has_died():
-                self._end_as_orphan()
+            self._end_if_orphaned()
             self.end_alone(f"{message}; {error}", FAILED)
         self.end(f"{self._program}: {cause}", FAILED, is_cause=False)
 
@@ -161,8 +159,9 @@ class Faults:
             self.lose(message)
         self.end(f"{self._program}: {message}", FAILED)
 
-    def _end_as_orphan(self) -> NoReturn:
-        self.end_alone("torchrun has died, and its ranks end", TERMINATED)
+    def _end_if_orphaned(self) -> None:
+        if _torchrun_has_died():
+            self.end_alone("torchrun has died, and its ranks end", TERMINATED)
 
     def end_alone(self, message: str, status: int) -> NoReturn:
         """Ends this rank like `end`, but without the store: with its own message about the peers that it waited for."""
@@ -226,8 +225,7 @@ class Faults:
         try:
             has_spoken, dead = _ask(lambda: (self._store.check([_SPEAKERS]), self._dead(size)))
         except _NoStoreError as error:
-            if _torchrun_has_died():
-                self._end_as_orphan()
+            self._end_if_orphaned()
             self.end_alone(f"rank {self._rank}: {name}; {error}", TERMINATED)
 
         # A rank has died without a message: the ranks that wait for it can say more than this one.
@@ -235,8 +233,7 @@ class Faults:
             self._let_others_speak()
             died = f"rank {dead[0]} has died (torchrun's summary follows)"
             self.end(f"{self._program}: rank {self._rank}: ended by torchrun: {died}", TERMINATED, is_cause=False)
-        if _torchrun_has_died():
-            self._end_as_orphan()
+        self._end_if_orphaned()
         if has_spoken:
             ended = f"rank {self._rank}: ended by torchrun after another rank had failed"
             self.end(f"{self._program}: {ended}", TERMINATED, is_cause=False)

@@ -66,12 +66,7 @@ class Saving:
         directory = options.save or options.resume
         if directory is not None:
             self._checkpoints = Checkpoints(
-                directory,
-                pipe,
-                _saveable(optimizers),
-                schedulers=schedulers,
-                shared=shared,
-                keep=options.keep,
+                directory, pipe, _saveable(optimizers), schedulers=schedulers, shared=shared, keep=options.keep
             )
 
     def begin(self) -> None:

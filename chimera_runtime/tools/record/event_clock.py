@@ -7,7 +7,7 @@ after each call give the times at which the GPU began and ended the work, or was
 import threading
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -15,27 +15,14 @@ _NANOSECONDS = 10**6
 """Nanoseconds in a millisecond."""
 
 
-class DeviceEvents(Protocol):
-    """Events in the stream in which a device computes, with the times at which the device reaches them."""
-
-    def mark(self) -> Any:
-        """Puts an event into the computing stream, behind all work that is there."""
-
-    def synchronise(self, event: Any) -> None:
-        """Waits until the stream has reached an event."""
-
-    def milliseconds(self, start: Any, end: Any) -> float:
-        """Time from an event to a later one."""
-
-
 class CudaEvents:
-    """`DeviceEvents` by torch.cuda. This has not run on a GPU."""
+    """Events in the CUDA stream in which a GPU computes, and their times. It has not run on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        """Puts an event with a time into torch's current stream."""
+        """Puts an event with a time into torch's current stream, behind all work that is there."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -73,7 +60,7 @@ class EventClock(HostClock):
 
     most = 2**12
 
-    def __init__(self, events: DeviceEvents, clock: Callable[[], int] = monotonic_ns) -> None:
+    def __init__(self, events: CudaEvents, clock: Callable[[], int] = monotonic_ns) -> None:
         self._device = events
         self._lock = threading.Lock()
         self._base = events.mark()

@@ -46,21 +46,14 @@ class RankBytes:
         return sum(asdict(self).values())
 
 
-def refuse_beyond(
-    limit: int,
-    context: RankContext,
-    optimizer: Callable[[list[torch.nn.Parameter]], Any],
-    built: dict[int, torch.nn.Module],
-    is_sharded: bool = False,
-) -> str:
+def refuse_beyond(limit: int, mine: "RankNeed") -> str:
     """Returns the need of the fullest rank, in words, if no rank needs more than ``limit`` bytes; all ranks call it.
 
-    ``is_sharded`` says that the replicas of a stage share the optimizer's state.
+    ``mine`` is what this rank needs.
 
     Raises `Misuse` on every rank, if some rank needs more.
     """
-    world = context.world
-    mine = RankNeed(context, optimizer, built, is_sharded)
+    world = mine.context.world
     need = mine.need()
     world.control_group.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
     ranks = world.place.ranks
@@ -74,12 +67,15 @@ def refuse_beyond(
     others = sum(total > limit for total, _ in needs) - 1
     job = world.job
     replicated = any(len(world.ranks_of(stage)) > 1 for stage in range(job.stages))
-    can_shard = replicated and not job.period and not is_sharded
+    can_shard = replicated and not job.period and not mine.is_sharded
     raise mistakes.memory_is_too_little(byte_text(limit), words, others, can_shard)
 
 
 class RankNeed:
-    """Adds up the bytes that this rank needs, from the schedule and the measurements of the first micro-batch."""
+    """Adds up the bytes that this rank needs, from the schedule and the measurements of the first micro-batch.
+
+    ``optimizer`` makes an optimizer of parameters. ``is_sharded`` says that the replicas of a stage share its state.
+    """
 
     def __init__(
         self,
@@ -88,8 +84,8 @@ class RankNeed:
         built: dict[int, torch.nn.Module],
         is_sharded: bool = False,
     ) -> None:
-        self._context = context
-        self._is_sharded = is_sharded
+        self.context = context
+        self.is_sharded = is_sharded
         self._optimizer = optimizer
         self._facts = context.facts
         self._built = built
@@ -109,18 +105,18 @@ class RankNeed:
     def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
         """Yields the parameters, or shards, that the optimizer of each weight group steps."""
         for group, trained in self._trained.items():
-            yield Sharding(self._context.world, group, trained).shards if self._is_sharded else trained
+            yield Sharding(self.context.world, group, trained).shards if self.is_sharded else trained
 
     def words(self, need: RankBytes) -> str:
         """Describes a need, with the figures of the stages at the fullest moment."""
-        place = self._context.world.place
+        place = self.context.world.place
         parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())
         fullest = max(self._facts.kept, key=self._moment, default=())
         stages = "; ".join(self._stage_in_words(*of_stage) for of_stage in fullest)
         return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages})"
 
     def _stage_in_words(self, stage: int, activations: int, inputs: int, begun: int) -> str:
-        footprint, weights = self._context.probed.footprints[stage], self._weights_of(stage)
+        footprint, weights = self.context.probed.footprints[stage], self._weights_of(stage)
         figures = [f"{activations} x M_a = {byte_text(footprint.activations)}"] if activations else []
         figures += [f"{inputs} inputs of {byte_text(footprint.inputs)}"] if inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
@@ -131,7 +127,7 @@ class RankNeed:
     def _weights(self) -> int:
         """Bytes of all versions of trained weights, of other weights, and of buffers (twice if a stage recomputes)."""
         parameters = {parameter for module in self._built.values() for parameter in module.parameters()}
-        copies = {stage: 2 if stage in self._context.world.job.recomputing else 1 for stage in self._built}
+        copies = {stage: 2 if stage in self.context.world.job.recomputing else 1 for stage in self._built}
         total = bytes_of(parameters)
         total += sum(copies[stage] * bytes_of(module.buffers()) for stage, module in self._built.items())
         stashed: dict[Group, int] = {(stage,): facts.copies - 1 for stage, facts in self._facts.stages.items()}
@@ -153,23 +149,23 @@ class RankNeed:
 
     def _sending(self, stage: int) -> int:
         """Bytes of sent tensors, without results that a stage also saves: they are counted as activations."""
-        footprint = self._context.probed.footprints[stage]
+        footprint = self.context.probed.footprints[stage]
         activations, gradients = self._facts.stages[stage].sending
-        saved = 0 if stage in self._context.world.job.recomputing else footprint.saved_results
+        saved = 0 if stage in self.context.world.job.recomputing else footprint.saved_results
         return activations * (footprint.results - saved) + gradients * self._answer(stage - 1)
 
     def _message(self, stage: int) -> int:
         """Bytes that a stage sends to the next one for a micro-batch; 0 for the stage before the first."""
         if stage < 0:
             return 0
-        boundary = self._context.probed.boundaries[stage]
+        boundary = self.context.probed.boundaries[stage]
         return sum(map(_tensor, boundary.shapes, boundary.dtypes))
 
     def _answer(self, stage: int) -> int:
         """Bytes of gradients, and their count, that come back to a stage for a micro-batch; 0 for the last stage."""
-        if not 0 <= stage < len(self._context.probed.boundaries):
+        if not 0 <= stage < len(self.context.probed.boundaries):
             return 0
-        boundary = self._context.probed.boundaries[stage]
+        boundary = self.context.probed.boundaries[stage]
         count = torch.float64.itemsize if boundary.counted else 0
         return count + sum(compress(map(_tensor, boundary.shapes, boundary.dtypes), boundary.differentiable))
 
@@ -183,29 +179,29 @@ class RankNeed:
 
     def _pass(self, stage: int) -> int:
         """Bytes that a forward keeps, without a received input, which is in its receive buffer."""
-        footprint = self._context.probed.footprints[stage]
+        footprint = self.context.probed.footprints[stage]
         if self._is_received(stage):
             return footprint.activations - footprint.saved_inputs
         return footprint.activations + (footprint.inputs - footprint.saved_inputs if stage else 0)
 
     def _halfway(self, stage: int) -> int:
         """Bytes kept between the halves of a backward, without received gradients, which are in a receive buffer."""
-        return self._pass(stage) - self._context.probed.footprints[stage].released + self._operands(stage)
+        return self._pass(stage) - self.context.probed.footprints[stage].released + self._operands(stage)
 
     def _operands(self, stage: int) -> int:
-        probed, job = self._context.probed, self._context.world.job
+        probed, job = self.context.probed, self.context.world.job
         footprint = probed.footprints[stage]
         received = footprint.received_operands if self._is_answered(stage) else 0
         apart = self._weights_of(stage) if probed.traits[stage].whole and job.period else 0
         return footprint.operands - received + apart
 
     def _halving(self, stage: int) -> int:
-        return min(self._context.probed.footprints[stage].released, self._operands(stage))
+        return min(self.context.probed.footprints[stage].released, self._operands(stage))
 
     def _input(self, stage: int) -> int:
         """Bytes that a forward keeps if its stage recomputes."""
-        footprint = self._context.probed.footprints[stage]
-        module, changed = self._built[stage], self._context.probed.traits[stage].buffers
+        footprint = self.context.probed.footprints[stage]
+        module, changed = self._built[stage], self.context.probed.traits[stage].buffers
         buffers = bytes_of(module.get_buffer(name) for name in changed)
         return footprint.targets + buffers + (0 if self._is_received(stage) else footprint.inputs)
 
@@ -215,12 +211,12 @@ class RankNeed:
 
     def _is_answered(self, stage: int) -> bool:
         """Whether all gradients of a stage's outputs come from other workers."""
-        return stage < self._context.world.job.stages - 1 and not self._has_both(stage)
+        return stage < self.context.world.job.stages - 1 and not self._has_both(stage)
 
     def _has_both(self, stage: int) -> bool:
         """Whether this worker holds a stage and the next one in the same pipe."""
-        worker = self._context.world.place.worker
-        return any(pipe[stage] == pipe[stage + 1] == worker for pipe in self._context.world.job.placement)
+        worker = self.context.world.place.worker
+        return any(pipe[stage] == pipe[stage + 1] == worker for pipe in self.context.world.job.placement)
 
 
 def _tensor(shape: Sequence[int], dtype: torch.dtype) -> int:

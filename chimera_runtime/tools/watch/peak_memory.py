@@ -4,14 +4,11 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.watch.memory import RankNeed
 from chimera_runtime.values.byte_text import byte_text
 
@@ -25,28 +22,16 @@ ON_GPU = "of tensors on the GPU, by torch's allocator"
 class PeakMemory:
     """Memory that this rank needs, computed before training, and its peak from then on.
 
-    Parameters
-    ----------
-    before
-        Bytes of the process before its stages were built: see `resident`.
-    is_sharded
-        Whether the replicas of a stage share the optimizer's state.
+    ``before`` are the bytes of the process before its stages were built: see `resident`.
     """
 
-    def __init__(
-        self,
-        context: RankContext,
-        optimizer: Callable[[list[torch.nn.Parameter]], Any],
-        built: dict[int, torch.nn.Module],
-        before: int,
-        is_sharded: bool = False,
-    ) -> None:
-        self._world = context.world
+    def __init__(self, need: RankNeed, before: int) -> None:
+        self._world = need.context.world
         self._before = before
-        facts = context.facts
+        facts = need.context.facts
         self._copies = sum(of_stage.copies for of_stage in facts.stages.values())
         self._activations = max((sum(a + begun for _, a, _, begun in moment) for moment in facts.kept), default=0)
-        self._need = RankNeed(context, optimizer, built, is_sharded).need().total
+        self._need = need.need().total
         if self._world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._world.device)
         else:

@@ -250,12 +250,9 @@ class Progress:
 
         Raises `Unwritable` if a file, or standard output, could not be written completely.
         """
-        if self._sinks.metrics is not None:
-            self._sinks.metrics.close()
-        if self._sinks.log is not None:
-            self._sinks.log.close()
-        if self._sinks.board is not None:
-            self._sinks.board.close()
+        for sink in (self._sinks.metrics, self._sinks.log, self._sinks.board):
+            if sink is not None:
+                sink.close()
         if self._write_error is not None:
             raise self._write_error
 

@@ -1,5 +1,6 @@
 """``--eval-every K``: mean loss over the held-out items of ``validation``, every K updates and at the end."""
 
+import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,30 +21,19 @@ _EPOCH = -1
 class Validation:
     """Evaluates the held-out items, each once; copy c of W has items c, c + W, ..
 
-    Parameters
-    ----------
-    every
-        Number of updates between evaluations; None for no evaluation.
-    updates
-        Number of updates of the run, after which there is an evaluation as well.
-    size
-        B, the items of a micro-batch.
+    Without ``--eval-every`` it is never due.
 
-    Raises
-    ------
-    Misuse
-        If the model file has no ``validation``, or that does not return a map-style dataset with an item.
+    Raises `Misuse` if the model file has no ``validation``, or ``validation`` does not return a map-style dataset with
+    an item.
     """
 
-    def __init__(
-        self, model: ModelFile, every: int | None, updates: int, size: int, job: Job, place: Place, seed: int
-    ) -> None:
-        self._every = every
-        self._updates = updates
-        self._size = size
-        self._round = size * job.evaluated
+    def __init__(self, model: ModelFile, options: argparse.Namespace, job: Job, place: Place) -> None:
+        self._every: int | None = options.eval_every
+        self._updates: int = options.steps
+        self._size: int = options.micro_batch_size
+        self._round = self._size * job.evaluated
         self._items: Sequence[int] = ()
-        if every is None:
+        if self._every is None:
             return
         if model.validation is None:
             raise mistakes.validation_is_missing(f"{model.file}")
@@ -54,7 +44,7 @@ class Validation:
         if not length:
             raise mistakes.validation_is_not_map_style()
         self._items = range(place.copy, length, place.copies)
-        self._loading = ItemLoading(dataset, seed, model.collate, "validation()")
+        self._loading = ItemLoading(dataset, options.seed, model.collate, "validation()")
 
     def is_due(self, updates: int) -> bool:
         """Whether to evaluate after ``updates`` updates; the same on every rank."""

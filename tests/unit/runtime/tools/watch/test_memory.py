@@ -10,7 +10,7 @@ from torch import nn
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.watch.memory import RankBytes, bytes_of, refuse_beyond, state_bytes
+from chimera_runtime.tools.watch.memory import RankBytes, RankNeed, bytes_of, refuse_beyond, state_bytes
 from chimera_runtime.values.byte_text import byte_text
 from tests.unit.runtime.models import facts, model, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
@@ -25,7 +25,7 @@ TARGET = B * BYTES
 
 def said(world: World, known: Any, limit: int = 10**9, of_model: Any = None) -> str:
     made, built = setting(world, known, of_model, options=f"--micro-batch-size {B}", measures=True)
-    return refuse_beyond(limit, made, made.model.steps, {s: built[s] for s in known.stages})
+    return refuse_beyond(limit, RankNeed(made, made.model.steps, {s: built[s] for s in known.stages}))
 
 
 def need(text: str) -> dict[str, str]:
@@ -197,7 +197,7 @@ def test_replicas_that_share_the_state_need_a_share_of_it_and_others_are_told_th
 
             def text(world: World, limit: int, is_sharded: bool = is_sharded, known: Any = known) -> str:
                 made, built = setting(world, known, momentum, options=f"--micro-batch-size {B}", measures=True)
-                return refuse_beyond(limit, made, momentum.steps, built, is_sharded)
+                return refuse_beyond(limit, RankNeed(made, momentum.steps, built, is_sharded))
 
             pair = [replace(world, sums=sums) for world in pair]
             needed[is_sharded], _ = together([partial(text, world, 10**9) for world in pair])

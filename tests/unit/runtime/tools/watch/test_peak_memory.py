@@ -27,7 +27,7 @@ def resident_in_use() -> int:
 def test_memory_that_was_taken_and_given_back_is_in_the_peak(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world, measures=True)
-        peak = PeakMemory(made, made.model.steps, built, resident_in_use())
+        peak = PeakMemory(RankNeed(made, made.model.steps, built), resident_in_use())
         _ = torch.ones(48 * MIB)
         del _
         assert 0.9 * 192 * MIB <= peak._used() <= 1.5 * 192 * MIB
@@ -40,7 +40,7 @@ def test_what_was_used_before_training_is_not_in_the_peak(alone: World) -> None:
     del _
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world, measures=True)
-        peak = PeakMemory(made, made.model.steps, built, resident())
+        peak = PeakMemory(RankNeed(made, made.model.steps, built), resident())
         assert peak._used() < 48 * MIB
 
 
@@ -52,8 +52,8 @@ def test_rank_0_has_a_line_for_every_rank(alone: World, monkeypatch: pytest.Monk
         def lines(world: World) -> tuple[list[str], int]:
             made, built = setting(world, known[world.place.worker], measures=True)
             held = {s: built[s] for s in known[world.place.worker].stages}
-            need = RankNeed(made, made.model.steps, held).need().total
-            return PeakMemory(made, made.model.steps, held, 0).lines(), need
+            need = RankNeed(made, made.model.steps, held)
+            return PeakMemory(need, 0).lines(), need.need().total
 
         (said, first), (silent, second) = together([lambda world=world: lines(world) for world in ranks])  # type: ignore[misc]
     assert silent == []
@@ -80,6 +80,6 @@ def test_on_a_gpu_it_is_what_torchs_allocator_says(alone: World, monkeypatch: py
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world, measures=True)
         on_gpu = replace(made, world=replace(world, device=torch.device("cuda", 0)))
-        peak = PeakMemory(on_gpu, made.model.steps, built, resident())
+        peak = PeakMemory(RankNeed(on_gpu, made.model.steps, built), resident())
         assert peak.lines()[0] == f"peak memory ({ON_GPU})"
         assert peak._used() == 5 * MIB

@@ -1,5 +1,6 @@
 """Held-out items count once each, whatever their number, on whichever copy."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,14 @@ def with_items(validation: Callable[[], Any] | None) -> ModelFile:
     return replace(model(), validation=validation)
 
 
-def held_out(count: int, copy: int = 0, copies: int = 1, every: int | None = 2) -> Validation:
+def every(updates: int | None) -> Namespace:
+    """Options of 5 updates with an evaluation every ``updates``."""
+    return Namespace(eval_every=updates, steps=5, micro_batch_size=B, seed=0)
+
+
+def held_out(count: int, copy: int = 0, copies: int = 1, updates: int | None = 2) -> Validation:
     place = Place(copy, 1, copies, "pipeline")
-    return Validation(with_items(lambda: items(count)), every, 5, B, alone_job(evaluated=N), place, 0)
+    return Validation(with_items(lambda: items(count)), every(updates), alone_job(evaluated=N), place)
 
 
 @pytest.mark.parametrize("count", [1, B, B * N, 5 * B * N + 3])
@@ -67,7 +73,7 @@ def test_a_rank_loads_of_a_whole_round_what_it_is_asked_for() -> None:
             return torch.ones(WIDTH), torch.zeros(WIDTH), {"scale": torch.ones(1)}
 
     files = with_items(Items)
-    of_round = Validation(files, 1, 5, B, alone_job(evaluated=N), Place(0, 1, 1, "pipeline"), 0)
+    of_round = Validation(files, every(1), alone_job(evaluated=N), Place(0, 1, 1, "pipeline"))
     (load,) = of_round._batches()
     inputs, _, keywords = load(1)
     assert loaded == [B, B + 1]
@@ -78,7 +84,7 @@ def test_a_rank_loads_of_a_whole_round_what_it_is_asked_for() -> None:
 
 def test_it_is_time_every_so_many_updates_and_after_the_last() -> None:
     assert [update for update in range(1, 6) if held_out(3).is_due(update)] == [2, 4, 5]
-    assert not any(held_out(3, every=None).is_due(update) for update in range(1, 6))
+    assert not any(held_out(3, updates=None).is_due(update) for update in range(1, 6))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,7 @@ def test_it_is_time_every_so_many_updates_and_after_the_last() -> None:
 )
 def test_what_is_missing_is_said_before_training(validation: Any, words: str) -> None:
     with pytest.raises(Misuse, match=words):
-        Validation(with_items(validation), 1, 5, B, alone_job(), Place(0, 1, 1, "pipeline"), 0)
+        Validation(with_items(validation), every(1), alone_job(), Place(0, 1, 1, "pipeline"))
 
 
 def test_an_item_that_fails_is_the_model_files(alone: World, one_worker: Path) -> None:
@@ -101,7 +107,7 @@ def test_an_item_that_fails_is_the_model_files(alone: World, one_worker: Path) -
 
     pipe = pipeline(one_worker)
     broken = Validation(
-        with_items(lambda: Broken(items(9))), 1, 5, B, alone_job(evaluated=N), Place(0, 1, 1, "pipeline"), 0
+        with_items(lambda: Broken(items(9))), every(1), alone_job(evaluated=N), Place(0, 1, 1, "pipeline")
     )
     with pytest.raises(ModelError, match=r"item 0 of validation\(\): .*KeyError: 0"):
         broken.loss(pipe)
