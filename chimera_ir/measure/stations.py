@@ -221,7 +221,7 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
                 with cut.here():
                     halves = measure_halves(cut.model, stage, module, call, differentiable=follow[size], is_whole=whole)
                     follow[size] = tuple(probe_backward(stage, module, trace, follow[size]))
-            footprint = first_look.trace.footprint.with_halves(*halves)
+            footprint = replace(first_look.trace.footprint, **halves)
             bare = replace(first_look.trace, traits=trace.traits, footprint=footprint)
             before = _marked(first_look.before, follow[size])
             ready.append(

@@ -8,7 +8,7 @@ calls of the script for this micro-batch do nothing.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import evaluate as mistakes
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.lane.message_links import Incoming, Outgoing
-from chimera_runtime.lane.stream_lane import StreamIncoming, StreamOutgoing
+from chimera_runtime.lane.stream_lane import StreamLink
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
@@ -32,15 +32,8 @@ from chimera_runtime.values.shared_memory import Slots, unshared
 from chimera_runtime.values.tensors import Tensors, join, plain
 
 
-class EvaluationOutput(Protocol):
-    """Receives the values that the module of a stage returns in an evaluation."""
-
-    def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
-        """Takes the value of a micro-batch of ``items`` items; returns the tensors to send to the next stage."""
-
-
 class SentOutput:
-    """Output of a stage that has a next one: sends the values. ``whole`` is the items of a whole micro-batch."""
+    """Output of a stage that has a next one. ``whole`` is the number of items of a whole micro-batch."""
 
     def __init__(self, number: int, current: "_CurrentRound", whole: int) -> None:
         self._number = number
@@ -48,7 +41,10 @@ class SentOutput:
         self._whole = whole
 
     def finish(self, micro: int, items: int, returned: Any, _target: Any) -> Tensors:
-        """Returns the tensors in the value, contiguous. Raises `BadModel` if they differ from those in training."""
+        """Returns the tensors to send, from what the module ``returned`` for a micro-batch of ``items`` items.
+
+        Raises `BadModel` if the tensors differ from those in training in more than their number of items.
+        """
         boundary = self._current.boundaries[self._number]
         expected = boundary if items == self._whole else boundary.of_items(items, self._whole)
         assert expected is not None, "Evaluation.evaluation_batches has refused that"
@@ -86,13 +82,13 @@ class LossTotal:
 
 
 class OutputStore:
-    """Output of the last stage that stores a copy of the value of each micro-batch."""
+    """Output of the last stage that stores a copy of what the module returns for each micro-batch."""
 
     def __init__(self) -> None:
         self._outputs: dict[int, Any] = {}
 
     def finish(self, micro: int, _items: int, returned: Any, _target: Any) -> Tensors:
-        """Stores the value of a micro-batch; returns no tensors to send."""
+        """Stores what the module ``returned`` for a micro-batch; returns no tensors to send."""
         self._outputs[micro] = mapped(returned, lambda tensor: settled(tensor).clone())
         return ()
 
@@ -103,7 +99,7 @@ class OutputStore:
 
 
 class _CurrentRound:
-    """The round that is running, with the boundaries of the stages for a whole micro-batch."""
+    """The running round. ``boundaries`` describe the tensors between the stages for a whole micro-batch of it."""
 
     def __init__(self, boundaries: Sequence[Boundary]) -> None:
         self.boundaries = boundaries
@@ -114,11 +110,11 @@ class _CurrentRound:
         return sum(self.round.sizes[micro] for micro in (micros if isinstance(micros, tuple) else (micros,)))
 
     def has(self, micros: Micros) -> bool:
-        """Whether a micro-batch, or any of several, has items."""
+        """Whether a micro-batch, or at least one of several, has items."""
         return self.size(micros) > 0
 
     def load(self, micro: int, which: int, device: torch.device) -> Any:
-        """The inputs, targets or keyword arguments of a micro-batch, ``which`` 0, 1 or 2; None if it is absent."""
+        """Inputs (``which`` 0), targets (1) or keyword arguments (2) of a micro-batch; None if it has no items."""
         return to_device(self.round.load(micro)[which], device) if self.has(micro) else None
 
 
@@ -130,7 +126,7 @@ class EvaluationStage:
         number: int,
         module: torch.nn.Module,
         before: Boundary | None,
-        output: EvaluationOutput,
+        output: SentOutput | LossTotal | OutputStore,
         current: _CurrentRound,
         last: bool,
         load_keywords: Callable[[int], Keywords] = lambda _micro: {},
@@ -179,7 +175,7 @@ class EvaluationStage:
 
 
 def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tensor:
-    """View of the rows of items ``start`` to ``end - 1`` in a tensor of ``items`` items with equally many rows each."""
+    """The rows of items ``start`` to ``end - 1`` in a tensor of ``items`` items, all of equally many rows; a view."""
     first = len(tensor) * start // items
     return tensor.narrow(0, first, len(tensor) * end // items - first)
 
@@ -200,9 +196,9 @@ class _PartlyIncoming(Incoming):
 
 
 class Evaluation:
-    """Runs rounds of micro-batches through the copy's pipelines; every rank of the copy runs the same rounds.
+    """Runs rounds of micro-batches through the pipelines of a copy; every rank of the copy runs the same rounds.
 
-    Rounds follow each other without a barrier, so the pipelines stay full from the first to the last.
+    Rounds follow each other without a barrier, so the pipelines stay full from the first round to the last.
 
     Parameters
     ----------
@@ -211,7 +207,7 @@ class Evaluation:
     size
         The items of a micro-batch in training.
     output
-        Receives the values of the last stage.
+        Receives what the module of the last stage returns.
     varying
         Fits the stages to batches with smaller shapes than the example, if the pipeline takes these.
     """
@@ -234,7 +230,7 @@ class Evaluation:
         self._boundaries = probed.boundaries
         self._names = keyword_names(probed.traits, stages)
         self._keywords = [traits.keywords for traits in probed.traits]
-        # The lane has its own stages, slots and links; all of them ask for the items of the current round.
+        # The lane has its own stages, slots and links; all of them read the sizes of the current round.
         current = self._current = _CurrentRound(self._boundaries)
         slots = {
             stage: Slots(rooms, partial(self._boundaries[stage - 1].buffers, world.device))
@@ -246,11 +242,11 @@ class Evaluation:
             link = _PartlyIncoming(
                 (peers[worker], source, target, world.job.stages), slots[target], current, self._whole
             )
-            return StreamIncoming(ranges.incoming(link, source, target, worker), current)
+            return StreamLink(ranges.link(link, source, target, worker), current.has)
 
         def outgoing(source: int, target: int, worker: int) -> Any:
             link = Outgoing(peers[worker], source, target, world.job.stages)
-            return StreamOutgoing(ranges.outgoing(link, source, target, worker), current)
+            return StreamLink(ranges.link(link, source, target, worker), current.has)
 
         self._lane = Lane(
             {number: ranges.stage(number, self._stage(number, stage)) for number, stage in stages.items()},
@@ -263,8 +259,8 @@ class Evaluation:
     def evaluation_batches(self, batch: Any) -> Iterator[EvaluationBatch]:
         """Yields the rounds into which a batch is cut.
 
-        Raises `Misuse` like the function `evaluation_batches`. Also if a micro-batch lacks items and dimension 0 of a
-        tensor between stages is not one of items, or if a tensor is larger than in the example.
+        Raises `Misuse` like the function `evaluation_batches`; also if a tensor is larger than in the example, or if a
+        micro-batch has fewer items than in training and a tensor between stages has no rows of items in dimension 0.
         """
         for micro_batches in evaluation_batches(self._job, self._size, batch, self._names):
             if self._varying is not None:
@@ -285,7 +281,7 @@ class Evaluation:
             self._script.evaluate(self._lane)
 
     def _first_inputs(self, micro_batches: EvaluationBatch) -> FirstInputs:
-        """Inputs and keyword arguments of the first micro-batch, filled up with repeated items if it lacks some."""
+        """Inputs and keyword arguments of the first micro-batch, filled up with repeated items to its full size."""
         inputs, _, keywords = micro_batches.load(0)
         items = micro_batches.sizes[0]
 
@@ -322,7 +318,7 @@ class Evaluation:
 
 @contextmanager
 def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """A context with modules in evaluation mode and without autograd; afterwards each module has its former mode."""
+    """Context with modules in evaluation mode and without autograd; afterwards each module has its former mode."""
     modules = list(modules)
     modes = [[(submodule, submodule.training) for submodule in module.modules()] for module in modules]
     try:

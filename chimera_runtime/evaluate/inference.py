@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from chimera_runtime.blame import Located
@@ -17,34 +18,27 @@ from chimera_runtime.values.nested import is_rows, joined
 from chimera_runtime.values.tensors import all_generators_kept
 
 
+@dataclass(frozen=True)
 class Inference:
     """Computes losses and outputs of the stages. Call it only while no update is under way.
 
     Random generators, and the buffers and attributes of modules, are restored afterwards.
 
-    Parameters
+    Attributes
     ----------
     size
-        The items of a micro-batch.
+        Number of items of a micro-batch.
     located
-        The context of the pipeline's calls: after an error inside, the pipeline refuses further calls.
+        Context of the pipeline's calls: after an error inside, the pipeline refuses further calls.
     varying
         Fits the stages to the shapes of a batch, if the pipeline takes several shapes.
     """
 
-    def __init__(
-        self,
-        context: RankContext,
-        stages: Mapping[int, Stage],
-        size: int,
-        located: Located,
-        varying: VaryingShapes | None = None,
-    ) -> None:
-        self._context = context
-        self._stages = stages
-        self._size = size
-        self._located = located
-        self._varying = varying
+    context: RankContext
+    stages: Mapping[int, Stage]
+    size: int
+    located: Located
+    varying: VaryingShapes | None = None
 
     def mean_loss(self, batches: Iterable[Any]) -> float:
         """Returns the mean loss over all items in the batches of all copies, the same on every rank.
@@ -52,33 +46,33 @@ class Inference:
         Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all. Raises
         `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
         """
-        losses = LossTotal(self._context.model.judge)
+        losses = LossTotal(self.context.model.judge)
         evaluation = self._evaluation(losses)
         with self._unchanged():
             for batch in batches:
                 for micro_batches in evaluation.evaluation_batches(batch):
-                    with self._located, all_generators_kept():
+                    with self.located, all_generators_kept():
                         evaluation.run(micro_batches)
-        with self._located:
-            items, total, count = added_over_all(
-                self._context.world.control_group, losses.items, losses.total, losses.count
-            )
+        with self.located:
+            control_group = self.context.world.control_group
+            items, total, count = added_over_all(control_group, losses.items, losses.total, losses.count)
         if not items:
             raise nothing_to_evaluate()
         return Tally(total, count).mean
 
     def predictor(self) -> Callable[[Any], Any]:
-        """Returns a function from a batch to the outputs of the last stage, on every rank of the copy, on the CPU.
+        """Returns a function from a batch to the outputs of the last stage, on the CPU.
 
-        The function raises the errors of `mean_loss`, and Misuse if outputs cannot be joined along dimension 0.
+        Every rank of the copy calls the function and gets the outputs. It raises the errors of `mean_loss`, and
+        `Misuse` if outputs cannot be joined along dimension 0.
         """
-        world, store = self._context.world, OutputStore()
+        world, store = self.context.world, OutputStore()
         evaluation = self._evaluation(store)
 
         def outputs_of(batch: Any) -> Any:
             outputs: list[Any] = []
             for micro_batches in evaluation.evaluation_batches(batch):
-                with self._located, all_generators_kept(), self._unchanged():
+                with self.located, all_generators_kept(), self._unchanged():
                     evaluation.run(micro_batches)
                     outputs += gathered(world.control_group, world.job.holders[-1], store.take()).values()
             if not all(map(is_rows, outputs)):
@@ -89,11 +83,11 @@ class Inference:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """A context at whose end the buffers and attributes of the stages are restored."""
-        states = [state_of(stage.module) for stage in self._stages.values()]
+        """Context at whose end the buffers and attributes of the stages are restored."""
+        states = [state_of(stage.module) for stage in self.stages.values()]
         yield
         for state, before in states:
             state.restore(before)
 
     def _evaluation(self, output: LossTotal | OutputStore) -> Evaluation:
-        return Evaluation(self._context, self._stages, self._size, output, varying=self._varying)
+        return Evaluation(self.context, self.stages, self.size, output, varying=self.varying)

@@ -33,8 +33,8 @@ class Outgoing(_MessageLink):
     def wait(self, micros: Micros) -> None:
         """Returns when the peer has taken a message; errors as in `MessageTransfer.wait`.
 
-        Raises `BadModel` if the memory was written while the message was under way: what the peer gets depends on
-        chance.
+        Raises `BadModel` if the tensors were written while the message was under way, because the peer may have got
+        the old or the new values.
         """
         transfer, before = self._under_way.pop(micros)
         if versions(transfer.tensors) != before:

@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch.profiler import record_function
 
+from chimera_runtime.lane.message_links import Outgoing
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.weight_groups import Group
 
@@ -66,7 +67,7 @@ class RangedStage(Ranged):
 
 
 class Unranged:
-    """Wrapper of the parts of a lane if no ranges are recorded: it returns stages, ties and links unchanged."""
+    """Stand-in for `Ranges` when no ranges are recorded: it returns stages, ties and links unchanged."""
 
     def update(self, number: int) -> AbstractContextManager[Any]:
         """Returns a context that does nothing, in place of the range of an update."""
@@ -80,12 +81,8 @@ class Unranged:
         """Returns the tie unchanged."""
         return tie
 
-    def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """Returns the incoming link unchanged."""
-        return link
-
-    def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """Returns the outgoing link unchanged."""
+    def link(self, link: Any, source: int, target: int, worker: int) -> Any:
+        """Returns the link unchanged."""
         return link
 
 
@@ -107,21 +104,14 @@ class Ranges(Unranged):
         """Returns a wrapper of a tie whose sums, steps and versions are ranges."""
         return Ranged(tie, self._within, _of_weights(group))
 
-    def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """Returns a wrapper of an incoming link whose receives and waits are ranges."""
+    def link(self, link: Any, source: int, target: int, worker: int) -> Any:
+        """Returns a wrapper of a link whose messages and waits are ranges."""
         ends = f"s{source}->s{target}"
-        lines: Lines = {
-            "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
-            "wait": lambda micros: f"wait recv {_text(micros)} {ends}",
-        }
-        return Ranged(link, self._within, lines)
-
-    def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
-        """Returns a wrapper of an outgoing link whose sends and waits are ranges."""
-        ends = f"s{source}->s{target}"
+        verb = "send" if isinstance(link, Outgoing) else "recv"
         lines: Lines = {
             "isend": lambda micros, _tensors: f"send {_text(micros)} {ends} to w{worker}",
-            "wait": lambda micros: f"wait send {_text(micros)} {ends}",
+            "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
+            "wait": lambda micros: f"wait {verb} {_text(micros)} {ends}",
         }
         return Ranged(link, self._within, lines)
 

@@ -1,17 +1,16 @@
 """The lane of a stream, a schedule without a flush.
 
-The script of a stream has the lines of one turn of the steady state. In the first and last turns of a run some of these
-lines name micro-batches, or versions of weights, that are not in the run. Their calls do nothing: so the same lines
-also make the warm-up and the drain.
+The script of a stream has the lines of one turn of the steady state. In the first and last turns of a run, some lines
+name micro-batches or versions of weights that are not in the run: the calls of these lines do nothing. So the same
+lines also make the warm-up and the drain.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from chimera_runtime.lane.lane import Lane, Load
-from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route, Turns
 from chimera_runtime.values.tensors import Tensors
@@ -25,7 +24,7 @@ class UpdateRange:
     updates: int = 0
 
     def has(self, micros: Micros) -> bool:
-        """Whether the micro-batches of an operation are in the run; either all of them are, or none."""
+        """Whether the micro-batches of an operation are in the run: all of them, or else none."""
         first = micros[0] if isinstance(micros, tuple) else micros
         return 0 <= first < self.updates * self.per_update
 
@@ -34,15 +33,8 @@ class UpdateRange:
         return 0 < version <= self.updates
 
 
-class MicroBatchRange(Protocol):
-    """The micro-batches of a run or of an evaluation."""
-
-    def has(self, micros: Micros) -> bool:
-        """Whether micro-batches are in the range."""
-
-
 class StreamWeights:
-    """The weights of a stage or a tie in a run: calls with versions that the run does not make do nothing.
+    """The weights of a stage or a tie in a run. Calls with versions that the run does not make do nothing.
 
     The first micro-batches read version 0 in place of negative versions. So version 0 is stashed at the line of the
     program that stashes version ``stashed``, and dropped at the line that drops ``dropped``; both are 0 or less.
@@ -70,7 +62,7 @@ class StreamWeights:
             self._weights.step()
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights for later operations, but not the last ones of the run, which no step replaces."""
+        """Keeps the newest weights for later operations; the last version of a run needs no copy: no step follows."""
         if version == self._stashed or 0 < version < self._run.updates:
             self._weights.stash(max(0, version))
 
@@ -81,7 +73,7 @@ class StreamWeights:
 
 
 class StreamStage(StreamWeights):
-    """A stage in a run: calls with micro-batches or versions that are not in the run do nothing."""
+    """A stage in a run. Calls with micro-batches or versions that are not in the run do nothing."""
 
     def __init__(self, stage: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
         super().__init__(stage, run, stashed, dropped)
@@ -126,44 +118,31 @@ class StreamStage(StreamWeights):
         return self._stage.input_gradients(micros) if self._run.has(micros) else ()
 
 
-class StreamOutgoing:
-    """An outgoing link on which messages outside the run are neither sent nor waited for."""
+class StreamLink:
+    """An `Incoming` or `Outgoing` link whose calls do nothing unless ``is_run`` is true of their micro-batches."""
 
-    def __init__(self, link: Outgoing, run: MicroBatchRange) -> None:
+    def __init__(self, link: Any, is_run: Callable[[Micros], bool]) -> None:
         self._link = link
-        self._run = run
+        self._is_run = is_run
 
     def isend(self, micros: Micros, tensors: Tensors) -> None:
-        """Posts the sending of a message of the run."""
-        if self._run.has(micros):
+        """Posts the sending of a message."""
+        if self._is_run(micros):
             self._link.isend(micros, tensors)
 
-    def wait(self, micros: Micros) -> None:
-        """Returns when the peer has taken a message of the run; at once for other messages."""
-        if self._run.has(micros):
-            self._link.wait(micros)
-
-
-class StreamIncoming:
-    """An incoming link on which messages outside the run are neither received nor waited for."""
-
-    def __init__(self, link: Incoming, run: MicroBatchRange) -> None:
-        self._link = link
-        self._run = run
-
     def irecv(self, micros: Micros, into: int) -> None:
-        """Posts the receive of a message of the run into a slot."""
-        if self._run.has(micros):
+        """Posts the receive of a message into a slot."""
+        if self._is_run(micros):
             self._link.irecv(micros, into)
 
     def wait(self, micros: Micros) -> None:
-        """Returns when a message of the run has arrived; at once for other messages."""
-        if self._run.has(micros):
+        """Returns when a message has arrived, or the peer has taken it."""
+        if self._is_run(micros):
             self._link.wait(micros)
 
     def take(self, micros: Micros) -> Tensors:
-        """Takes the tensors of a message that has arrived; none for micro-batches outside the run."""
-        return self._link.take(micros) if self._run.has(micros) else ()
+        """Takes the tensors of a message that has arrived; none for micro-batches that are not run."""
+        return self._link.take(micros) if self._is_run(micros) else ()
 
 
 class StreamLane(Lane):
@@ -175,8 +154,8 @@ class StreamLane(Lane):
     def __init__(
         self,
         stages: Mapping[int, Any],
-        incoming: Mapping[Route, Incoming],
-        outgoing: Mapping[Route, Outgoing],
+        incoming: Mapping[Route, Any],
+        outgoing: Mapping[Route, Any],
         load_input: Load,
         load_target: Load,
         run: UpdateRange,
@@ -185,8 +164,8 @@ class StreamLane(Lane):
     ) -> None:
         super().__init__(
             {number: StreamStage(stage, run, *initial[number,]) for number, stage in stages.items()},
-            {route: StreamIncoming(link, run) for route, link in incoming.items()},
-            {route: StreamOutgoing(link, run) for route, link in outgoing.items()},
+            {route: StreamLink(link, run.has) for route, link in incoming.items()},
+            {route: StreamLink(link, run.has) for route, link in outgoing.items()},
             load_input,
             load_target,
             {stages: StreamWeights(tie, run, *initial[stages]) for stages, tie in ties.items()},
@@ -203,9 +182,9 @@ class StreamLane(Lane):
 
 
 class Driver:
-    """Runs a stream whose updates are given one by one: each turn once all updates that it needs are given.
+    """Runs a stream whose updates are added one by one; a turn runs as soon as all updates that it needs are there.
 
-    After n updates and a drain it has made the same calls in the same order as a loop over n updates.
+    After n updates and a drain, the same calls were made in the same order as by a loop over all turns of n updates.
     """
 
     def __init__(self, turn: Callable[[Lane, int], None], lane: StreamLane, turns: Turns) -> None:
@@ -235,7 +214,6 @@ class Driver:
             self._run(self._turns.of(self.updates))
 
     def _run(self, turns: range) -> None:
-        """Runs the turns up to the end of a range, except those that have been run before."""
         for number in range(self._next, turns.stop, turns.step):
             self._turn(self._lane, number)
             self._next = number + turns.step

@@ -1,12 +1,12 @@
-"""Recomputation: forwards that keep their input alone and are run again. The types of what a forward keeps.
+"""Recomputation: forwards that keep only their input and are run again. Also the types of what a forward keeps.
 
-Both runs of such a forward begin with the same inputs in new containers, the same seeds, and the same state of the
-module. Both record gradients, so that torch takes the same code paths in both; the first run drops at once what it
-saves for a backward.
+Both runs of a recomputed forward begin with the same inputs in new containers, the same seeds, and the same state of
+the module. Both record a graph, so that torch takes the same code paths; the first run drops at once the tensors that
+it saves for a backward.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,7 +25,6 @@ from chimera_runtime.values.tensors import Tensors
 T = TypeVar("T")
 
 _OFTEN = 2
-_NOTHING = nullcontext()
 
 
 class ForwardResult(NamedTuple):
@@ -39,7 +38,7 @@ class ForwardResult(NamedTuple):
 class SavedGraph(NamedTuple):
     """The autograd graph that an ordinary forward keeps for its backward, from its leaves to its roots.
 
-    ``auxiliary`` are more roots: the auxiliary losses.
+    ``auxiliary`` are the auxiliary losses, which are roots as well.
     """
 
     leaves: Tensors
@@ -92,7 +91,7 @@ class RecomputedForwards:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the stage must run micro-batches one by one, as joint forwards have changed the module's state."""
+        """Whether the stage must run micro-batches one by one, because joint forwards changed the module's state."""
         return self._separated >= _OFTEN
 
     def compares(self, update: int) -> bool:
@@ -102,10 +101,11 @@ class RecomputedForwards:
     def first_run(
         self, update: int, count: int, run: Callable[[], ForwardResult], finish: Callable[[ForwardResult], T]
     ) -> tuple[T, StateSnapshot] | None:
-        """Calls ``run``, a forward over ``count`` micro-batches, and returns ``finish(result)`` and the state before.
+        """Calls ``run``, a forward over ``count`` micro-batches; returns ``finish(result)`` and the state before it.
 
-        Returns None if a forward over several micro-batches has changed the module's state: each of them should have
-        seen the changes of the one before. The state is then restored, and the caller must run them one by one.
+        Returns None if a forward over several micro-batches has changed the module's state: each micro-batch should
+        have seen the changes of the one before. Then the state is restored, and the caller must run the micro-batches
+        one by one.
         """
         # A thorough look at all state is slow: only the updates whose runs are compared get it.
         thorough = self.compares(update)
@@ -125,7 +125,7 @@ class RecomputedForwards:
         return finished
 
     def _without_graph(self, before: StateSnapshot, run: Callable[[], T]) -> T:
-        """Calls ``run`` and drops what it saves for a backward, unless the forward itself turns out to need that."""
+        """Calls ``run`` and drops what it saves for a backward, unless the forward itself needs the saved tensors."""
         if self._dropping is not None:
             try:
                 with self._dropping:
@@ -147,19 +147,19 @@ class RecomputedForwards:
         compared = _tensors(values)
         return [whole(compared)] if count == 1 else [*parts(compared, count)]
 
-    def second_run(self, update: int, saved: SavedInput) -> AbstractContextManager[None]:
-        """The context of a second run, in which the module has the state with which the first run began.
+    @contextmanager
+    def second_run(self, update: int, saved: SavedInput) -> Iterator[None]:
+        """Context of a second run, in which the module has the state with which the first run began.
 
         Raises `BadModel` if the inputs have been changed, or the second run changes state that the first run did not
         change.
         """
         if versions_of(saved.inputs, saved.target, saved.keywords) != saved.versions:
             raise mistakes.input_was_changed(self._stage)
-        return self._as_of(update, saved.state) if saved.state.containers else _NOTHING
-
-    @contextmanager
-    def _as_of(self, update: int, state: StateSnapshot) -> Iterator[None]:
-        with self._state.as_of(state, self.compares(update)) as strays:
+        if not saved.state.containers:
+            yield
+            return
+        with self._state.as_of(saved.state, self.compares(update)) as strays:
             yield
         if strays:
             raise mistakes.second_run_changes_state(self._stage, strays)
@@ -181,11 +181,14 @@ def _tensors(values: Callable[[], Iterable[Any]]) -> list[torch.Tensor]:
 
 
 def _drop(_tensor: torch.Tensor) -> None:
-    """Saves nothing of a tensor."""
+    """Saves nothing."""
 
 
 def _needs_saved_tensors(error: BaseException | None) -> bool:
-    """Whether a forward differentiates by itself; torch.func says only in its message that it takes no hooks."""
+    """Whether an error says that a forward computes gradients itself, and so needs the tensors that were dropped.
+
+    torch.func, which allows no hooks for saved tensors, says so only in the text of the error.
+    """
     while error is not None:
         if isinstance(error, mistakes.DroppedTensorNeeded):
             return True
@@ -196,15 +199,11 @@ def _needs_saved_tensors(error: BaseException | None) -> bool:
 
 
 def versions_of(*values: Any) -> list[int]:
-    """The version counters of the tensors in some values: they tell whether a tensor was written meanwhile."""
+    """The version counters of the tensors in ``values``. Torch increases a counter when the tensor is written."""
     return [number for value in values if value is not None for number in versions(_tensors_of(value))]
 
 
 def _tensors_of(value: Any) -> Sequence[torch.Tensor]:
-    if type(value) is tuple and all(map(_is_tensor, value)):
+    if type(value) is tuple and all(isinstance(element, torch.Tensor) for element in value):
         return value
     return () if type(value) is dict and not value else taken_apart(value)[0]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)

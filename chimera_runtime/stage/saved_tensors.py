@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ Memory = tuple[torch.device, int]
 class Footprint:
     """Memory that one forward of a stage keeps, in bytes; each piece of memory counts once.
 
-    ``activations`` is M_a: all that is saved for the backward except weights. ``saved_inputs`` and ``saved_results``
-    are the parts of it that are input and results; ``inputs`` and ``results`` are all bytes of the two, saved or not.
-    ``targets`` are the targets of the loss and the keyword arguments.
+    ``activations`` is M_a: everything that is saved for the backward except weights. ``saved_inputs`` and
+    ``saved_results`` are the parts of it that belong to the forward's input and results; ``inputs`` and ``results`` are
+    the bytes of input and results, saved or not. ``targets`` are the targets of the loss and the keyword arguments.
 
-    For split backwards, ``released`` is what the first half frees, except inputs. ``operands`` are the gradients that
-    are kept from the first half to the second, and ``received_operands`` those of them that came from the next stage.
+    For split backwards, ``released`` is the memory that the first half frees, except inputs. ``operands`` are the
+    gradients that are kept from the first half to the second, ``received_operands`` the ones among them that came from
+    the next stage.
     """
 
     activations: int
@@ -36,16 +37,13 @@ class Footprint:
     operands: int = 0
     received_operands: int = 0
 
-    def with_halves(self, released: int, operands: int, received_operands: int) -> "Footprint":
-        """Returns this footprint with the numbers of bytes for split backwards."""
-        return replace(self, released=released, operands=operands, received_operands=received_operands)
-
 
 class SavedTensors:
     """The memory of tensors that are saved for a backward, each piece counted once; weights are left out.
 
-    ``weights`` returns the parameters when a tensor is saved: weights with versions lie in the memory of the version
-    that is selected then. ``sizes`` has the bytes of each piece that is saved now, ``peak`` is their largest sum.
+    ``weights`` returns the parameters; it is called whenever a tensor is saved, because a weight with several versions
+    lies in the memory of the selected one. ``sizes`` has the bytes of each piece that is saved now, ``peak`` is the
+    largest sum that they have had.
     """
 
     def __init__(self, weights: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -57,11 +55,11 @@ class SavedTensors:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Counts what is saved inside, for as long as it stays saved."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved.tensor):
             yield
 
     def footprint(self, inputs: Any, results: Any, targets: Any) -> Footprint:
-        """Returns the footprint of a forward, if no other forward has been counted."""
+        """Returns the footprint of a forward. Only this forward may have been counted."""
         of_inputs, of_results = memory_of(inputs), memory_of(results)
         return Footprint(
             activations=sum(self.sizes.values()),
@@ -73,7 +71,7 @@ class SavedTensors:
         )
 
     def _pack(self, tensor: torch.Tensor) -> "_SavedTensor":
-        """Counts a tensor, and keeps it without its graph: otherwise the graph would keep itself alive."""
+        """Counts a tensor, and saves it without its graph: otherwise the graph would keep itself alive."""
         memory = memory_of(tensor)
         if memory.keys() <= memory_of(list(self._weights())).keys():
             return _SavedTensor(tensor.detach(), lambda: None)
@@ -101,10 +99,6 @@ class _SavedTensor:
 
     def __del__(self) -> None:
         self.release()
-
-
-def _unpack(saved: _SavedTensor) -> torch.Tensor:
-    return saved.tensor
 
 
 def memory_of(value: Any) -> dict[Memory, int]:

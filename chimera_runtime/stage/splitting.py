@@ -16,7 +16,7 @@ used several times along the way get each of their gradients once.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -40,26 +40,8 @@ _AT_ONCE = 2**22
 """Bytes of gradients after which a run of autograd's engine ends, so that they are added before the next run."""
 
 
-class SecondHalf(Protocol):
-    """The second half of a backward, after the first half has run."""
-
-    @property
-    def operands(self) -> list[torch.Tensor]:
-        """The gradients that are kept for the second half, in addition to what the forward has saved."""
-
-    def finish(self) -> None:
-        """Runs the second half: adds to the gradients of the weights. Call it once."""
-
-
-class HalfBackward(NamedTuple):
-    """A micro-batch between the two halves of its backward, with its loss count."""
-
-    second_half: SecondHalf
-    counts: Tensors
-
-
 class LateFork(NamedTuple):
-    """Fork that `finish` calls again: the numbers of its edges to weights, and the gradients of its outputs."""
+    """Fork that the second half calls again: the numbers of its edges to weights, and the gradients of its outputs."""
 
     node: Node
     edges: Sequence[int]
@@ -71,16 +53,16 @@ JointRun = tuple[EdgeGradients, list[LateFork]]
 
 
 class SplitBackward:
-    """A backward that is split at its forks. The constructor runs the first half, which gives ``leaves`` gradients.
+    """A backward that is split at its forks. The constructor runs the first half, which sets ``grad`` of ``leaves``.
 
-    Until `finish` it keeps the graph, and the gradients with which the second half begins.
+    The object keeps the graph, and the gradients with which the second half begins, until `finish`.
 
     Parameters
     ----------
     roots, gradients
         The tensors at which the backward begins, with the gradient of each.
     leaves
-        The tensors whose gradients the first half computes; those that require none are passed over.
+        The tensors whose gradients the first half computes; tensors that require no gradient are passed over.
     """
 
     def __init__(self, roots: Tensors, gradients: Tensors, leaves: Tensors) -> None:
@@ -103,15 +85,8 @@ class SplitBackward:
             for root, start, gradient in zip(roots, starts, gradients, strict=True)
             if start.node in way
         ]
-        if starting:
-            self._run(starting, wanted, forks)
-
-    def _run(
-        self,
-        starting: list[tuple[torch.Tensor, torch.Tensor]],
-        wanted: list[torch.Tensor],
-        forks: dict[Node, list[int]],
-    ) -> None:
+        if not starting:
+            return
         handles = [node.register_hook(self._noting(node, edges)) for node, edges in forks.items()]
         roots, gradients = zip(*starting, strict=True)
         try:
@@ -133,13 +108,13 @@ class SplitBackward:
 
     @property
     def operands(self) -> list[torch.Tensor]:
-        """Gradients on their way to weights, and gradients of the outputs of forks that are called again."""
+        """Gradients that are kept for the second half, in addition to what the forward has saved."""
         early = [gradient for gradients, _ in self._parts for _, gradient in gradients]
         late = [gradient for _, fork in self._parts if fork is not None for gradient in fork.gradients]
         return [*early, *(gradient for gradient in late if gradient is not None)]
 
     def finish(self) -> None:
-        """Runs the second half, which adds to the gradients of the weights."""
+        """Runs the second half, which adds to the gradients of the weights. Call it once."""
         for early, late in _batches(_joint(self._parts)):
             gradients = [*early, *_called_again(late)]
             if gradients:
@@ -174,7 +149,7 @@ def _edge(node: Node, number: int) -> GradientEdge:
 
 
 def _batches(groups: Iterable[JointRun]) -> Iterator[JointRun]:
-    """Joins groups to runs of the engine: small groups share a run, which has a fixed cost; large ones run alone."""
+    """Joins small groups, because a run of the engine has a fixed cost; a large group has a run of its own."""
     early: EdgeGradients = []
     late: list[LateFork] = []
     size = 0
@@ -194,9 +169,9 @@ def _size(edge: GradientEdge) -> int:
 
 
 def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[JointRun]:
-    """Joins parts that share a node off the way: the node must run once, with all of its gradients.
+    """Joins parts that share a node which is neither on the way nor a weight: it must run once, with all gradients.
 
-    Parts that share only a weight stay apart, and each adds to its gradient.
+    Parts that share only a weight stay apart: each adds to the gradient of the weight.
     """
     groups: list[JointRun] = []
     group_of: dict[Node, JointRun] = {}
@@ -216,7 +191,7 @@ def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[Joint
 
 
 def _closure(nodes: Iterable[Node]) -> set[Node]:
-    """All nodes that can be reached from some nodes, including these."""
+    """All nodes that can be reached from ``nodes``, including these."""
     reached: set[Node] = set()
     stack = list(nodes)
     while stack:
@@ -297,17 +272,28 @@ class WholeBackward:
 
     @property
     def operands(self) -> list[torch.Tensor]:
-        """The gradients of the weights that `finish` will add."""
+        """Gradients of the weights that `finish` will add."""
         return [gradient for _, gradient in self._apart if gradient is not None]
 
     def finish(self) -> None:
-        """Adds the gradients that were kept apart."""
+        """Adds the gradients that were kept. Call it once."""
         for parameter, gradient in self._apart:
             if parameter.grad is None:
                 parameter.grad = gradient
             elif gradient is not None:
                 parameter.grad += gradient
         self._apart = []
+
+
+SecondHalf = SplitBackward | WholeBackward
+"""A backward whose first half has run; `finish` runs the second half."""
+
+
+class HalfBackward(NamedTuple):
+    """A micro-batch between the two halves of its backward, with its loss count."""
+
+    second_half: SecondHalf
+    counts: Tensors
 
 
 def obstacle(roots: Sequence[torch.Tensor], leaves: Tensors) -> str:

@@ -116,7 +116,7 @@ class Stage(WeightGroup):
         """Counts micro-batches from the first of an update from now on, and versions from the newest weights."""
         self._numbering.first = update
         for group in self.groups:
-            group.restart()
+            group.weights.begin()
 
     def count_from(self, updates: int) -> None:
         """Continues a run that has made some updates: random numbers depend on how many there were."""
@@ -127,13 +127,13 @@ class Stage(WeightGroup):
     def at(self, version: int) -> Self:
         """Makes the module show a version of its weights that is in memory, and returns the stage."""
         for group in self.groups:
-            group.select(version)
+            group.weights.select(version)
         return self
 
     def newest(self) -> Self:
         """Makes the module show the newest version of its weights, and returns the stage."""
         for group in self.groups:
-            group.select_newest()
+            group.weights.select_newest()
         return self
 
     # ---- forward
@@ -335,7 +335,7 @@ class Stage(WeightGroup):
         with self._in_backward:
             second_half: SecondHalf
             if self._traits.whole:  # a graph that cannot be split: all of it runs now, and the second half only adds
-                second_half = WholeBackward(roots, initial, self.module.parameters(), apart=self._weights.overlap)
+                second_half = WholeBackward(roots, initial, self.module.parameters(), apart=self.weights.overlap)
             else:
                 second_half = SplitBackward(roots, initial, input_leaves)
         self._half_backwards[micro] = HalfBackward(second_half, counts)
@@ -365,9 +365,9 @@ class Stage(WeightGroup):
     def _collect(self, counts: Tensors) -> None:
         """Takes the gradients of the weights into their sums; the first stage of a group counts the micro-batch."""
         for group in self.groups:
-            group.collect()
+            group.gradient_sum.collect()
             if group.group[0] == self.number:
-                group.count(counts)
+                group.gradient_sum.count(counts)
 
     def _operation(self, kind: str, micros: Micros) -> LaneOperation:
         return self._numbering.operation(kind, micros, self.number)
@@ -377,7 +377,7 @@ class Stage(WeightGroup):
     @property
     def disturbed(self) -> str | None:
         """The name of a parameter whose gradient was replaced or cleared in the middle of an update, if any."""
-        disturbed = next((p for group in self.groups if (p := group.disturbed_parameter) is not None), None)
+        disturbed = next((p for group in self.groups if (p := group.gradient_sum.disturbed) is not None), None)
         if disturbed is None:
             return None
         return next(name for name, parameter in self.module.named_parameters() if parameter is disturbed)

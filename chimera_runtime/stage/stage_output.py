@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,73 +19,44 @@ Finished = tuple[Tensors, Tensors]
 """The tensors for the next stage, and the roots at which the backward will begin."""
 
 
-class StageOutput(Protocol):
-    """The output of a stage.
-
-    ``share`` and ``scale`` multiply the gradients of the losses that the stage computes: the weight of a micro-batch in
-    the loss of its update, and the scale of a gradient scaler.
-    """
-
-    share: float
-    scale: float
-
-    @property
-    def after(self) -> Boundary | None:
-        """The boundary to the next stage; None for the last stage."""
-
-    def resize(self, after: Boundary | None) -> None:
-        """Changes the shapes of the tensors for the next stage."""
-
-    def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
-        """Turns a return value of the module, with the micro-batches along dimension 0, into tensors and roots."""
-
-    def gradients(self, roots: Tensors, received: Tensors) -> Tensors:
-        """The gradient of each root, with which the backward begins."""
-
-    def counts(self, micro: int, received: Tensors) -> Tensors:
-        """Takes the count of a micro-batch: a tensor of one number, or none if the loss is a mean."""
-
-    def take_loss(self, update: int) -> Tally:
-        """Takes the sum of the losses of an update."""
-
-
 class SendOutput:
-    """The output of a stage that has a next one.
-
-    Raises in `finish`: BadModel, if tensors differ from those of the first micro-batch.
-    """
+    """The output of a stage that has a next one: tensors, as the `Boundary` ``after`` to that stage describes them."""
 
     def __init__(self, number: int, after: Boundary, share: float = 1.0) -> None:
         self.share = share
         self.scale = 1.0
-        self.after: Boundary | None = after
-        self._boundary = after
+        self.after = after
         self._number = number
 
     def resize(self, after: Boundary | None) -> None:
         """Changes the shapes of the tensors for the next stage."""
         assert after is not None
-        self.after = self._boundary = after
+        self.after = after
 
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
-        """Returns the tensors to send, in memory that the stage does not keep, and roots that take no memory."""
+        """Turns what the module returned for micro-batches, joined along dimension 0, into tensors and roots.
+
+        The tensors are in memory that the stage does not keep; the roots take no memory.
+
+        Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
+        """
         tensors, form = taken_apart(returned)
-        difference = self._boundary.mismatch(tensors, form, len(micros))
+        difference = self.after.mismatch(tensors, form, len(micros))
         if difference:
             raise mistakes.output_differs(self._number, micros[0], difference)
-        roots = tuple([_root(t) for t in compress(tensors, self._boundary.differentiable)])
-        if any(self._boundary.owned_by_stage):
-            pairs = zip(tensors, self._boundary.owned_by_stage, strict=True)
+        roots = tuple([_root(t) for t in compress(tensors, self.after.differentiable)])
+        if any(self.after.owned_by_stage):
+            pairs = zip(tensors, self.after.owned_by_stage, strict=True)
             tensors = tuple([t.detach().clone() if is_kept else t for t, is_kept in pairs])
         return tensors, roots
 
     def gradients(self, _roots: Tensors, received: Tensors) -> Tensors:
         """Returns the received gradients as new tensors, so that a slot notices if a hook keeps one."""
-        return tuple([t.detach() for t in (received[:-1] if self._boundary.counted else received)])
+        return tuple([t.detach() for t in (received[:-1] if self.after.counted else received)])
 
     def counts(self, _micro: int, received: Tensors) -> Tensors:
         """The loss count, which is the last tensor of the received message; none if the loss is a mean."""
-        return received[-1:] if self._boundary.counted else ()
+        return received[-1:] if self.after.counted else ()
 
     def take_loss(self, _update: int) -> Tally:
         """Returns an empty tally, because the last stage computes the loss."""
@@ -97,12 +68,9 @@ class LossOutput:
 
     ``counted`` says that the loss is a sum and a count, not a mean; ``read`` reads losses from the device; ``trains``
     says that some weight needs the gradient of the loss.
-
-    Raises in `finish`: BadModel, if the output for several micro-batches cannot be taken apart, or the loss is a sum
-    and a count for some of them and a mean for others.
     """
 
-    after: Boundary | None = None
+    after = None
 
     def __init__(
         self,
@@ -128,7 +96,11 @@ class LossOutput:
         """Does nothing: there is no next stage."""
 
     def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
-        """Computes the losses, which are the roots, and begins to read them. There are no tensors to send."""
+        """Computes the losses, which are the roots, and begins to read them. There are no tensors to send.
+
+        Raises `BadModel` if the output for several micro-batches cannot be cut into their parts, or the loss is a sum
+        and a count for some micro-batches and a mean for others.
+        """
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
         pairs = [as_pair(self._loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
         for micro, (value, count) in zip(micros, pairs, strict=True):
@@ -144,7 +116,7 @@ class LossOutput:
         return (), tuple([value for value, _ in pairs if value.requires_grad])
 
     def gradients(self, roots: Tensors, _received: Tensors) -> Tensors:
-        """The share of each loss in the mean over all micro-batches of all copies, as the gradient of the root."""
+        """Returns ``share`` times ``scale`` as the gradient of each root, which is the loss of a micro-batch."""
         return tuple([torch.full_like(root, self.share * self.scale) for root in roots])
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
@@ -152,10 +124,10 @@ class LossOutput:
         return (self._counts.pop(micro),) if self._counted else ()
 
     def take_loss(self, update: int) -> Tally:
-        """Takes the sum of the losses of an update.
+        """Returns the sum of the losses of an update and forgets them.
 
-        Raises `BadModel` if something is to be trained, and no loss of an update has a graph although some of its items
-        count.
+        Raises `BadModel` if some weight needs the gradient of the loss and the loss has counted items, but no loss of
+        the update has a graph.
         """
         read = [numbers() for numbers in self._losses.pop(update, {}).values()]
         tally = added(Tally(*(numbers if self._counted else (*numbers, 1.0))) for numbers in read)
@@ -165,8 +137,14 @@ class LossOutput:
         return tally
 
 
+StageOutput = SendOutput | LossOutput
+"""The output of a stage, with the number by which the gradient of each loss that it computes is multiplied.
+
+That number is ``share``, the weight of a micro-batch in the loss of its update, times ``scale`` of a gradient scaler.
+"""
+
+
 def _apart(micros: Sequence[int], returned: Any) -> list[Any]:
-    """Cuts a return value of the last stage into the outputs of its micro-batches."""
     if not is_rows(returned) or any(len(leaf) % len(micros) for leaf in leaves(returned) if leaf is not None):
         raise mistakes.output_has_no_rows(micros)
     return parts(returned, len(micros))

@@ -29,7 +29,7 @@ class LaneComponents(NamedTuple):
 
 
 def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComponents:
-    """Returns the components of this rank's lane; with ``ranges``, calls of stages and ties are named in a profile."""
+    """Returns the components of this rank's lane; ``context.ranges`` may wrap stages and ties for a profiler."""
     ranges = context.ranges
     load_input, load_target = loads(context.source, context.world.job, context.world.device)
     return LaneComponents(
@@ -49,11 +49,11 @@ def lane_of(context: RankContext, components: LaneComponents) -> Lane:
         stage = components.stages[target]
         slots = stage.inputs if source < target else stage.gradients
         link = Incoming(components.peers[worker], source, target, job.stages, slots=slots)
-        return ranges.incoming(link, source, target, worker)
+        return ranges.link(link, source, target, worker)
 
     def outgoing(source: int, target: int, worker: int) -> Any:
         link = Outgoing(components.peers[worker], source, target, job.stages)
-        return ranges.outgoing(link, source, target, worker)
+        return ranges.link(link, source, target, worker)
 
     receiving = {route: incoming(*route) for route in facts.incoming}
     sending = {route: outgoing(*route) for route in facts.outgoing}
@@ -82,25 +82,22 @@ def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
 
 
 def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tuple[Load, Load]:
-    """Returns two functions that load inputs and targets onto the device, or return None if there is no source."""
+    """Returns two functions that load inputs and targets onto the device; without a source they return None.
+
+    A `ModelError` in one of them names the stage and the micro-batch.
+    """
     if source is None:
         return (lambda _update, _micro: None), (lambda _update, _micro: None)
 
     def located(kind: str, load: Load, stage: int) -> Load:
-        return _located(kind, load, stage, passes=job.passes, device=device)
+        def loaded(update: int, micro: int) -> Any:
+            try:
+                return to_device(load(update, micro), device)
+            except ModelError as error:
+                later, number = divmod(micro, job.passes)
+                error.during(LaneOperation(kind, stage, (number,), update + later))
+                raise
+
+        return loaded
 
     return located("load input", source.input, 0), located("load target", source.target, job.stages - 1)
-
-
-def _located(kind: str, load: Load, stage: int, *, passes: int, device: torch.device) -> Load:
-    """Returns a function that loads a micro-batch for a stage; its errors name ``kind``, stage and micro-batch."""
-
-    def loaded(update: int, micro: int) -> Any:
-        try:
-            return to_device(load(update, micro), device)
-        except ModelError as error:
-            later, number = divmod(micro, passes)
-            error.during(LaneOperation(kind, stage, (number,), update + later))
-            raise
-
-    return loaded

@@ -4,11 +4,10 @@ It runs in the first pipe, once, before the first update. Random generators, gra
 of modules are restored afterwards.
 """
 
-import json
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,12 +40,12 @@ from chimera_runtime.values.tensors import all_generators_kept, draw_seed, gener
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Facts of all stages that the probe has learned, the same on every rank.
+    """Facts about all stages that the probe has learned, the same on every rank.
 
     Attributes
     ----------
     boundaries
-        The tensors that each stage but the last hands to the next.
+        Structure, shapes and dtypes of the tensors that each stage but the last hands to the next.
     traits
         Behaviour of each stage: the random numbers that it draws, the buffers that it changes, the arguments it takes.
     footprints
@@ -66,7 +65,7 @@ class ProbeResult:
 
     @property
     def generators_kept(self) -> Callable[[], AbstractContextManager[None]]:
-        """A function that makes a context; at its end the random generators that any stage draws from are restored."""
+        """Function that makes a context, at whose end the random generators that any stage draws from are restored."""
         return all_generators_kept if any(t.seeds_all for t in self.traits) else generators_kept
 
 
@@ -79,7 +78,7 @@ def probe_stages(
     seed: int,
     measures: bool,
 ) -> ProbeResult:
-    """Probes the stages; every rank calls it. If ``measures`` is true, the result has footprints.
+    """Probes all stages; every rank calls it. If ``measures`` is true, the result has footprints.
 
     Raises `Misuse` if a stage returns something that cannot be handed on, or no stage takes one of the keyword
     arguments.
@@ -88,7 +87,7 @@ def probe_stages(
     # Forwards: shapes and traits. A tensor that requires a gradient may still get none back.
     boundaries, traits = probe.forward()
     expected = expected_count(probe.count(), world.job.passes * world.place.copies)
-    # Backwards: which tensors get a gradient. Then outputs are released: memory that is not freed is a stage's own.
+    # Backwards: which tensors get a gradient. Then outputs are released: memory that is not freed belongs to a stage.
     boundaries = probe.release(probe.backward(boundaries))
     if expected is not None:
         boundaries = [replace(boundary, counted=True) for boundary in boundaries]
@@ -97,96 +96,84 @@ def probe_stages(
     return ProbeResult(boundaries, with_shared(traits), probe.footprints, expected, auxiliary=tuple(names))
 
 
+@dataclass
 class _Probe:
     """A rank's part of the probe: runs the stages of the first pipe that this rank holds.
 
-    What a rank finds out about a stage it publishes in the store, for all ranks, under a key with the number of the
-    stage. Tensors go from rank to rank.
+    A rank publishes what it learns about a stage in the store, for all ranks, under a key with the number of the stage.
+    Tensors go from rank to rank.
     """
 
-    def __init__(
-        self,
-        world: World,
-        model: Model,
-        batches: MicroBatchSource,
-        built: dict[int, torch.nn.Module],
-        *,
-        seed: int,
-        measures: bool,
-    ) -> None:
-        self._world = world
-        self._model = model
-        self._batches = batches
-        self._built = built
-        self._seed = seed
-        self._measures = measures
-        self._calls: dict[int, StageCall] = {}
-        self._probed: dict[int, ProbedForward] = {}
-        self._states: dict[int, tuple[ModuleState, StateSnapshot]] = {}  # as they were before the forward
-        self.footprints: list[Footprint] = []
+    world: World
+    model: Model
+    batches: MicroBatchSource
+    built: dict[int, torch.nn.Module]
+    seed: int
+    measures: bool
+    footprints: list[Footprint] = field(default_factory=list)
+    _calls: dict[int, StageCall] = field(default_factory=dict)
+    _probed: dict[int, ProbedForward] = field(default_factory=dict)
+    _states: dict[int, tuple[ModuleState, StateSnapshot]] = field(default_factory=dict)  # from before the forwards
 
     # ---- passes over all stages
 
     def forward(self) -> tuple[list[Boundary], list[Traits]]:
         """Runs all forwards; returns the boundaries and the traits of the stages.
 
-        In these boundaries ``differentiable`` is still equal to ``recorded``: the tensors that require a gradient.
+        In these boundaries ``differentiable`` is still equal to ``recorded``.
         """
-        job = self._world.job
+        job = self.world.job
         boundaries: list[Boundary] = []
         traits: list[Traits] = []
         names = self._keyword_names()
-        require_unused(self._model.loss, names)
+        require_unused(self.model.loss, names)
         for stage in range(job.stages):
             if self._is_mine(stage):
-                self._states[stage] = state_of(self._built[stage])
+                self._states[stage] = state_of(self.built[stage])
                 with all_generators_kept():
-                    torch.manual_seed(draw_seed("shapes", self._seed, stage))
+                    torch.manual_seed(draw_seed("shapes", self.seed, stage))
                     self._run(stage, boundaries[-1] if stage else None, names)
                 self._publish_forward(stage)
-            fields: dict[str, Any] = self._read(f"traits/{stage}", stage)
-            fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-            traits.append(Traits(**fields))
-            if self._measures:
-                self.footprints.append(Footprint(**self._read(f"footprint/{stage}", stage)))
-            if stage < job.stages - 1:
-                boundaries.append(self._read_boundary(stage))
+            boundary, of_stage, footprint = self._read(f"forward/{stage}", stage)
+            traits.append(of_stage)
+            self.footprints += [footprint] if self.measures else []
+            boundaries += [boundary] if stage < job.stages - 1 else []
         if unknown := sorted(set(names) - {name for of_stage in traits for name in of_stage.keywords}):
             raise mistakes.no_stage_takes_keyword(unknown[0])
         return boundaries, traits
 
     def count(self) -> float | None:
-        """The count that came with the loss, or None if ``loss`` returns a mean."""
-        last = self._world.job.stages - 1
+        """The count that ``loss`` returned next to a sum, or None if it returned a mean."""
+        last = self.world.job.stages - 1
         if self._is_mine(last):
             self._publish("count", self._probed[last].count)
         count: float | None = self._read("count", last)
         return count
 
     def backward(self, boundaries: list[Boundary]) -> list[Boundary]:
-        """Runs all backwards; returns the boundaries with ``differentiable``: the tensors that get a gradient back."""
-        last = self._world.job.stages - 1
+        """Runs all backwards; returns the boundaries with ``differentiable``, which tensors get a gradient back."""
+        last = self.world.job.stages - 1
         differentiated: list[Boundary] = []  # the boundaries from the last one seen so far on
         differentiable: tuple[bool, ...] | None = None
         for stage in range(last, 0, -1):
             if self._is_mine(stage):
                 with all_generators_kept():
                     probed = self._probed[stage]
-                    with_gradient = probe_backward(stage, self._built[stage], probed, differentiable)
+                    with_gradient = probe_backward(stage, self.built[stage], probed, differentiable)
                 self._publish(f"gradients/{stage - 1}", with_gradient)
             before = boundaries[stage - 1]
             has_gradient = self._read(f"gradients/{stage - 1}", stage)  # for each tensor of the boundary
             # A stage may call requires_grad_() on a tensor that comes without a graph: nothing takes that gradient.
             differentiable = tuple(has and wants for has, wants in zip(has_gradient, before.recorded, strict=True))
             differentiated.insert(0, replace(before, differentiable=differentiable))
-        if self._measures:
+        if self.measures:
             self._measure_halves(differentiated)
         return differentiated
 
     def release(self, boundaries: list[Boundary]) -> list[Boundary]:
         """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``.
 
-        The memory of an output that is not free after that is memory which the stage keeps, such as a buffer.
+        If the memory of an output is not free then, the stage keeps it, such as the memory of a buffer.
         """
         outputs_of = {stage: ReleasedTensors(probed.outputs) for stage, probed in self._probed.items()}
         self._probed.clear()
@@ -195,7 +182,7 @@ class _Probe:
             self._publish(f"kept/{stage}", outputs.are_kept())
         for stage, (state, contents) in self._states.items():
             state.restore(contents)
-            rest(self._built[stage])
+            rest(self.built[stage])
         self._states.clear()
         return [
             replace(b, owned_by_stage=tuple(self._read(f"kept/{stage}", stage))) for stage, b in enumerate(boundaries)
@@ -205,14 +192,14 @@ class _Probe:
 
     def _run(self, stage: int, before: Boundary | None, names: tuple[str, ...]) -> None:
         """Runs the forward of a stage of this rank; raises `Misuse` if the schedule cannot run such a stage."""
-        world, module, is_last = self._world, self._built[stage], stage == self._world.job.stages - 1
+        world, module, is_last = self.world, self.built[stage], stage == self.world.job.stages - 1
         inputs = self._inputs_of(stage, before)
-        target = _copied(self._batches.target(0, 0), world.device) if is_last else None
+        target = _copied(self.batches.target(0, 0), world.device) if is_last else None
         accepted_names = accepted(module, names)
-        loaded = _copied(self._batches.keywords(0, 0), world.device) if accepted_names else {}
+        loaded = _copied(self.batches.keywords(0, 0), world.device) if accepted_names else {}
         keywords = {name: loaded[name] for name in accepted_names}
         call = StageCall(before, inputs, target, is_last, keywords=keywords)
-        probed = probe_forward(self._model, stage, module, call, measures=self._measures)
+        probed = probe_forward(self.model, stage, module, call, measures=self.measures)
         if stage in world.job.split_backward:
             probed = with_obstacle(probed)
         self._calls[stage], self._probed[stage] = call, probed
@@ -228,82 +215,70 @@ class _Probe:
     def _publish_forward(self, stage: int) -> None:
         """Publishes the facts of a forward, and sends its outputs to the rank of the next stage."""
         probed = self._probed[stage]
-        if self._measures:
-            self._publish(f"footprint/{stage}", asdict(probed.footprint))
-        self._publish(f"traits/{stage}", asdict(probed.traits))
-        if stage == self._world.job.stages - 1:
+        boundary = Boundary.of(probed.form, probed.outputs)
+        self._publish(f"forward/{stage}", (boundary, probed.traits, probed.footprint))
+        if stage == self.world.job.stages - 1 or self._is_mine(stage + 1):
             return
-        self._publish_boundary(stage, Boundary.of(probed.form, probed.outputs))
-        target = self._rank_of(stage + 1)
-        if target != self._world.place.rank:
-            for tensor in probed.outputs:
-                self._world.control_group.send(tensor, target, f"for stage {stage + 1} to take the first micro-batch")
+        for tensor in probed.outputs:
+            what = f"for stage {stage + 1} to take the first micro-batch"
+            self.world.control_group.send(tensor, self._rank_of(stage + 1), what)
 
     def _inputs_of(self, stage: int, before: Boundary | None) -> Any:
         """The input of a stage: that of the first micro-batch, or the outputs of the stage before."""
-        device = self._world.device
+        device = self.world.device
         if before is None:
-            return _copied(self._batches.input(0, 0), device)
+            return _copied(self.batches.input(0, 0), device)
         if self._is_mine(stage - 1):
             return self._probed[stage - 1].outputs
         buffers = before.buffers(torch.device("cpu"))
         for tensor in buffers:
-            self._world.control_group.recv(
-                tensor, self._rank_of(stage - 1), f"for the first micro-batch of stage {stage - 1}"
-            )
+            what = f"for the first micro-batch of stage {stage - 1}"
+            self.world.control_group.recv(tensor, self._rank_of(stage - 1), what)
         return tuple(t.to(device) for t in buffers)
 
     def _measure_halves(self, boundaries: list[Boundary]) -> None:
-        """Adds to the footprints the memory that is kept between the two halves of each split backward."""
-        for stage in self._world.job.split_backward:
+        """Adds to the footprints the memory that each split backward keeps between its halves."""
+        for stage in self.world.job.split_backward:
             if self._is_mine(stage):
                 with all_generators_kept():
                     measured = measure_halves(
-                        self._model,
+                        self.model,
                         stage,
-                        self._built[stage],
+                        self.built[stage],
                         self._calls[stage],
                         differentiable=boundaries[stage].differentiable if stage < len(boundaries) else None,
                         is_whole=bool(self._probed[stage].traits.whole),
                     )
                 self._publish(f"halves/{stage}", measured)
-            self.footprints[stage] = self.footprints[stage].with_halves(*self._read(f"halves/{stage}", stage))
+            self.footprints[stage] = replace(self.footprints[stage], **self._read(f"halves/{stage}", stage))
 
     # ---- from rank to rank
 
     def _rank_of(self, stage: int) -> int:
         """The rank that runs a stage of the first pipe."""
-        return self._world.place.rank_of(0, self._world.job.placement[0][stage])
+        return self.world.place.rank_of(0, self.world.job.placement[0][stage])
 
     def _is_mine(self, stage: int) -> bool:
-        return self._world.place.rank == self._rank_of(stage)
+        return self.world.place.rank == self._rank_of(stage)
 
     def _keyword_names(self) -> tuple[str, ...]:
         """The names of the keyword arguments of the first micro-batch."""
         if self._is_mine(0):
             with all_generators_kept():
-                self._publish("keywords", list(self._batches.keywords(0, 0)))
+                self._publish("keywords", list(self.batches.keywords(0, 0)))
         return tuple(self._read("keywords", 0))
 
     def _publish(self, key: str, fact: object) -> None:
-        self._world.control_group.store.set(key, json.dumps(fact))
+        """Publishes a fact, pickled: the structure of an output may have classes of the user."""
+        self.world.control_group.store.set(key, pickle.dumps(fact).hex())
 
     def _read(self, key: str, stage: int) -> Any:
-        """Reads a fact of a stage, once its rank has published it."""
+        """Reads a fact about a stage, once the rank of the stage has published it."""
         what = f"for what stage {stage} does with the first micro-batch"
-        return json.loads(self._world.control_group.wait_for_key(key, self._rank_of(stage), what))
-
-    def _publish_boundary(self, stage: int, boundary: Boundary) -> None:
-        """Publishes a boundary, pickled: classes in the structure of an output may be the user's."""
-        self._world.control_group.store.set(f"boundary/{stage}", pickle.dumps(boundary).hex())
-
-    def _read_boundary(self, stage: int) -> Boundary:
-        what = f"for what stage {stage} hands on"
-        text = self._world.control_group.wait_for_key(f"boundary/{stage}", self._rank_of(stage), what).decode()
-        boundary: Boundary = pickle.loads(bytes.fromhex(text))
-        return boundary
+        text = self.world.control_group.wait_for_key(key, self._rank_of(stage), what).decode()
+        return pickle.loads(bytes.fromhex(text))
 
 
 def _copied(value: Any, device: torch.device) -> Any:
-    """A copy of data on a device: a stage may change it in place."""
+    """Copies data to a device, because a stage may change its input in place."""
     return mapped(to_device(value, device), torch.clone)

@@ -1,4 +1,4 @@
-"""Traces of one stage on one micro-batch: its forward, which gradients come back, and what half a backward keeps."""
+"""Probe of one stage on one micro-batch: its forward, which inputs get gradients, and what half a backward keeps."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -23,9 +23,9 @@ from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_tor
 
 
 class StageCall(NamedTuple):
-    """Arguments of a stage: ``inputs`` are the outputs of the stage before, or the first stage's input of the dataset.
+    """Arguments of a stage. ``inputs`` are the tensors of the stage before, or the input from the dataset on stage 0.
 
-    ``before`` is the boundary of the stage before, None for the first stage. Only the last stage has a target.
+    ``before`` describes the tensors of the stage before; None on stage 0. Only the last stage has a target.
     """
 
     before: Boundary | None
@@ -46,9 +46,9 @@ class ProbedForward:
     outputs, form
         The tensors that the module returned and their structure; on the last stage the loss alone.
     traits
-        The traits of the stage; ``traits.whole`` is still empty, see `with_obstacle`.
+        The behaviour of the stage, as in `Traits`; ``traits.whole`` is empty until `with_obstacle`.
     footprint
-        The memory that the forward keeps for the backward; meaningless if it was not measured.
+        The memory that the forward keeps for the backward; ``activations`` is 0 if it was not measured.
     count
         The count that came with the loss, if ``loss`` returns one.
     auxiliary
@@ -63,13 +63,21 @@ class ProbedForward:
     count: float | None
     auxiliary: Tensors
 
+    def roots(self, differentiable: tuple[bool, ...] | None) -> Tensors:
+        """The tensors at which a backward begins: auxiliary losses and outputs, the latter if ``differentiable``.
+
+        ``differentiable`` says for each output whether a gradient comes back from the next stage; None stands for all.
+        """
+        outputs = self.outputs if differentiable is None else compress(self.outputs, differentiable)
+        return tuple([t for t in (*outputs, *self.auxiliary) if t.requires_grad])
+
 
 def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
-    """Runs the forward of a stage on a micro-batch, with the loss on the last stage, and finds its traits.
+    """Runs the forward of a stage on a micro-batch, on the last stage also the loss, and observes its `Traits`.
 
     If ``measures`` is true, the footprint has the memory that is saved for the backward.
     """
-    # Lists and dicts of its own: the module may change them, and `measure_halves` uses the call again.
+    # New lists and dicts: the module may change them, and `measure_halves` uses the call again.
     before, handed, target, is_last, keywords = call._replace(
         inputs=fresh(call.inputs), target=fresh(call.target), keywords=fresh(call.keywords)
     )
@@ -119,9 +127,8 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
 
 
 def with_obstacle(probed: ProbedForward) -> ProbedForward:
-    """Returns the result with ``traits.whole``: why the backward of the stage cannot be split, empty if it can."""
-    roots = [t for t in (*probed.outputs, *probed.auxiliary) if t.requires_grad]
-    return replace(probed, traits=replace(probed.traits, whole=obstacle(roots, probed.inputs)))
+    """Returns a copy with ``traits.whole``, the reason why the backward of the stage cannot be split."""
+    return replace(probed, traits=replace(probed.traits, whole=obstacle(probed.roots(None), probed.inputs)))
 
 
 def probe_backward(
@@ -129,11 +136,9 @@ def probe_backward(
 ) -> list[bool]:
     """Runs a backward of a stage; returns for each input whether it has got a gradient. Then clears all gradients.
 
-    ``differentiable`` says for each output whether a gradient comes back from the next stage; it is None for the last
-    stage, whose backward begins at the loss.
+    ``differentiable`` is as in `ProbedForward.roots`; it is None for the last stage, whose backward begins at the loss.
     """
-    outputs = probed.outputs if differentiable is None else compress(probed.outputs, differentiable)
-    roots = [t for t in (*outputs, *probed.auxiliary) if t.requires_grad]
+    roots = probed.roots(differentiable)
     if roots:
         with UserCode(f"the backward of stage {stage}", FAILED):
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
@@ -150,20 +155,19 @@ def measure_halves(
     *,
     differentiable: tuple[bool, ...] | None,
     is_whole: bool,
-) -> tuple[int, int, int]:
-    """Runs a forward and the first half of its backward; returns the bytes of `Footprint.with_halves`.
+) -> dict[str, int]:
+    """Runs a forward and the first half of its backward; returns the fields of a `Footprint` for split backwards.
 
     ``differentiable`` is as in `probe_backward`; ``is_whole`` says that the stage's backward cannot be split.
     """
     saved = SavedTensors(module.parameters)
     with saved.counting():
         probed = probe_forward(model, stage, module, call, measures=False)
-    outputs = probed.outputs if differentiable is None else compress(probed.outputs, differentiable)
-    roots = tuple([t for t in (*outputs, *probed.auxiliary) if t.requires_grad])
+    roots = probed.roots(differentiable)
     gradients = tuple(map(torch.zeros_like, roots))
     before, inputs, received = dict(saved.sizes), memory_of(probed.inputs), memory_of(gradients)
     with UserCode(f"the backward of stage {stage}", FAILED):
-        begun: SecondHalf = (
+        half: SecondHalf = (
             WholeBackward(roots, gradients, module.parameters(), apart=False)
             if is_whole
             else SplitBackward(roots, gradients, probed.inputs)
@@ -171,14 +175,14 @@ def measure_halves(
     for leaf in (*probed.inputs, *module.parameters()):
         leaf.grad = None
     # The last references to the part of the graph that the second half does not need: now its memory is released.
-    del probed, outputs, roots
+    del probed, roots
     released = before.keys() - saved.sizes.keys() - inputs.keys()
-    operands = {piece: size for piece, size in memory_of(begun.operands).items() if piece not in saved.sizes}
-    return (
-        sum(before[piece] for piece in released),
-        sum(operands.values()),
-        sum(received[piece] for piece in received.keys() & operands.keys()),
-    )
+    operands = {piece: size for piece, size in memory_of(half.operands).items() if piece not in saved.sizes}
+    return {
+        "released": sum(before[piece] for piece in released),
+        "operands": sum(operands.values()),
+        "received_operands": sum(received[piece] for piece in received.keys() & operands.keys()),
+    }
 
 
 def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:

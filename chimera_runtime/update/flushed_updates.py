@@ -62,7 +62,7 @@ class FlushedUpdates:
         self.terms = {"accumulate": accumulate, SCALE: scale}
         for stage in self._stages.values():
             for group in stage.groups:
-                group.clear_gradients()
+                group.gradient_sum.clear()
             stage.scale_loss(scale)
 
     def run_update(self) -> Outcome:

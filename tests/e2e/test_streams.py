@@ -115,7 +115,7 @@ def test_the_check_finds_backwards_on_other_weights_than_their_forwards(tmp_path
     directory = compiled(tmp_path, "pipedream", D=3)
     script = directory / "rank_1.py"
     unstashed = re.sub(r"stage1\.(stash|drop)\(.*?\)", "pass", script.read_text())
-    newest = "stage1 = lane.stage(1)\n    stage1._stage._weights.select = lambda _version: None"
+    newest = "stage1 = lane.stage(1)\n    stage1._stage.weights.select = lambda _version: None"
     script.write_text(unstashed.replace("stage1 = lane.stage(1)", newest))
     done = torchrun(directory, 3, "--model", str(MODELS / "plain.py"), "--check-only")
     assert done.returncode != 0

@@ -78,7 +78,7 @@ class Figures:
         stashed = [each.inputs for each in waiting if isinstance(each, compute.SavedInput)]
         self.stashed = max(self.stashed, len(stashed))
         self.kept = max(self.kept, sum((memory_of(stashed) | self.saved.sizes).values()))
-        self.copies = max(self.copies, sum(getattr(stage._weights, "copies", 1) for stage in STAGES))
+        self.copies = max(self.copies, sum(getattr(stage.weights, "copies", 1) for stage in STAGES))
 
     def write(self) -> None:
         figures = {

@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from chimera_runtime.lane import Lane, profiler_ranges
+from chimera_runtime.lane.message_links import Outgoing
 from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
@@ -67,10 +68,14 @@ class Link:
     irecv = isend = wait = take = _called
 
 
+class SendingLink(Link, Outgoing):
+    """A link that sends."""
+
+
 def test_messages_are_named_with_their_ends_the_other_worker_and_the_slot() -> None:
     ranged = Ranges(CPU)
-    link = Link()
-    incoming, outgoing = ranged.incoming(link, 2, 1, 3), ranged.outgoing(link, 1, 2, 3)
+    receiving, sending = Link(), SendingLink()
+    incoming, outgoing = ranged.link(receiving, 2, 1, 3), ranged.link(sending, 1, 2, 3)
 
     def run() -> None:
         incoming.irecv(4, into=1)
@@ -85,7 +90,7 @@ def test_messages_are_named_with_their_ends_the_other_worker_and_the_slot() -> N
         "send m4,m5 s1->s2 to w3",
         "wait send m4,m5 s1->s2",
     ]
-    assert link.calls == 5
+    assert (receiving.calls, sending.calls) == (3, 2)
 
 
 def test_ties_and_versions_are_named_as_in_the_program() -> None:
@@ -140,7 +145,7 @@ def test_an_update_is_a_range_around_its_lines() -> None:
 
     def run() -> None:
         with ranged.update(3):
-            ranged.incoming(Link(), 1, 0, 1).wait(0)
+            ranged.link(Link(), 1, 0, 1).wait(0)
 
     assert named(run) == ["update 3", "wait recv m0 s1->s0"]
     with Unranged().update(3):
@@ -157,6 +162,6 @@ def test_on_a_gpu_each_range_is_one_of_nvtx_as_well(monkeypatch: pytest.MonkeyPa
         marks.append("end")
 
     monkeypatch.setattr(profiler_ranges.torch.cuda.nvtx, "range", of_nvtx)
-    outgoing = Ranges(torch.device("cuda", 0)).outgoing(Link(), 0, 1, 1)
+    outgoing = Ranges(torch.device("cuda", 0)).link(SendingLink(), 0, 1, 1)
     assert named(lambda: outgoing.wait(0)) == ["wait send m0 s0->s1"]
     assert marks == ["begin wait send m0 s0->s1", "end"]

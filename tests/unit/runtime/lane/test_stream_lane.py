@@ -5,14 +5,7 @@ from typing import Any
 import pytest
 
 from chimera_runtime.lane import Lane
-from chimera_runtime.lane.stream_lane import (
-    Driver,
-    StreamIncoming,
-    StreamLane,
-    StreamOutgoing,
-    StreamStage,
-    UpdateRange,
-)
+from chimera_runtime.lane.stream_lane import Driver, StreamLane, StreamLink, StreamStage, UpdateRange
 from chimera_runtime.program.rank_facts import Turns
 
 UPDATES, PER_UPDATE = 3, 2
@@ -76,7 +69,7 @@ def test_calls_about_other_micro_batches_do_nothing(noting: Noting, micros: Any)
     streamed.at(1).forward(micros, ())
     streamed.at(1).backward(micros)
     assert streamed.outputs(micros) == streamed.input_gradients(micros) == ()
-    outgoing, incoming = StreamOutgoing(noting, run()), StreamIncoming(noting, run())  # type: ignore[arg-type]
+    outgoing, incoming = StreamLink(noting, run().has), StreamLink(noting, run().has)
     outgoing.isend(micros, ())
     outgoing.wait(micros)
     incoming.irecv(micros, into=0)
@@ -87,7 +80,7 @@ def test_calls_about_other_micro_batches_do_nothing(noting: Noting, micros: Any)
 
 @pytest.mark.parametrize("micros", INSIDE)
 def test_messages_of_the_run_go_over_the_link(noting: Noting, micros: Any) -> None:
-    outgoing, incoming = StreamOutgoing(noting, run()), StreamIncoming(noting, run())  # type: ignore[arg-type]
+    outgoing, incoming = StreamLink(noting, run().has), StreamLink(noting, run().has)
     outgoing.isend(micros, ("tensor",))  # type: ignore[arg-type]
     outgoing.wait(micros)
     incoming.irecv(micros, 1)

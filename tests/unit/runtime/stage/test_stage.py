@@ -377,7 +377,7 @@ def test_weights_are_asked_for_the_versions_that_the_program_names() -> None:
             self.calls.append(("drop", version))
 
     one = stage(linear())
-    one._weights = asked = Asked()
+    one.weights = asked = Asked()
     assert one.at(3) is one
     one.stash(4)
     one.drop(2)

@@ -62,7 +62,7 @@ def test_without_a_flush_a_whole_backward_keeps_its_gradients_until_the_second_h
     parameters = list(module.parameters())
     made = masters(parameters)
     one = stage(module, traits=Traits((), "", whole="a reason"))
-    one._weights = Versions(parameters, made, Steps(made))
+    one.weights = Versions(parameters, made, Steps(made))
     for micro in (0, 1):
         one.forward(micro, rows(data(1), micro))
         one.backward_input(micro, rows(data(2), micro))

@@ -40,7 +40,7 @@ def test_every_use_adds_to_one_gradient_and_the_step_has_a_seed_of_its_stages() 
     for _ in range(2):
         for factor in (3.0, 5.0, 7.0):
             (parameter * factor).sum().backward()
-            shared.collect()
+            shared.gradient_sum.collect()
         shared.all_reduce()
         shared.wait_all_reduce()
         shared.step()
@@ -53,10 +53,10 @@ def test_gradients_of_weights_that_somebody_else_steps_stay_until_they_are_clear
     parameter = nn.Parameter(torch.tensor([2.0]))
     shared = group(Unstepped(), parameter, 0, 3)
     parameter.sum().backward()
-    shared.collect()
+    shared.gradient_sum.collect()
     shared.step()
     assert parameter.grad is not None
-    shared.clear_gradients()
+    shared.gradient_sum.clear()
     assert parameter.grad is None
 
 
@@ -65,11 +65,11 @@ def test_an_older_version_is_there_while_it_is_stashed() -> None:
     stepped = masters([parameter])
     shared = group(Versions([parameter], stepped, torch.optim.SGD(stepped, lr=1.0)), parameter, 0, 3)
     parameter.sum().backward()
-    shared.collect()
+    shared.gradient_sum.collect()
     shared.stash(0)
     shared.step()
     for version, value in ((1, 1.0), (0, 2.0), (1, 1.0)):
-        shared.select(version)
+        shared.weights.select(version)
         assert parameter.item() == value
     shared.drop(0)
 

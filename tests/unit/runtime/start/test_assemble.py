@@ -101,10 +101,10 @@ def test_slots_recomputation_and_numbers_are_those_of_the_facts(alone: World) ->
 
 def test_a_flush_needs_one_version_and_a_stream_has_several(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
-        assert {type(stage._weights) for stage in assembled(world)[0].values()} == {Weights}
+        assert {type(stage.weights) for stage in assembled(world)[0].values()} == {Weights}
     with worlds(alone, alone_job(period=2, reads=(((-1, 2),),) * 2)) as (world,):
         stages, built = assembled(world)
-        assert {type(stage._weights) for stage in stages.values()} == {Versions}
+        assert {type(stage.weights) for stage in stages.values()} == {Versions}
         before = weights(built[0])
         stages[0].stash(0)
         for parameter in built[0].parameters():
@@ -130,7 +130,7 @@ def test_frozen_parameters_are_neither_summed_nor_stepped(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
         stages, _ = assembled(world, None, model(Frozen, optimizer=optimizer))
         assert given == [1, 1]
-        assert [len(stage._sum._parameters) for stage in stages.values()] == [1, 1]
+        assert [len(stage.gradient_sum._parameters) for stage in stages.values()] == [1, 1]
 
 
 def test_a_parameter_of_two_stages_is_refused_with_its_name(alone: World) -> None:

@@ -29,10 +29,10 @@ class Noting:
 
 def made(notes: list[Any], sums_wider: bool = False) -> FlushedUpdates:
     """Two stages that share a weight group, whose losses of an update are 1 and 10."""
-    tie = Noting(notes, "tie")
+    tie = SimpleNamespace(gradient_sum=Noting(notes, "tie"))
     stages: dict[int, Any] = {
         number: SimpleNamespace(
-            groups=(Noting(notes, f"stage {number}"), tie),
+            groups=(SimpleNamespace(gradient_sum=Noting(notes, f"stage {number}")), tie),
             scale_loss=lambda scale, number=number: notes.append(("scale", number, scale)),
             take_loss=lambda update, number=number: Tally(10.0**number, 1.0),
         )
@@ -69,7 +69,7 @@ def test_gradients_are_cleared_and_the_loss_is_scaled_on_every_stage() -> None:
     made(notes).prepare(False, None)
     assert notes[0] == ("accumulation", "begin", False)
     assert {note for note in notes if note[0] == "scale"} == {("scale", 0, 1.0), ("scale", 1, 1.0)}
-    assert {note[0] for note in notes if note[-1] == "clear_gradients"} == {"stage 0", "stage 1", "tie"}
+    assert {note[0] for note in notes if note[-1] == "clear"} == {"stage 0", "stage 1", "tie"}
     notes.clear()
     made(notes).prepare(True, torch.amp.GradScaler("cpu", init_scale=8.0))
     assert notes[0] == ("accumulation", "begin", True)

@@ -169,7 +169,7 @@ def streamed(world: World, folder: Path | None, scripts: Path) -> list[Any]:
     run_stream(made, lane, 3)
     if recorder is not None:
         recorder.close()
-    return [[t.tolist() for t in stage._weights._front] for stage in stages.values()]  # type: ignore[attr-defined]
+    return [[t.tolist() for t in stage.weights._front] for stage in stages.values()]  # type: ignore[attr-defined]
 
 
 def test_in_a_stream_versions_are_named_and_what_is_not_in_the_run_is_not_recorded(
