@@ -1,7 +1,7 @@
 """The engine: plays lanes until each of them ends or waits for ever, and computes when each event ends.
 
 A lane is a sequence of events, by number. ``before[n]`` are the other events that event n waits for; some may be in the
-lane of n. No event is ever undone, so each lane gets equally far whatever the order in which lanes are played.
+lane of n. No event is ever undone, so how far a lane gets does not depend on the order in which lanes are played.
 
     lane 0:                            lane 1:                            order: 0 2 3 1
       0  F m0 s0                         2  F m0 s1    waits for 0
@@ -9,39 +9,24 @@ lane of n. No event is ever undone, so each lane gets equally far whatever the o
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
-from typing import NamedTuple, TypeVar
+from itertools import chain
+from typing import TypeVar
 
 Time = TypeVar("Time", int, float)
-
-
-class LaneRun(NamedTuple):
-    """A stretch of the order: the next ``length`` events of a lane."""
-
-    lane: int
-    length: int
 
 
 @dataclass(frozen=True)
 class Played:
     """The result of playing lanes.
 
-    ``order`` has every event that happens, after all that it waits for. ``places[l]`` is the place in lane l at which
-    the lane ends or is blocked for ever.
+    ``order`` has every event that happens, each after all events that it waits for. ``places[l]`` is the place at which
+    lane l stops: its length or, where the lane waits for ever, the place of the event that waits.
     """
 
-    lanes: Sequence[Sequence[int]]
     order: Sequence[int]
     places: Sequence[int]
-
-    @property
-    def runs(self) -> Iterator[LaneRun]:
-        """The order as stretches, each of one lane."""
-        lane_of = {event: number for number, lane in enumerate(self.lanes) for event in lane}
-        for number, events in groupby(self.order, key=lane_of.__getitem__):
-            yield LaneRun(number, sum(1 for _ in events))
 
 
 def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Played:
@@ -81,7 +66,7 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
                 continue
             break
         places[number] += len(order) - begun
-    return Played(lanes, order, places)
+    return Played(order, places)
 
 
 def ordered(before: Sequence[Sequence[int]]) -> list[int]:

@@ -32,16 +32,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Instruction,
-    Recv,
-    Send,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
+from chimera_ir.ir.ops import AllReduce, Instruction, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import Turn, extent, in_slot, later, updates_a_turn
 

@@ -7,23 +7,9 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import KEPT, KINDS, Kind
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Operation,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
 
 MAX_WORKERS = 1 << 16
 MAX_STAGES = 1 << 16
@@ -254,7 +240,7 @@ class Planned(NamedTuple):
 
     clock: Clock
     worker: Worker
-    operation: Operation
+    operation: ops.Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +256,7 @@ class Schedule:
     """A schedule: ``lanes[w]`` has the compute operations of worker w in the order in which it runs them."""
 
     header: Header
-    lanes: tuple[tuple[Operation, ...], ...]
+    lanes: tuple[tuple[ops.Operation, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,15 +275,15 @@ class LaneParts:
     """The instructions of a lane by kind: compute operations, the four kinds of lines about messages, and the rest."""
 
     length: int
-    computes: Lines[Operation]
-    sends: Lines[Send]
-    recvs: Lines[Recv]
-    wait_sends: Lines[WaitSend]
-    wait_recvs: Lines[WaitRecv]
-    updates: Lines[AllReduce | WaitAllReduce | Step | Stash | Drop]
+    computes: Lines[ops.Operation]
+    sends: Lines[ops.Send]
+    recvs: Lines[ops.Recv]
+    wait_sends: Lines[ops.WaitSend]
+    wait_recvs: Lines[ops.WaitRecv]
+    updates: Lines[ops.AllReduce | ops.WaitAllReduce | ops.Step | ops.Stash | ops.Drop]
 
     @property
-    def singles(self) -> Iterator[tuple[int, Compute]]:
+    def singles(self) -> Iterator[tuple[int, ops.Compute]]:
         """The compute operations with their places, one by one: a pair yields its forward, then its backward."""
         return ((place, part) for place, operation in self.computes for part in operation.parts)
 
@@ -307,7 +293,7 @@ class Program:
     """A program: ``lanes[w]`` has all instructions of worker w in the header's updates, in the order of their run."""
 
     header: Header
-    lanes: tuple[tuple[Instruction, ...], ...]
+    lanes: tuple[tuple[ops.Instruction, ...], ...]
 
     @cached_property
     def parts(self) -> tuple[LaneParts, ...]:
@@ -315,16 +301,16 @@ class Program:
         return tuple(map(_parts_of, self.lanes))
 
 
-def _parts_of(lane: tuple[Instruction, ...]) -> LaneParts:
+def _parts_of(lane: tuple[ops.Instruction, ...]) -> LaneParts:
     parts = LaneParts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
     of_kind: dict[type, Lines[Any]] = {
-        Compute: parts.computes,
-        Pair: parts.computes,
-        Send: parts.sends,
-        Recv: parts.recvs,
-        WaitSend: parts.wait_sends,
-        WaitRecv: parts.wait_recvs,
-        **dict.fromkeys((AllReduce, WaitAllReduce, Step, Stash, Drop), parts.updates),
+        ops.Compute: parts.computes,
+        ops.Pair: parts.computes,
+        ops.Send: parts.sends,
+        ops.Recv: parts.recvs,
+        ops.WaitSend: parts.wait_sends,
+        ops.WaitRecv: parts.wait_recvs,
+        **dict.fromkeys((ops.AllReduce, ops.WaitAllReduce, ops.Step, ops.Stash, ops.Drop), parts.updates),
     }
     for place, instruction in enumerate(lane):
         lines = of_kind[type(instruction)]

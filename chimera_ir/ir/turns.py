@@ -23,23 +23,9 @@ from functools import cached_property
 from itertools import takewhile
 from typing import NamedTuple, assert_never
 
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Message,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
 
 Shelf = tuple[Stage, Stage]
 """A shelf, that is the slots for the messages from one stage to another on the receiving worker."""
@@ -75,18 +61,18 @@ class Initial(NamedTuple):
 class Turn:
     """A worker's turn; ``slots`` has the number of slots of each shelf that it receives into."""
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[ops.Instruction, ...]
     slots: tuple[tuple[Shelf, int], ...] = ()
 
     @cached_property
     def rings(self) -> Mapping[Shelf, Ring]:
         """The use of each shelf."""
-        shelves = [shelf(line.message) for line in self.instructions if isinstance(line, Recv)]
+        shelves = [shelf(line.message) for line in self.instructions if isinstance(line, ops.Recv)]
         return {key: Ring(shelves.count(key), slots) for key, slots in self.slots}
 
 
-_TALK = (Send, Recv, WaitSend, WaitRecv)
-_READING = (Compute, Stash, Drop)
+_TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
+_READING = (ops.Compute, ops.Stash, ops.Drop)
 
 
 def updates_a_turn(header: Header) -> int:
@@ -94,15 +80,15 @@ def updates_a_turn(header: Header) -> int:
     return header.period // header.per_update
 
 
-def extent(instruction: Instruction) -> Extent:
+def extent(instruction: ops.Instruction) -> Extent:
     """The micro-batches or the update of an instruction. A view that lacks any of them lacks the instruction."""
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
-    elif isinstance(instruction, Compute):
+    elif isinstance(instruction, ops.Compute):
         micros = instruction.micros
-    elif isinstance(instruction, Pair):
+    elif isinstance(instruction, ops.Pair):
         micros = (*instruction.forward.micros, *instruction.backward.micros)
-    elif isinstance(instruction, Stash | Drop):
+    elif isinstance(instruction, ops.Stash | ops.Drop):
         return Extent(instruction.version, instruction.version, of_updates=True)
     else:
         return Extent((instruction.version or 0) - 1, (instruction.version or 0) - 1, of_updates=True)
@@ -110,7 +96,7 @@ def extent(instruction: Instruction) -> Extent:
     return Extent(first, first, False) if len(micros) == 1 else Extent(min(micros), max(micros), False)
 
 
-def unroll(header: Header, turn: Turn, updates: int) -> Iterator[Instruction]:
+def unroll(header: Header, turn: Turn, updates: int) -> Iterator[ops.Instruction]:
     """Yields a lane for a number of updates: all turns, but no instructions about other micro-batches or updates.
 
     The first micro-batches read the initial weights, so no version is below 0.
@@ -118,7 +104,7 @@ def unroll(header: Header, turn: Turn, updates: int) -> Iterator[Instruction]:
     return (instruction for _, instruction in by_turn(header, turn, updates))
 
 
-def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Instruction]]:
+def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops.Instruction]]:
     """Yields the instructions of `unroll`, each with the number of its turn."""
     per_turn = updates_a_turn(header)
     for number, instruction in _by_turn(header, turn, updates):
@@ -129,7 +115,7 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Ins
         yield number, replace(line, origin=line.origin._replace(turn=(micros, versions))) if of_text else line
 
 
-def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Instruction]]:
+def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops.Instruction]]:
     """Yields the instructions of `by_turn` with the micro-batches and versions that they have in the turn itself."""
     per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
     initials = initial(header, turn)
@@ -155,10 +141,10 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
     places = {
         (type(instruction), instruction.group, instruction.version % per_turn): (instruction.version, place)
         for place, instruction in enumerate(turn.instructions)
-        if isinstance(instruction, Step | Stash | Drop) and instruction.version is not None
+        if isinstance(instruction, ops.Step | ops.Stash | ops.Drop) and instruction.version is not None
     }
 
-    def at(kind: type[Step | Stash | Drop], group: WeightGroup, version: int) -> tuple[int, int] | None:
+    def at(kind: type[ops.Step | ops.Stash | ops.Drop], group: WeightGroup, version: int) -> tuple[int, int] | None:
         """The turn of the line about a version, and the line's place in it."""
         line = places.get((kind, group, version % per_turn))
         return None if line is None else ((version - line[0]) // per_turn, line[1])
@@ -167,14 +153,14 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
     # their drop. For these the initial weights have to be kept: from the newest such version to the last drop.
     lasts: dict[WeightGroup, dict[int, tuple[int, int]]] = {}
     for place, instruction in enumerate(turn.instructions):
-        if not isinstance(instruction, Compute) or instruction.version is None:
+        if not isinstance(instruction, ops.Compute) or instruction.version is None:
             continue
         turns_ago = range(-(-instruction.version // per_turn), min(instruction.micros) // header.period + 1)
         for group in header.groups_with[instruction.stage]:
-            step = at(Step, group, 1)
+            step = at(ops.Step, group, 1)
             for ago in turns_ago:
                 version = instruction.version - ago * per_turn
-                dropped = at(Drop, group, version)
+                dropped = at(ops.Drop, group, version)
                 if step is not None and dropped is not None and step < (-ago, place):
                     lasts.setdefault(group, {})[version] = dropped
     initials = {
@@ -183,14 +169,24 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
     return {group: versions for group, versions in initials.items() if versions.drop}
 
 
-def lowest(initials: Mapping[WeightGroup, Initial], instruction: Instruction) -> int:
+def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction) -> int:
     """The lowest micro-batch or update, 0 or less, for which a lane has an instruction, besides all from 1 on."""
     match instruction:
-        case Stash(group):
+        case ops.Stash(group):
             return initials[group].stash if group in initials else 0
-        case Drop(group):
+        case ops.Drop(group):
             return initials[group].drop if group in initials else 0
-        case Compute() | Pair() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
+        case (
+            ops.Compute()
+            | ops.Pair()
+            | ops.Send()
+            | ops.Recv()
+            | ops.WaitSend()
+            | ops.WaitRecv()
+            | ops.AllReduce()
+            | ops.WaitAllReduce()
+            | ops.Step()
+        ):
             return 0
         case _:
             assert_never(instruction)
@@ -208,60 +204,64 @@ def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightG
     return range(start, max(start, *stops)) if stops else range(0)
 
 
-def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
+def later(header: Header, instruction: ops.Instruction, turns: int) -> ops.Instruction:
     """An instruction a number of turns later, in the same slot."""
     return shifted(instruction, turns * header.period, turns * updates_a_turn(header))
 
 
-def _shown(turn: Turn, instruction: Instruction, number: int) -> Instruction:
+def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruction:
     """An instruction of turn ``number`` as a lane has it: in the slot of that turn, with no version below 0."""
     if isinstance(instruction, _READING) and (instruction.version or 0) < 0:
         return replace(instruction, version=Version(0))
     return in_slot(turn, instruction, number)
 
 
-def in_slot(turn: Turn, instruction: Instruction, number: int) -> Instruction:
+def in_slot(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruction:
     """An instruction of a turn; a receive gets the slot that it has ``number`` turns later."""
-    if not isinstance(instruction, Recv):
+    if not isinstance(instruction, ops.Recv):
         return instruction
     message, source, slot, origin = instruction.message, instruction.source, instruction.slot, instruction.origin
     ring = turn.rings[shelf(message)]
-    return Recv(message, source, Slot((slot + number * ring.messages) % ring.slots), origin)
+    return ops.Recv(message, source, Slot((slot + number * ring.messages) % ring.slots), origin)
 
 
-def shelf(message: Message) -> Shelf:
+def shelf(message: ops.Message) -> Shelf:
     """The shelf that a message is received into."""
     return message.source, message.target
 
 
-def shifted(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
+def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.Instruction:
     """An instruction with ``micros`` and ``updates`` added to its micro-batches and versions, in the same slot."""
     match instruction:
-        case Compute():
+        case ops.Compute():
             read = None if instruction.version is None else Version(instruction.version + updates)
             numbers = _later(instruction.micros, micros)
-            return Compute(instruction.kind, numbers, instruction.stage, instruction.origin, read)
-        case Pair(forward, backward, origin):
+            return ops.Compute(instruction.kind, numbers, instruction.stage, instruction.origin, read)
+        case ops.Pair(forward, backward, origin):
             first, second = shifted(forward, micros, updates), shifted(backward, micros, updates)
-            assert isinstance(first, Compute)
-            assert isinstance(second, Compute)
-            return Pair(first, second, origin)
-        case Send(message, to, origin):
-            return Send(_of_later(message, micros), to, origin)
-        case Recv(message, source, slot, origin):
-            return Recv(_of_later(message, micros), source, slot, origin)
-        case WaitSend(message, origin) | WaitRecv(message, origin):
+            assert isinstance(first, ops.Compute)
+            assert isinstance(second, ops.Compute)
+            return ops.Pair(first, second, origin)
+        case ops.Send(message, to, origin):
+            return ops.Send(_of_later(message, micros), to, origin)
+        case ops.Recv(message, source, slot, origin):
+            return ops.Recv(_of_later(message, micros), source, slot, origin)
+        case ops.WaitSend(message, origin) | ops.WaitRecv(message, origin):
             return type(instruction)(_of_later(message, micros), origin)
-        case AllReduce(group, origin, version) | WaitAllReduce(group, origin, version) | Step(group, origin, version):
+        case (
+            ops.AllReduce(group, origin, version)
+            | ops.WaitAllReduce(group, origin, version)
+            | ops.Step(group, origin, version)
+        ):
             return type(instruction)(group, origin, Version((version or 0) + updates))
-        case Stash(group, version, origin) | Drop(group, version, origin):
+        case ops.Stash(group, version, origin) | ops.Drop(group, version, origin):
             return type(instruction)(group, Version(version + updates), origin)
         case _:
             assert_never(instruction)
 
 
-def _of_later(message: Message, by: int) -> Message:
-    return Message(_later(message.micros, by), message.source, message.target)
+def _of_later(message: ops.Message, by: int) -> ops.Message:
+    return ops.Message(_later(message.micros, by), message.source, message.target)
 
 
 def _later(micros: tuple[Micro, ...], by: int) -> tuple[Micro, ...]:

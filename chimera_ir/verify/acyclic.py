@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import assert_never
 
-from chimera_ir.diagnostics.catalogue.schedule import (
-    Cycle,
-    CycleOfClocks,
-    CycleOfLane,
-    CycleOfPair,
-    CycleOfVersions,
-    CycleStep,
-)
+from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.dag import Dag, Edge
 from chimera_ir.flow.net import Reads
@@ -81,20 +74,24 @@ class _Story:
         origin, text = operation.origin, line(operation)
         if falling:
             before, after = (self._dag.operations[node] for node in falling[0])
-            message = CycleOfVersions if self._reads(*falling[0]) else CycleOfClocks
+            message = say.CycleOfVersions if self._reads(*falling[0]) else say.CycleOfClocks
             return message(origin, text, steps, line(after), self._clock(before), line(before))
         if lanes:
             first, second = (self._dag.operations[node] for node in lanes[0])
             worker = self._dag.worker_of(lanes[0][0])
-            return CycleOfLane(origin, text, steps, worker, line(second), line(first))
+            return say.CycleOfLane(origin, text, steps, worker, line(second), line(first))
         pair = next((self._dag.operations[node] for node in joined), None)
-        return Cycle(origin, text, steps) if pair is None else CycleOfPair(origin, text, steps, *map(line, pair.parts))
+        return (
+            say.Cycle(origin, text, steps)
+            if pair is None
+            else say.CycleOfPair(origin, text, steps, *map(line, pair.parts))
+        )
 
-    def _step(self, node: int, following: int) -> CycleStep:
+    def _step(self, node: int, following: int) -> say.CycleStep:
         operation = self._dag.operations[node]
         clock = self._clock(operation)
         place = f"worker {self._dag.worker_of(node)}" + (f", clock {clock}" if clock is not None else "")
-        return CycleStep(line(operation), place, operation.origin, self._reason(node, following))
+        return say.CycleStep(line(operation), place, operation.origin, self._reason(node, following))
 
     def _reason(self, before: int, after: int) -> str:
         kind = self._dag.kind(before, after)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, ReceivesOutOfOrder
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.dag import shortest_cycle
-from chimera_ir.flow.engine import LaneRun, Played
+from chimera_ir.flow.engine import Played
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Message, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
@@ -22,15 +22,10 @@ from chimera_ir.verify.wording import content, summed
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A global order in which the program finishes on a transport, as runs of instructions of one worker each."""
+    """A global order in which the program finishes on a transport: ``played.order``, instructions by number."""
 
     transport: Transport
     played: Played
-
-    @property
-    def runs(self) -> Iterator[LaneRun]:
-        """The order, as runs of instructions of one worker."""
-        return self.played.runs
 
 
 def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ...]:
@@ -106,11 +101,7 @@ def _posting(
 
 
 def _blocked(
-    program: Program,
-    worker: Worker,
-    place: int,
-    wants: list[tuple[Worker, Instruction]],
-    cycle: tuple[int, ...],
+    program: Program, worker: Worker, place: int, wants: list[tuple[Worker, Instruction]], cycle: tuple[int, ...]
 ) -> Blocked:
     wait = program.lanes[worker][place]
     after = cycle[(cycle.index(worker) + 1) % len(cycle)]

@@ -1,14 +1,14 @@
-"""Rule "messages": every hand-over between workers is sent and received once, and both ends wait for it.
+"""Rule "messages": every value for another worker is sent and received once, and both workers wait for the transfer.
 
-The send comes after the producer, the receive before the consumer. This rule checks lane by lane, so that the rule
-"channels" can replay the lanes against each other.
+The send comes after the operation that makes the value, the receive and its wait before the operation that reads it.
+This rule checks each lane by itself, before the rule "channels" plays all lanes together.
 """
 
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue import lanes as say
 from chimera_ir.diagnostics.model import Diagnostic
@@ -32,11 +32,13 @@ class HandOver(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessagePlaces:
-    """The places of the four lines of each message, in the sender's lane and in the receiver's, by `key`.
+    """The places of each message's lines in the lanes of its sender and receiver, and the lines that may be wrong.
 
-    ``expected`` are the messages that the program needs, in the order of the lanes that send. ``foreign`` has, by
-    worker and place, the mistakes of lines that are about no message of their worker. ``suspect`` are the worker and
-    place of all lines with a possible mistake: foreign lines, repeated lines, and lines about the wrong peer.
+    ``sent`` and ``posted`` have the places of the send and of the receive, ``retired`` and ``arrived`` the places of
+    the waits for these, each at the message's `key`; `ABSENT` without such a line. ``expected`` has the messages that
+    the program needs, in the order of the lanes that send. ``foreign`` has, by worker and place, the mistakes of lines
+    about messages that their worker neither sends nor receives. ``suspect`` has worker and place of all lines with a
+    possible mistake: foreign lines, repeated lines, and lines about the wrong peer.
     """
 
     sent: "array[int]"
@@ -47,23 +49,9 @@ class MessagePlaces:
     foreign: dict[tuple[Worker, int], Diagnostic]
     suspect: list[tuple[Worker, int]]
 
-    def of(self, instruction: Talk) -> "array[int]":
-        """The places of the lines of an instruction's kind: of sends, receives, or one of their waits."""
-        match instruction:
-            case Send():
-                return self.sent
-            case WaitSend():
-                return self.retired
-            case Recv():
-                return self.posted
-            case WaitRecv():
-                return self.arrived
-            case _:
-                assert_never(instruction)
-
 
 def places(program: Program, cells: Flow) -> MessagePlaces:
-    """The places of the first line of each kind for each message; foreign lines are left out."""
+    """Finds the first line of each kind about each message; a line about another worker's message does not count."""
     absent = array("q", [ABSENT]) * (2 * program.header.stages * program.header.micro_batches)
     places = MessagePlaces(absent[:], absent[:], absent[:], absent[:], _expected(program), {}, [])
     for number, parts in enumerate(program.parts):
@@ -88,7 +76,7 @@ def _enter(
     *,
     at_start: bool,
 ) -> None:
-    """Enters the places of one kind of lines; ``peers`` has the worker that each line names, or None."""
+    """Enters the places of one kind of lines in ``where``; ``peers`` has the worker that each line names, or None."""
     expected = places.expected
     for (place, instruction), peer in zip(lines, peers, strict=False):
         hand_over = expected.get(instruction.message)
@@ -134,15 +122,15 @@ def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[D
         instruction = program.lanes[worker][place]
         if isinstance(instruction, Talk):
             yield from _line(program, worker, place, instruction, places)
-    for message, (number, start, _) in places.expected.items():
+    for message, (number, _, _) in places.expected.items():
         sent, posted, arrived = places.sent[number], places.posted[number], places.arrived[number]
         in_order = ABSENT < cells.producer(message) < sent < places.retired[number]
         if not (in_order and ABSENT < posted < arrived < cells.consumer(message)):
-            yield from _hand_over(program, cells, places, start, message)
+            yield from _hand_over(program, cells, places, message)
 
 
 def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> Diagnostic | None:
-    """The mistake of a line that is about no message of its worker; None if it is about one."""
+    """The mistake of a line about a message that its worker neither sends nor receives; None for any other line."""
     header, message = program.header, instruction.message
     where = instruction.origin, worker, line(instruction)
     numbered = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
@@ -165,9 +153,9 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
 
 
 def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
-    """The micro-batches that one message must hold: those that ``maker`` hands on together with the message's first.
+    """The micro-batches that ``maker`` hands on together with the first micro-batch of a message.
 
-    If ``maker`` does not make the message's value, they are the micro-batches that the message has.
+    If ``maker`` does not make the content of the message, these are the micro-batches of the message.
     """
     parts = maker.parts if isinstance(maker, Compute | Pair) else ()
     handed_on = (
@@ -188,27 +176,28 @@ def _line(
         return
     header, message = program.header, instruction.message
     where = instruction.origin, worker, line(instruction)
-    first = places.of(instruction)[key(header, message)]
+    columns: dict[type[Talk], array[int]] = {
+        Send: places.sent,
+        WaitSend: places.retired,
+        Recv: places.posted,
+        WaitRecv: places.arrived,
+    }
+    first = columns[type(instruction)][key(header, message)]
     if first != place:
         done = {Send: "sent", Recv: "received"}.get(type(instruction), "waited for")
         yield say.RepeatedMessage(*where, content(message), done, program.lanes[worker][first].origin)
     if isinstance(instruction, Send) and instruction.to != receiver(header, message):
-        right = receiver(header, message)
-        yield say.WrongPeer(*where, instruction.to, right, message.target)
+        yield say.WrongPeer(*where, instruction.to, receiver(header, message), message.target)
     if isinstance(instruction, Recv) and instruction.source != sender(header, message):
-        right = sender(header, message)
-        yield say.WrongPeer(*where, instruction.source, right, message.source)
+        yield say.WrongPeer(*where, instruction.source, sender(header, message), message.source)
 
 
-def _hand_over(
-    program: Program, cells: Flow, places: MessagePlaces, start: Worker, message: Message
-) -> Iterator[Diagnostic]:
-    number = key(program.header, message)
+def _hand_over(program: Program, cells: Flow, places: MessagePlaces, message: Message) -> Iterator[Diagnostic]:
+    number, start, end = places.expected[message]
     sent, retired = places.sent[number], places.retired[number]
     posted, arrived = places.posted[number], places.arrived[number]
     if ABSENT in (sent, retired, posted, arrived):
         yield from _missing(program, cells, places, message)
-    end = receiver(program.header, message)
     made, used = cells.producer(message), cells.consumer(message)
     if sent != ABSENT and sent < made:
         yield say.SendBeforeOperation(*_order(program, start, sent, made), content(message))
@@ -227,18 +216,15 @@ def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Spa
 
 
 def _missing(program: Program, cells: Flow, places: MessagePlaces, message: Message) -> Iterator[Diagnostic]:
-    number = key(program.header, message)
-    start, end = sender(program.header, message), receiver(program.header, message)
+    number, start, end = places.expected[message]
     operation, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]
     what, reader = content(message), line(user)
     if places.sent[number] == ABSENT:
-        lost = line(Send(message, end))
-        yield say.MissingSend(operation.origin, start, lost, end, what, reader, line(operation))
+        yield say.MissingSend(operation.origin, start, line(Send(message, end)), end, what, reader, line(operation))
     elif places.retired[number] == ABSENT:
         origin = program.lanes[start][places.sent[number]].origin
         yield say.MissingWaitSend(origin, start, line(WaitSend(message)), line(Send(message, end)))
     if places.posted[number] == ABSENT:
-        lost = line(Recv(message, start, Slot(0)))
-        yield say.MissingRecv(user.origin, end, lost, start, what, reader)
+        yield say.MissingRecv(user.origin, end, line(Recv(message, start, Slot(0))), start, what, reader)
     elif places.arrived[number] == ABSENT:
         yield say.MissingWaitRecv(user.origin, end, line(WaitRecv(message)), start, what, reader)

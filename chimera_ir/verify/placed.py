@@ -3,19 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.catalogue.irheader import UnevenPlan
-from chimera_ir.diagnostics.catalogue.schedule import (
-    KindNotThere,
-    MicroNamedTwice,
-    MicrosNotNumbered,
-    NoSuchOperation,
-    NoVersionNamed,
-    NumberNotThere,
-    PlacedOutside,
-    StagesUnplaced,
-    VersionOfOneUpdate,
-    WrongWorker,
-)
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Version, Worker
 from chimera_ir.ir.levels import Header
@@ -23,7 +12,7 @@ from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.ir.text.printer import kinds_line, line
 from chimera_ir.source import Span
 
-_Unknown = tuple[type[NoSuchOperation]] | tuple[type[NumberNotThere], str, int]
+_Unknown = tuple[type[say.NoSuchOperation]] | tuple[type[say.NumberNotThere], str, int]
 """A message about an operation that cannot exist, with the noun and the number of what does not exist."""
 
 
@@ -46,16 +35,16 @@ def _header(header: Header) -> Iterator[Diagnostic]:
         yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period)
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
-            yield StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages)
+            yield say.StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages)
         for stage, worker in enumerate(pipe.workers):
             if not 0 <= worker < header.workers:
-                yield PlacedOutside(NOWHERE, pipe.name, stage, worker, header.workers - 1)
+                yield say.PlacedOutside(NOWHERE, pipe.name, stage, worker, header.workers - 1)
                 break
     occurrences = Counter(micro for pipe in header.pipes for micro in pipe.micros)
     for micro in (*range(header.micro_batches), *sorted(occurrences)):
         times = occurrences[micro] if 0 <= micro < header.micro_batches else occurrences[micro] + 1
         if times != 1:
-            yield MicrosNotNumbered(NOWHERE, micro, occurrences[micro], header.micro_batches - 1)
+            yield say.MicrosNotNumbered(NOWHERE, micro, occurrences[micro], header.micro_batches - 1)
             return
 
 
@@ -85,7 +74,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
             continue
         counts[operation.origin] += 1
     for origin, (worker, operation) in other.items():
-        yield KindNotThere(origin, line(operation), worker, kinds_line(header), counts[origin])
+        yield say.KindNotThere(origin, line(operation), worker, kinds_line(header), counts[origin])
     last = (header.stages - 1, header.micro_batches - 1, header.workers - 1)
     for origin, (worker, operation, (message, *facts)) in unknown.items():
         yield message(origin, line(operation), worker, *last, counts[origin], *facts)
@@ -94,29 +83,29 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
         right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)
         pipe = pipe_of[right]
         where = (worker, pipe.workers[stage], pipe.name, stage)
-        yield WrongWorker(origin, line(operation), *where, counts[origin])
+        yield say.WrongWorker(origin, line(operation), *where, counts[origin])
 
 
 def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:
     """The message about an operation that cannot exist; None if it can."""
     if not 0 <= operation.stage < header.stages:
-        return NumberNotThere, "stage", operation.stage
+        return say.NumberNotThere, "stage", operation.stage
     if not 0 <= worker < header.workers:
-        return NumberNotThere, "worker", worker
+        return say.NumberNotThere, "worker", worker
     micros = operation.micros
     if not micros:
-        return (NoSuchOperation,)
+        return (say.NoSuchOperation,)
     if len(set(micros)) < len(micros):
-        return (MicroNamedTwice,)
+        return (say.MicroNamedTwice,)
     for micro in micros:
         if not 0 <= micro < header.micro_batches:
-            return NumberNotThere, "micro-batch", micro
+            return say.NumberNotThere, "micro-batch", micro
     return _unknown_version(header, operation.version)
 
 
 def _unknown_version(header: Header, version: Version | None) -> _Unknown | None:
     if not header.asynchronous:
-        return None if version is None else (VersionOfOneUpdate,)
+        return None if version is None else (say.VersionOfOneUpdate,)
     if version is None:
-        return (NoVersionNamed,)
-    return None if 0 <= version <= header.updates else (NumberNotThere, "version", version)
+        return (say.NoVersionNamed,)
+    return None if 0 <= version <= header.updates else (say.NumberNotThere, "version", version)

@@ -9,27 +9,14 @@ micro-batch 2 from stage 1. The classes have the methods that scripts call, and 
 scripts.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, partialmethod
+from math import inf
+from typing import Any, NamedTuple, Self
 
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Message,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
 from chimera_ir.ir.text.printer import line as text_of
 
 Group = tuple[int, ...]
@@ -50,10 +37,14 @@ Route = tuple[int, int, int]
 Value = tuple[str, Group, int]
 """The description of a tensor: its role, its micro-batches, and the stage that made it."""
 
-_OUTPUTS, _GRADIENTS, INPUT, TARGET = "outputs", "input gradients", "input", "target"
+_OUTPUTS, _GRADIENTS, _INPUT, _TARGET = "outputs", "input gradients", "input", "target"
 
-DATASET = -1
+_DATASET = -1
 """The number that inputs and targets have in place of the stage that made them."""
+
+
+NextLine = Callable[[], ops.Instruction | None]
+"""Takes the next line of a lane; returns None after the last."""
 
 
 class Differs(Exception):
@@ -62,71 +53,48 @@ class Differs(Exception):
     ``expected`` is that line, None if no line is left; ``done`` says what the script does.
     """
 
-    def __init__(self, expected: Instruction | None, done: str) -> None:
+    def __init__(self, expected: ops.Instruction | None, done: str) -> None:
         super().__init__(done)
         self.expected = expected
         self.done = done
 
 
-class LaneLines:
-    """The lines of a lane that are still to come; ``take`` gives the next one, None after the last."""
+class ScriptRun(NamedTuple):
+    """The updates and micro-batches that a run of a script is about; calls about others are skipped.
 
-    def __init__(self, lane: Iterable[Instruction]) -> None:
-        self._lines = iter(lane)
-        self.take: Callable[[], Instruction | None] = partial(next, self._lines, None)
+    A script without a flush runs for the first ``updates`` updates, which have ``micro_batches`` micro-batches in all;
+    both are numbered from ``start``. In a script with a flush, which has the defaults, no call is skipped.
+    """
 
-    def differs(self, done: str) -> Differs:
-        """The exception for a call that does not match the next line, with that line."""
-        return Differs(self.take(), done)
-
-
-class WholeRun:
-    """The run of a script with a flush, all of whose calls count."""
-
-    def has(self, micros: Micros) -> bool:
-        """Whether micro-batches are in the run."""
-        return True
-
-    def makes(self, version: int) -> bool:
-        """Whether an update of the run makes a version of the weights."""
-        return True
-
-    def keeps(self, version: int) -> bool:
-        """Whether an update of the run makes a version, and a later one replaces it."""
-        return True
-
-
-class StreamRun(WholeRun):
-    """The run of some updates of a script without a flush: calls about other micro-batches and versions do nothing."""
-
-    def __init__(self, updates: int, micro_batches: int) -> None:
-        self._updates = updates
-        self._micro_batches = micro_batches
+    start: float = -inf
+    updates: float = inf
+    micro_batches: float = inf
 
     def has(self, micros: Micros) -> bool:
         """Whether micro-batches are in the run; those of one operation are all in it or all outside."""
-        return 0 <= group_of(micros)[0] < self._micro_batches
+        return self.start <= group_of(micros)[0] < self.micro_batches
 
     def makes(self, version: int) -> bool:
         """Whether an update of the run makes a version of the weights."""
-        return 0 < version <= self._updates
+        return self.start < version <= self.updates
 
     def keeps(self, version: int) -> bool:
         """Whether an update of the run makes a version, and a later one replaces it."""
-        return 0 < version < self._updates
+        return self.start < version < self.updates
 
 
 class _RecordedLink:
-    """One direction of the messages between two stages.
+    """A link for the messages from one stage to another.
 
-    ``_under_way`` are the micro-batches of open messages, and ``_over`` those of messages that are waited for.
+    ``_under_way`` has the micro-batches of messages that are posted and not yet waited for; ``_over`` has the
+    micro-batches of messages that have been waited for.
     """
 
-    _wait: type[WaitSend | WaitRecv]
+    _wait: type[ops.WaitSend | ops.WaitRecv]
     _preposition: str
 
-    def __init__(self, lines: LaneLines, run: WholeRun, route: Route) -> None:
-        self._lines, self._run = lines, run
+    def __init__(self, next_line: NextLine, run: ScriptRun, route: Route) -> None:
+        self._next_line, self._run = next_line, run
         self._source, self._target, self._worker = route
         self._kind = _OUTPUTS if self._source < self._target else _GRADIENTS
         self._under_way: set[Group] = set()
@@ -137,7 +105,7 @@ class _RecordedLink:
         if not self._run.has(micros):
             return
         group = group_of(micros)
-        line = self._lines.take()
+        line = self._next_line()
         if (
             not isinstance(line, self._wait)
             or line.message != (group, self._source, self._target)
@@ -148,38 +116,38 @@ class _RecordedLink:
         self._under_way.remove(group)
         self._over.add(group)
 
-    def _message(self, group: Group) -> Message:
-        return Message(_micros(group), Stage(self._source), Stage(self._target))
+    def _message(self, group: Group) -> ops.Message:
+        return ops.Message(_micros(group), Stage(self._source), Stage(self._target))
 
 
 class RecordedOutgoing(_RecordedLink):
     """A link to a stage on another worker."""
 
-    _wait, _preposition = WaitSend, "to"
+    _wait, _preposition = ops.WaitSend, "to"
 
     def isend(self, micros: Micros, tensors: object) -> None:
         """Expects the line ``send``, with the value that the stage has made of the same micro-batches."""
         if not self._run.has(micros):
             return
         group = group_of(micros)
-        line = self._lines.take()
+        line = self._next_line()
         if (
-            type(line) is not Send
+            type(line) is not ops.Send
             or line.message != (group, self._source, self._target)
             or line.to != self._worker
             or tensors != (self._kind, group, self._source)
         ):
-            raise Differs(line, _call_text(Send(self._message(group), Worker(self._worker)), tensors))
+            raise Differs(line, _call_text(ops.Send(self._message(group), Worker(self._worker)), tensors))
         self._under_way.add(group)
 
 
 class RecordedIncoming(_RecordedLink):
     """A link from a stage on another worker; slot k has room for ``rooms[k]`` micro-batches."""
 
-    _wait, _preposition = WaitRecv, "from"
+    _wait, _preposition = ops.WaitRecv, "from"
 
-    def __init__(self, lines: LaneLines, run: WholeRun, route: Route, rooms: Sequence[int]) -> None:
-        super().__init__(lines, run, route)
+    def __init__(self, next_line: NextLine, run: ScriptRun, route: Route, rooms: Sequence[int]) -> None:
+        super().__init__(next_line, run, route)
         self._rooms = rooms
 
     def irecv(self, micros: Micros, into: int) -> None:
@@ -187,14 +155,14 @@ class RecordedIncoming(_RecordedLink):
         if not self._run.has(micros):
             return
         group = group_of(micros)
-        line = self._lines.take()
+        line = self._next_line()
         if (
-            type(line) is not Recv
+            type(line) is not ops.Recv
             or line.message != (group, self._source, self._target)
             or line.source != self._worker
             or line.slot != into
         ):
-            raise Differs(line, _call_text(Recv(self._message(group), Worker(self._worker), Slot(into))))
+            raise Differs(line, _call_text(ops.Recv(self._message(group), Worker(self._worker), Slot(into))))
         if into >= len(self._rooms) or len(group) > self._rooms[into]:
             raise Differs(line, f"has no room in slot {into}: program.json gives the slots {list(self._rooms)}")
         self._under_way.add(group)
@@ -206,7 +174,9 @@ class RecordedIncoming(_RecordedLink):
         group = group_of(micros)
         value = self._kind, group, self._source
         if group not in self._over:
-            raise self._lines.differs(f"takes the {_value_text(value)} from w{self._worker}, which have not come")
+            raise Differs(
+                self._next_line(), f"takes the {_value_text(value)} from w{self._worker}, which have not come"
+            )
         self._over.remove(group)
         return value
 
@@ -214,41 +184,35 @@ class RecordedIncoming(_RecordedLink):
 class RecordedWeights:
     """The weights of a stage or a tie.
 
-    ``initial`` are the versions, 0 or less, at whose places the initial weights of a stream are stashed and dropped.
+    In a stream, calls about the two versions ``initial``, 0 or less, stash and drop the initial weights.
     """
 
-    def __init__(self, lines: LaneLines, run: WholeRun, group: WeightGroup, initial: tuple[int, int]) -> None:
-        self._lines, self._run, self._group = lines, run, group
+    def __init__(self, next_line: NextLine, run: ScriptRun, group: WeightGroup, initial: tuple[int, int]) -> None:
+        self._next_line, self._run, self._group = next_line, run, group
         self._stashed, self._dropped = initial
-
-    def all_reduce(self, version: Version | None = None) -> None:
-        """Expects the line ``all_reduce``."""
-        self._expect_of_update(AllReduce(self._group, version=version))
-
-    def wait_all_reduce(self, version: Version | None = None) -> None:
-        """Expects the line ``wait all_reduce``."""
-        self._expect_of_update(WaitAllReduce(self._group, version=version))
-
-    def step(self, version: Version | None = None) -> None:
-        """Expects the line ``step``."""
-        self._expect_of_update(Step(self._group, version=version))
 
     def stash(self, version: int) -> None:
         """Expects the line ``stash``."""
         if version == self._stashed or self._run.keeps(version):
-            self._expect(Stash(self._group, Version(max(0, version))))
+            self._expect(ops.Stash(self._group, Version(max(0, version))))
 
     def drop(self, version: int) -> None:
         """Expects the line ``drop``."""
         if version == self._dropped or self._run.keeps(version):
-            self._expect(Drop(self._group, Version(max(0, version))))
+            self._expect(ops.Drop(self._group, Version(max(0, version))))
 
-    def _expect_of_update(self, done: AllReduce | WaitAllReduce | Step) -> None:
-        if done.version is None or self._run.makes(done.version):
-            self._expect(done)
+    def _expect_of_update(
+        self, kind: type[ops.AllReduce | ops.WaitAllReduce | ops.Step], version: Version | None = None
+    ) -> None:
+        if version is None or self._run.makes(version):
+            self._expect(kind(self._group, version=version))
 
-    def _expect(self, done: Instruction) -> None:
-        line = self._lines.take()
+    all_reduce = partialmethod(_expect_of_update, ops.AllReduce)
+    wait_all_reduce = partialmethod(_expect_of_update, ops.WaitAllReduce)
+    step = partialmethod(_expect_of_update, ops.Step)
+
+    def _expect(self, done: ops.Instruction) -> None:
+        line = self._next_line()
         if line != done:
             raise Differs(line, _call_text(done))
 
@@ -256,40 +220,24 @@ class RecordedWeights:
 class RecordedStage(RecordedWeights):
     """A stage; ``last`` is the number of the last one."""
 
-    def __init__(self, lines: LaneLines, run: WholeRun, stage: int, last: int, initial: tuple[int, int]) -> None:
-        super().__init__(lines, run, (Stage(stage),), initial)
+    def __init__(self, next_line: NextLine, run: ScriptRun, stage: int, last: int, initial: tuple[int, int]) -> None:
+        super().__init__(next_line, run, (Stage(stage),), initial)
         self._stage, self._last = stage, last
         self._version: int | None = None
         self._values: set[Value] = set()
 
     def at(self, version: int) -> Self:
-        """The stage, with the version of its weights that the next operation reads; versions below 0 count as 0."""
+        """Sets the version of the weights that the next operation reads, and returns the stage; below 0 counts as 0."""
         self._version = max(0, version)
         return self
 
-    def forward(self, micros: Micros, *arguments: object) -> None:
-        """Expects the line ``F``."""
-        self._expect_operation(FORWARD, micros, arguments)
-
-    def backward(self, micros: Micros, *arguments: object) -> None:
-        """Expects the line ``B``."""
-        self._expect_operation(BACKWARD, micros, arguments)
-
-    def backward_input(self, micros: Micros, *arguments: object) -> None:
-        """Expects the line ``I``."""
-        self._expect_operation(INPUT_GRADIENT, micros, arguments)
-
-    def backward_weights(self, micros: Micros, *arguments: object) -> None:
-        """Expects the line ``W``."""
-        self._expect_operation(WEIGHT_GRADIENT, micros, arguments)
-
     def pair(self, forward: Sequence[Any], other: "RecordedStage", backward: Sequence[Any]) -> None:
-        """Expects the line of a pair, whose backward may be of another stage."""
-        line = self._lines.take()
-        first, second = (line.forward, line.backward) if type(line) is Pair else (None, None)
+        """Expects the line of a pair: a forward of this stage and a backward of a stage of the worker."""
+        line = self._next_line()
+        first, second = (line.forward, line.backward) if type(line) is ops.Pair else (None, None)
         matches = self._does(first, FORWARD, forward[0], (*forward[1:],))
         if not (matches and other._does(second, BACKWARD, backward[0], (*backward[1:],))):
-            done = Pair(self._operation(FORWARD, forward[0]), other._operation(BACKWARD, backward[0]))
+            done = ops.Pair(self._operation(FORWARD, forward[0]), other._operation(BACKWARD, backward[0]))
             raise Differs(line, _call_text(done, *forward[1:], *backward[1:]))
 
     def outputs(self, micros: Micros) -> Value | None:
@@ -300,18 +248,23 @@ class RecordedStage(RecordedWeights):
         """Returns the value that a backward has made for the stage before, which is possible once."""
         return self._handed_on(_GRADIENTS, micros)
 
-    def _expect_operation(self, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> None:
+    def _expect_operation(self, kind: Kind, micros: Micros, *arguments: object) -> None:
         if not self._run.has(micros):
             return
-        line = self._lines.take()
+        line = self._next_line()
         if not self._does(line, kind, micros, arguments):
             raise Differs(line, _call_text(self._operation(kind, micros), *arguments))
 
-    def _does(self, line: Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
-        """Whether a call matches a line and gets the values that it reads; if so, the value that it makes is there."""
+    forward = partialmethod(_expect_operation, FORWARD)
+    backward = partialmethod(_expect_operation, BACKWARD)
+    backward_input = partialmethod(_expect_operation, INPUT_GRADIENT)
+    backward_weights = partialmethod(_expect_operation, WEIGHT_GRADIENT)
+
+    def _does(self, line: ops.Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
+        """Returns whether a call matches a line and gets the right values; if so, records the value that it makes."""
         group = group_of(micros)
         if (
-            type(line) is not Compute
+            type(line) is not ops.Compute
             or line.kind is not kind
             or line.micros != group
             or line.stage != self._stage
@@ -328,8 +281,8 @@ class RecordedStage(RecordedWeights):
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
         """The values that an operation needs: of neighbouring stages, or of the dataset."""
         if kind is FORWARD:
-            before = (_OUTPUTS, group, self._stage - 1) if self._stage else (INPUT, group, DATASET)
-            return (before, (TARGET, group, DATASET)) if self._stage == self._last else (before,)
+            before = (_OUTPUTS, group, self._stage - 1) if self._stage else (_INPUT, group, _DATASET)
+            return (before, (_TARGET, group, _DATASET)) if self._stage == self._last else (before,)
         if kind is WEIGHT_GRADIENT or self._stage == self._last:
             return ()
         return ((_GRADIENTS, group, self._stage + 1),)
@@ -339,20 +292,74 @@ class RecordedStage(RecordedWeights):
             return None
         value = kind, group_of(micros), self._stage
         if value not in self._values:
-            raise self._lines.differs(f"reads the {_value_text(value)}, which are not on this worker")
+            raise Differs(self._next_line(), f"reads the {_value_text(value)}, which are not on this worker")
         self._values.remove(value)
         return value
 
-    def _operation(self, kind: Kind, micros: Micros) -> Compute:
+    def _operation(self, kind: Kind, micros: Micros) -> ops.Compute:
         version = None if self._version is None else Version(self._version)
-        return Compute(kind, _micros(group_of(micros)), Stage(self._stage), version=version)
+        return ops.Compute(kind, _micros(group_of(micros)), Stage(self._stage), version=version)
+
+
+class Held(NamedTuple):
+    """The stages, links and buffers of a rank, as program.json lists them.
+
+    ``stages`` is the number of stages of the model. ``initial`` has, for each weight group of the rank, the versions of
+    `RecordedWeights`; ``rooms``, for each incoming link, how many micro-batches each slot has room for.
+    """
+
+    stages: int
+    initial: Mapping[WeightGroup, tuple[int, int]]
+    rooms: Mapping[Route, Sequence[int]]
+    outgoing: Sequence[Route]
+
+
+class RecordedLane:
+    """The argument of a script's functions; ``next_line`` takes the next line of the lane, None after the last."""
+
+    def __init__(self, lane: Iterable[ops.Instruction], held: Held, run: ScriptRun) -> None:
+        self.next_line: NextLine = partial(next, iter(lane), None)
+        self._groups = {
+            group: RecordedStage(self.next_line, run, group[0], held.stages - 1, initial)
+            if len(group) == 1
+            else RecordedWeights(self.next_line, run, group, initial)
+            for group, initial in held.initial.items()
+        }
+        self._incoming = {
+            route: RecordedIncoming(self.next_line, run, route, rooms) for route, rooms in held.rooms.items()
+        }
+        self._outgoing = {route: RecordedOutgoing(self.next_line, run, route) for route in held.outgoing}
+
+    def stage(self, number: int) -> RecordedWeights:
+        """A stage of the worker."""
+        return self._groups[Stage(number),]
+
+    def tie(self, *stages: int) -> RecordedWeights:
+        """The parameters that stages share."""
+        return self._groups[tuple(map(Stage, stages))]
+
+    def incoming(self, source: int, target: int, worker: int) -> RecordedIncoming:
+        """A link from another worker."""
+        return self._incoming[source, target, worker]
+
+    def outgoing(self, source: int, target: int, worker: int) -> RecordedOutgoing:
+        """A link to another worker."""
+        return self._outgoing[source, target, worker]
+
+    def input(self, micros: Micros) -> Value:
+        """The input of micro-batches."""
+        return _INPUT, group_of(micros), _DATASET
+
+    def target(self, micros: Micros) -> Value:
+        """The target of micro-batches."""
+        return _TARGET, group_of(micros), _DATASET
 
 
 def _micros(group: Group) -> tuple[Micro, ...]:
     return tuple(map(Micro, group))
 
 
-def _call_text(done: Instruction, *arguments: object) -> str:
+def _call_text(done: ops.Instruction, *arguments: object) -> str:
     """The words for a call: its line, and the values that it gets."""
     values = [f"{_value_text(value)}" for value in arguments]
     return f"does `{text_of(done)}`" + (f" with the {' and the '.join(values)}" if values else "")
@@ -362,6 +369,6 @@ def _value_text(value: object) -> str:
     match value:
         case (str(kind), tuple(group), int(stage)):
             micros = ",".join(f"m{micro}" for micro in group)
-            return f"{kind} of {micros}" + ("" if stage == DATASET else f" s{stage}")
+            return f"{kind} of {micros}" + ("" if stage == _DATASET else f" s{stage}")
         case _:
             return str(value)

@@ -9,8 +9,9 @@ A script whose text names anything but the calls of a lane is refused before any
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from traceback import walk_tb
 from types import CodeType, SimpleNamespace, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from chimera_ir.diagnostics.catalogue.program import ScriptDiffers
 from chimera_ir.diagnostics.model import Diagnostic
@@ -18,23 +19,7 @@ from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import NOWHERE, Instruction
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.recording import (
-    DATASET,
-    INPUT,
-    TARGET,
-    Differs,
-    LaneLines,
-    Micros,
-    RecordedIncoming,
-    RecordedOutgoing,
-    RecordedStage,
-    RecordedWeights,
-    Route,
-    StreamRun,
-    Value,
-    WholeRun,
-    group_of,
-)
+from chimera_ir.verify.recording import Differs, Held, RecordedLane, ScriptRun
 
 FACTS = "program.json"
 
@@ -72,74 +57,13 @@ def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> 
         script = _Script(f"rank_{worker}.py", files[f"rank_{worker}.py"])
         held, turns = _held(facts, of_rank), of_rank["turns"]
         if turns is None:
-            yield from script.compared("update", [()], RecordedLane(program.lanes[worker], held, WholeRun()))
+            yield from script.compared("update", [()], RecordedLane(program.lanes[worker], held, ScriptRun()))
         else:
             calls = [(number,) for number in range(turns["first"], updates + turns["behind"], turns["step"])]
-            recorded = RecordedLane(program.lanes[worker], held, StreamRun(updates, micro_batches))
+            recorded = RecordedLane(program.lanes[worker], held, ScriptRun(0, updates, micro_batches))
             yield from script.compared("turn", calls, recorded)
-        recorded = RecordedLane(evaluation.lanes[worker], _held_in_evaluations(facts, of_rank), WholeRun())
+        recorded = RecordedLane(evaluation.lanes[worker], _held_in_evaluations(facts, of_rank), ScriptRun())
         yield from script.compared("evaluate", [()], recorded)
-
-
-class Held(NamedTuple):
-    """The stages, links and buffers of a rank, as program.json lists them.
-
-    ``initial`` are the versions at whose places the initial weights of each group are stashed and dropped; ``rooms``
-    the micro-batches that each slot of an incoming link has room for.
-    """
-
-    stages: int
-    initial: Mapping[WeightGroup, tuple[int, int]]
-    rooms: Mapping[Route, Sequence[int]]
-    outgoing: Sequence[Route]
-
-
-class RecordedLane:
-    """The argument of a script's functions; ``lines`` are the lines of its lane that no call has taken yet."""
-
-    def __init__(self, lane: Iterable[Instruction], held: Held, run: WholeRun) -> None:
-        self.lines = LaneLines(lane)
-        self._groups = {
-            group: RecordedStage(self.lines, run, group[0], held.stages - 1, initial)
-            if len(group) == 1
-            else RecordedWeights(self.lines, run, group, initial)
-            for group, initial in held.initial.items()
-        }
-        self._incoming = {route: RecordedIncoming(self.lines, run, route, rooms) for route, rooms in held.rooms.items()}
-        self._outgoing = {route: RecordedOutgoing(self.lines, run, route) for route in held.outgoing}
-
-    def stage(self, number: int) -> RecordedWeights:
-        """A stage of the worker."""
-        return self._groups[Stage(number),]
-
-    def tie(self, *stages: int) -> RecordedWeights:
-        """The parameters that stages share."""
-        return self._groups[tuple(map(Stage, stages))]
-
-    def incoming(self, source: int, target: int, worker: int) -> RecordedIncoming:
-        """A link from another worker."""
-        return self._incoming[source, target, worker]
-
-    def outgoing(self, source: int, target: int, worker: int) -> RecordedOutgoing:
-        """A link to another worker."""
-        return self._outgoing[source, target, worker]
-
-    def input(self, micros: Micros) -> Value:
-        """The input of micro-batches."""
-        return INPUT, group_of(micros), DATASET
-
-    def target(self, micros: Micros) -> Value:
-        """The target of micro-batches."""
-        return TARGET, group_of(micros), DATASET
-
-    def end(self) -> None:
-        """Checks that the script has taken every line of the lane.
-
-        Raises `Differs` with the first line that the script leaves out.
-        """
-        line = self.lines.take()
-        if line is not None:
-            raise Differs(line, "ends")
 
 
 class _Script:
@@ -156,12 +80,14 @@ class _Script:
             run = self._defined[function]
             for arguments in calls:
                 run(lane, *arguments)
-            lane.end()
+            left_out = lane.next_line()
+            if left_out is not None:
+                raise Differs(left_out, "ends")
         except Differs as differs:
             yield self._difference(function, differs.expected, differs.done, differs.__traceback__)
         except Exception as error:  # a wrong text may do anything
             done = f"ends with {type(error).__name__}: {error}"
-            yield self._difference(function, lane.lines.take(), done, error.__traceback__)
+            yield self._difference(function, lane.next_line(), done, error.__traceback__)
 
     def _difference(
         self, function: str, expected: Instruction | None, done: str, trace: TracebackType | None
@@ -205,12 +131,8 @@ def _foreign(module: CodeType) -> Iterator[str]:
 
 def _line_of(name: str, trace: TracebackType | None) -> int:
     """The line of a script at which an error was raised; 0 if it was raised outside."""
-    number = 0
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == name:
-            number = trace.tb_lineno
-        trace = trace.tb_next
-    return number
+    numbers = [number for frame, number in walk_tb(trace) if frame.f_code.co_filename == name]
+    return numbers[-1] if numbers else 0
 
 
 def _held(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:

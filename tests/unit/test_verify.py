@@ -1,7 +1,7 @@
 """The rules on levels that are built by hand, and what a `Verified` holds. For mistakes in texts: tests/errors."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
     Drop,
+    Instruction,
     Message,
     Recv,
     Send,
@@ -26,6 +27,7 @@ from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Span
 from chimera_ir.verify import verify
+from chimera_ir.verify.channels import Certificate
 from chimera_ir.verify.findings import Findings, Rule, apply
 from chimera_ir.verify.transport import Transport
 from chimera_ir.verify.verify import Verified, proven, schedule_of, verify_program, verify_schedule
@@ -80,26 +82,30 @@ def test_a_verified_program_comes_only_from_verification():
         replace(verified, live=(0, 0))
 
 
+def played(program: Program, certificate: Certificate) -> Iterator[tuple[int, Instruction]]:
+    """Yields the instructions of a program in the order of a certificate, each with its worker."""
+    instructions = [(worker, each) for worker, lane in enumerate(program.lanes) for each in lane]
+    return map(instructions.__getitem__, certificate.played.order)
+
+
 @pytest.mark.parametrize("plan", [one_direction(4, 8), two_directions(4, 8)])
 def test_a_certificate_replays(plan: Plan):
     """Performed in the order of the certificate, every wait finds both ends of its message posted before."""
     program = lower(order(plan))
     for certificate in verify_program(program).certificates:
-        places = [0] * program.header.workers
         posted = set()
         queues = {}
-        for worker, length in certificate.runs:
-            for each in program.lanes[worker][places[worker] : places[worker] + length]:
-                if isinstance(each, Send):
-                    posted.add(("send", each.message))
-                    queues.setdefault((worker, each.to), ([], []))[0].append(each.message)
-                if isinstance(each, Recv):
-                    posted.add(("recv", each.message))
-                    queues.setdefault((each.source, worker), ([], []))[1].append(each.message)
-                if isinstance(each, WaitSend | WaitRecv):
-                    assert {("send", each.message), ("recv", each.message)} <= posted
-            places[worker] += length
-        assert places == [len(lane) for lane in program.lanes]
+        for worker, each in played(program, certificate):
+            if isinstance(each, Send):
+                posted.add(("send", each.message))
+                queues.setdefault((worker, each.to), ([], []))[0].append(each.message)
+            if isinstance(each, Recv):
+                posted.add(("recv", each.message))
+                queues.setdefault((each.source, worker), ([], []))[1].append(each.message)
+            if isinstance(each, WaitSend | WaitRecv):
+                assert {("send", each.message), ("recv", each.message)} <= posted
+        for number, lane in enumerate(program.lanes):
+            assert [each for worker, each in played(program, certificate) if worker == number] == [*lane]
         assert all(sends == recvs for sends, recvs in queues.values())
 
 
@@ -241,14 +247,11 @@ def test_every_wait_of_an_asynchronous_program_has_its_own_sum():
     program = verified.program
     for certificate in verified.certificates:
         launched: Counter[AllReduce] = Counter()
-        places = [0] * 2
-        for worker, length in certificate.runs:
-            for each in program.lanes[worker][places[worker] : places[worker] + length]:
-                if isinstance(each, AllReduce):
-                    launched[each.group, each.version] += 1
-                if isinstance(each, WaitAllReduce):
-                    assert launched[each.group, each.version] == 2
-            places[worker] += length
+        for _, each in played(program, certificate):
+            if isinstance(each, AllReduce):
+                launched[each.group, each.version] += 1
+            if isinstance(each, WaitAllReduce):
+                assert launched[each.group, each.version] == 2
 
 
 def test_forwards_and_backwards_may_be_grouped_differently():

@@ -1,50 +1,24 @@
 """Reads the header of a level of IR: checks that it is bounded and consistent, and reports all mistakes together."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 from lark import Token
 
-from chimera_ir.diagnostics.catalogue.irheader import (
-    BoundTwice,
-    EntryTwice,
-    HalvesLeftOver,
-    HeaderTwice,
-    KindLacking,
-    KindUnfinished,
-    MicroMissing,
-    MicroTwice,
-    MissingHeader,
-    NoUpdates,
-    PeriodTooShort,
-    PlacementLength,
-    SyncTwice,
-    TurnInPlan,
-    UnevenTurn,
-    UnevenUpdates,
-    WrongUpdates,
-)
+from chimera_ir.diagnostics.catalogue import irheader as say
 from chimera_ir.diagnostics.catalogue.irtext import NumberOutOfRange
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import KINDS, Kind, alternatives, unmade
-from chimera_ir.ir.levels import (
-    MAX_MICRO_BATCHES,
-    MAX_STAGES,
-    MAX_WORKERS,
-    Bound,
-    Header,
-    Pipe,
-    Quantity,
-    Strategy,
-)
+from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, MAX_WORKERS, Bound, Header, Pipe, Quantity, Strategy
 from chimera_ir.ir.text.malformed import FORMS
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import plural
 from chimera_ir.source import Span
 
 _LIMITS = {"WORKERS": MAX_WORKERS, "STAGES": MAX_STAGES, "MICRO_BATCHES": MAX_MICRO_BATCHES}
-_WORDS = {"WORKERS": "workers", "STAGES": "stages", "MICRO_BATCHES": "micro_batches", "PIPE": "pipe"}
+_REQUIRED = (*_LIMITS, "PIPE")
 _DIGITS = 20
 _LARGEST = 10 ** (_DIGITS - 1) - 1
 _NUMBERS = re.compile("-?[0-9]+")
@@ -71,9 +45,9 @@ def integers(token: Token, text: str) -> list[int]:
 def read_header(title: Token, lines: list[Token]) -> Header:
     """The header that lines of text describe.
 
-    Afterwards every pipe places every stage on a worker within range, and the micro-batches of all pipes are 0 .. N-1.
+    In the result every pipe places each stage on a worker within range. The micro-batches of all pipes are 0 .. N-1.
 
-    Raises `Rejected` with all mistakes that no other mistake hides.
+    Raises `Rejected` with the mistakes: several at once, unless one may be the cause of another.
     """
     reader = _HeaderReader(title)
     for token in lines:
@@ -82,40 +56,31 @@ def read_header(title: Token, lines: list[Token]) -> Header:
 
 
 class _HeaderReader:
-    """Takes the lines of a header one by one. It records the mistakes, and leaves out the lines that have any."""
+    """Takes the lines of a header one by one; records mistakes, and leaves out the lines with mistakes."""
 
     def __init__(self, title: Token) -> None:
         self._title = title
         self._counts: dict[str, int] = {}
         self._parameters: dict[str, int] = {}
         self._halves = False
-        self._kinds: Token | None = None
-        self._updates: Token | None = None
         self._bounds: dict[Quantity, Bound] = {}
-        self._syncs: list[Token] = []
-        self._ties: list[Token] = []
-        self._pipes: list[Token] = []
+        self._lines: dict[str, list[Token]] = defaultdict(list)
         self._mistakes: list[Diagnostic] = []
 
     def take(self, token: Token) -> None:
         """Takes a header line of any kind."""
         try:
-            if token.type == "PIPE":
-                self._pipes.append(token)
-            elif token.type == "PARAMETERS":
-                self._take_parameters(token)
-            elif token.type == "MEMORY":
-                self._take_bound(token)
-            elif token.type == "SYNC":
-                self._syncs.append(token)
-            elif token.type == "TIED":
-                self._ties.append(token)
-            elif token.type == "KINDS":
-                self._kinds = _once(token, "kinds", self._kinds)
-            elif token.type == "UPDATES":
-                self._updates = _once(token, "updates", self._updates)
-            else:
-                self._take_count(token)
+            match token.type:
+                case "PARAMETERS":
+                    self._take_parameters(token)
+                case "MEMORY":
+                    self._take_bound(token)
+                case "WORKERS" | "STAGES" | "MICRO_BATCHES":
+                    self._take_count(token)
+                case "KINDS" | "UPDATES" if self._lines[token.type]:
+                    raise Rejected([say.HeaderTwice(span(token), f"`{token.type.lower()}`")])
+                case _:
+                    self._lines[token.type].append(token)
         except Rejected as rejected:
             self._mistakes.extend(rejected.diagnostics)
 
@@ -123,32 +88,31 @@ class _HeaderReader:
         for word in token.split()[1:]:
             name, _, value = word.partition("=")
             if name in self._parameters:
-                raise Rejected([EntryTwice(span(token), name, "parameter")])
+                raise Rejected([say.EntryTwice(span(token), name, "parameter")])
             self._parameters[name] = integers(token, value)[0]
 
     def _take_bound(self, token: Token) -> None:
         quantity = Quantity(token.split()[1])
         if quantity in self._bounds:
-            raise Rejected([BoundTwice(span(token), quantity.value)])
+            raise Rejected([say.BoundTwice(span(token), quantity.value)])
         self._bounds[quantity] = Bound(quantity, integers(token, token)[-1])
 
     def _take_count(self, token: Token) -> None:
-        word, number = _WORDS[token.type], integers(token, token)[-1]
+        word, number = token.type.lower(), integers(token, token)[-1]
         self._halves |= token.split()[-1] == "halves"
         if token.type in self._counts:
-            raise Rejected([HeaderTwice(span(token), f"`{word}`")])
+            raise Rejected([say.HeaderTwice(span(token), f"`{word}`")])
         self._counts[token.type] = number
         if token.split()[-1] == "halves" and number % 2:
-            raise Rejected([HalvesLeftOver(span(token), number)])
+            raise Rejected([say.HalvesLeftOver(span(token), number)])
         if not 1 <= number <= _LIMITS[token.type]:
             raise Rejected([NumberOutOfRange(span(token), word, str(number), 1, _LIMITS[token.type])])
 
     def finish(self) -> Header:
         """The header, after the last line has been taken."""
-        present = {*self._counts, *(token.type for token in self._pipes)}
-        missing = [
-            MissingHeader(span(self._title), word, FORMS[word]) for kind, word in _WORDS.items() if kind not in present
-        ]
+        present = {*self._counts, *self._lines}
+        words = [kind.lower() for kind in _REQUIRED if kind not in present]
+        missing = [say.MissingHeader(span(self._title), word, FORMS[word]) for word in words]
         if self._mistakes or missing:
             raise Rejected([*self._mistakes, *missing])
         only = self._read_kinds()
@@ -171,66 +135,67 @@ class _HeaderReader:
 
     def _read_kinds(self) -> tuple[Kind, ...]:
         """The kinds that the header restricts operations to, in the order of the table; none if it has all of them."""
-        if self._kinds is None:
+        if not self._lines["KINDS"]:
             return ()
-        letters = self._kinds.split()[1:]
+        (token,) = self._lines["KINDS"]
+        letters = token.split()[1:]
         for place, letter in enumerate(letters):
             if letter in letters[:place]:
-                raise Rejected([EntryTwice(span(self._kinds), letter, "kind")])
+                raise Rejected([say.EntryTwice(span(token), letter, "kind")])
         kinds = tuple(kind for letter, kind in KINDS.items() if letter in letters)
         for reader, value in unmade(kinds):
-            raise Rejected([KindLacking(span(self._kinds), str(self._kinds), reader.noun, value.reason)])
+            raise Rejected([say.KindLacking(span(token), str(token), reader.noun, value.reason)])
         finished = {kind for several in alternatives(kinds) for kind in several}
         for unfinished in (kind for kind in kinds if kind not in finished):
-            raise Rejected([KindUnfinished(span(self._kinds), str(self._kinds), plural(unfinished.noun))])
+            raise Rejected([say.KindUnfinished(span(token), str(token), plural(unfinished.noun))])
         if not any(kind.sums for kind in kinds):
-            self._require_nothing_about_updates(self._kinds)
+            self._require_nothing_about_updates(token)
         return () if len(kinds) == len(KINDS) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
-        """Checks that no line is about updates, in a header whose kinds make none."""
-        lines = [*([] if self._updates is None else [self._updates]), *self._syncs]
-        words = [(token, token.split()[0]) for token in lines]
-        words += [(token, "recompute") for token in self._pipes if "recompute" in token.split()[4:]]
+        """Raises ``Rejected`` with all lines about updates. Called when ``kinds`` has no kind that sums gradients."""
+        words = [(token, token.split()[0]) for token in (*self._lines["UPDATES"], *self._lines["SYNC"])]
+        words += [(token, "recompute") for token in self._lines["PIPE"] if "recompute" in token.split()[4:]]
         if words:
-            raise Rejected([NoUpdates(span(token), word, str(kinds), span(kinds)) for token, word in words])
+            raise Rejected([say.NoUpdates(span(token), word, str(kinds), span(kinds)) for token, word in words])
 
     def _read_updates(self) -> tuple[int, int]:
-        """Returns the number of updates of a plan and its period in micro-batches, or those of a turn."""
-        if self._updates is None:
+        """Returns the number of updates and the period in micro-batches: of a plan, or of a turn."""
+        if not self._lines["UPDATES"]:
             return 1, 0
-        updates, *periods = integers(self._updates, self._updates)
+        (token,) = self._lines["UPDATES"]
+        updates, *periods = integers(token, token)
         micro_batches, level = self._counts["MICRO_BATCHES"], self._title.split()[0]
         if not periods and level == "plan":
-            raise Rejected([TurnInPlan(span(self._updates), level)])
+            raise Rejected([say.TurnInPlan(span(token), level)])
         if periods and level != "plan":
-            raise Rejected([WrongUpdates(span(self._updates), level)])
+            raise Rejected([say.WrongUpdates(span(token), level)])
         if not periods:
             if updates < 1 or micro_batches % updates:
-                raise Rejected([UnevenTurn(span(self._updates), micro_batches, updates)])
+                raise Rejected([say.UnevenTurn(span(token), micro_batches, updates)])
             return updates, micro_batches
         period = periods[0]
         if updates < 1 or micro_batches % updates:
-            raise Rejected([UnevenUpdates(span(self._updates), micro_batches, updates, period)])
+            raise Rejected([say.UnevenUpdates(span(token), micro_batches, updates, period)])
         if period < 1 or period % (micro_batches // updates):
-            raise Rejected([PeriodTooShort(span(self._updates), micro_batches, updates, period)])
+            raise Rejected([say.PeriodTooShort(span(token), micro_batches, updates, period)])
         return updates, period
 
     def _read_strategies(self) -> tuple[tuple[Stage, Strategy], ...]:
         chosen: dict[Stage, Strategy] = {}
-        for token in self._syncs:
+        for token in self._lines["SYNC"]:
             for stage in self._read_stages(token, integers(token, token)):
                 if stage in chosen:
-                    raise Rejected([SyncTwice(span(token), f"{stage}")])
+                    raise Rejected([say.SyncTwice(span(token), f"{stage}")])
                 chosen[stage] = Strategy(token.split()[1])
         return tuple(sorted(chosen.items()))
 
     def _read_ties(self) -> tuple[WeightGroup, ...]:
         ties: dict[WeightGroup, None] = {}
-        for token in self._ties:
+        for token in self._lines["TIED"]:
             tie = self._read_tie(token)
             if tie in ties:
-                raise Rejected([HeaderTwice(span(token), group_name(tie))])
+                raise Rejected([say.HeaderTwice(span(token), group_name(tie))])
             ties[tie] = None
         return tuple(sorted(ties))
 
@@ -240,26 +205,26 @@ class _HeaderReader:
             if stage > last:
                 raise Rejected([NumberOutOfRange(span(token), "stage", str(stage), 0, last)])
             if stage in stages[:number]:
-                raise Rejected([EntryTwice(span(token), f"{stage}", "stage")])
+                raise Rejected([say.EntryTwice(span(token), f"{stage}", "stage")])
         return tuple(map(Stage, sorted(stages)))
 
     def _read_pipes(self) -> tuple[Pipe, ...]:
         pipes: dict[str, Pipe] = {}
         earlier: set[int] = set()
         mistakes: list[Diagnostic] = []
-        for token in self._pipes:
+        for token in self._lines["PIPE"]:
             try:
                 pipe = self._read_pipe(token, earlier)
             except Rejected as rejected:
                 mistakes.extend(rejected.diagnostics)
                 continue
             if pipe.name in pipes:
-                mistakes.append(EntryTwice(span(token), pipe.name, "pipe"))
+                mistakes.append(say.EntryTwice(span(token), pipe.name, "pipe"))
             pipes[pipe.name] = pipe
         micro_batches = self._counts["MICRO_BATCHES"]
         if not mistakes and len(earlier) < micro_batches:
             first = next(micro for micro in range(micro_batches) if micro not in earlier)
-            mistakes.append(MicroMissing(span(self._pipes[0]), first, len(earlier), micro_batches))
+            mistakes.append(say.MicroMissing(span(self._lines["PIPE"][0]), first, len(earlier), micro_batches))
         if mistakes:
             raise Rejected(mistakes)
         return tuple(pipes.values())
@@ -270,7 +235,7 @@ class _HeaderReader:
         name, micros = words[1], words.index("micros", 4)
         recompute = words.index("recompute", micros) if "recompute" in words[micros:] else len(words)
         if micros - 3 != self._counts["STAGES"]:
-            raise Rejected([PlacementLength(where, name, micros - 3, self._counts["STAGES"])])
+            raise Rejected([say.PlacementLength(where, name, micros - 3, self._counts["STAGES"])])
         workers = integers(token, " ".join(words[3:micros]))
         for worker in workers:
             if worker >= self._counts["WORKERS"]:
@@ -278,8 +243,8 @@ class _HeaderReader:
         numbers = self._read_runs(token, integers(token, " ".join(words[micros:recompute])), earlier)
         return Pipe(
             name,
-            tuple(Worker(worker) for worker in workers),
-            tuple(Micro(micro) for micro in numbers),
+            tuple(map(Worker, workers)),
+            tuple(map(Micro, numbers)),
             self._read_stages(token, integers(token, " ".join(words[recompute:]))),
         )
 
@@ -288,7 +253,7 @@ class _HeaderReader:
         stages: set[int] = set()
         for stage in _run(token, ends, self._counts["STAGES"] - 1):
             if stage in stages:
-                raise Rejected([EntryTwice(span(token), f"{stage}", "stage")])
+                raise Rejected([say.EntryTwice(span(token), f"{stage}", "stage")])
             stages.add(stage)
         return tuple(map(Stage, sorted(stages)))
 
@@ -297,16 +262,9 @@ class _HeaderReader:
         last = self._counts["MICRO_BATCHES"] - 1
         for micro in _run(token, ends, last):
             if micro in earlier:
-                raise Rejected([MicroTwice(span(token), micro, last)])
+                raise Rejected([say.MicroTwice(span(token), micro, last)])
             earlier.add(micro)
             yield micro
-
-
-def _once(token: Token, word: str, before: Token | None) -> Token:
-    """Returns a line that a header has only once; raises ``Rejected`` if there is such a line ``before`` it."""
-    if before is not None:
-        raise Rejected([HeaderTwice(span(token), f"`{word}`")])
-    return token
 
 
 def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:

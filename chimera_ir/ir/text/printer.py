@@ -19,23 +19,9 @@ worker 1:
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, assert_never
 
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Message,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, shelf
 from chimera_ir.plural import listed
@@ -67,7 +53,7 @@ class Numbers(NamedTuple):
 
     micro: Callable[[Micro], str]
     version: Callable[[Version], str]
-    slot: Callable[[Recv], str]
+    slot: Callable[[ops.Recv], str]
 
 
 ABSOLUTE = Numbers(lambda micro: f"m{micro}", lambda version: f"v{version}", lambda recv: str(recv.slot))
@@ -83,34 +69,34 @@ def numbers_of(turn: Turn) -> Numbers:
     )
 
 
-def line(instruction: Instruction, numbers: Numbers = ABSOLUTE) -> str:
+def line(instruction: ops.Instruction, numbers: Numbers = ABSOLUTE) -> str:
     """An instruction as one line without indentation, such as ``send m0 s1->s2 to w2``."""
 
     def of(version: Version | None) -> str:
         return "" if version is None else f" {numbers.version(version)}"
 
     match instruction:
-        case Compute(kind, micros, stage, version=version):
+        case ops.Compute(kind, micros, stage, version=version):
             return f"{kind.letter} {_micros(micros, numbers)} s{stage}{of(version)}"
-        case Pair(forward, backward):
+        case ops.Pair(forward, backward):
             return f"{line(forward, numbers)} & {line(backward, numbers)}"
-        case Send(sent, to):
+        case ops.Send(sent, to):
             return f"send {message_text(sent, numbers)} to w{to}"
-        case Recv(received, source):
+        case ops.Recv(received, source):
             return f"recv {message_text(received, numbers)} from w{source} into {numbers.slot(instruction)}"
-        case WaitSend(sent):
+        case ops.WaitSend(sent):
             return f"wait send {message_text(sent, numbers)}"
-        case WaitRecv(received):
+        case ops.WaitRecv(received):
             return f"wait recv {message_text(received, numbers)}"
-        case AllReduce(group, version=version):
+        case ops.AllReduce(group, version=version):
             return f"all_reduce {group_text(group)}{of(version)}"
-        case WaitAllReduce(group, version=version):
+        case ops.WaitAllReduce(group, version=version):
             return f"wait all_reduce {group_text(group)}{of(version)}"
-        case Step(group, version=version):
+        case ops.Step(group, version=version):
             return f"step {group_text(group)}{of(version)}"
-        case Stash(group, version):
+        case ops.Stash(group, version):
             return f"stash {group_text(group)}{of(version)}"
-        case Drop(group, version):
+        case ops.Drop(group, version):
             return f"drop {group_text(group)}{of(version)}"
         case _:
             assert_never(instruction)
@@ -126,7 +112,7 @@ def group_name(group: WeightGroup) -> str:
     return f"the tie of stages {listed(group)}" if len(group) > 1 else f"stage {group[0]}"
 
 
-def message_text(message: Message, numbers: Numbers = ABSOLUTE) -> str:
+def message_text(message: ops.Message, numbers: Numbers = ABSOLUTE) -> str:
     """A message as in IR text, such as ``m0 s1->s2``."""
     return f"{_micros(message.micros, numbers)} s{message.source}->s{message.target}"
 
@@ -139,7 +125,7 @@ def _micros(micros: tuple[Micro, ...], numbers: Numbers) -> str:
     return ",".join([numbers.micro(micro) for micro in micros])
 
 
-def _lanes(lanes: Iterable[tuple[Instruction, ...]]) -> Iterator[str]:
+def _lanes(lanes: Iterable[tuple[ops.Instruction, ...]]) -> Iterator[str]:
     return _headed([line(instruction) for instruction in lane] for lane in lanes)
 
 

@@ -9,50 +9,14 @@ from collections.abc import Iterable, Iterator
 
 from lark import Token, Tree
 
+from chimera_ir.diagnostics.catalogue import irtext as say
 from chimera_ir.diagnostics.catalogue.endless import VersionsTooOld
-from chimera_ir.diagnostics.catalogue.irtext import (
-    CountOutOfRange,
-    LaneInPlan,
-    LanesMissing,
-    LaneTwice,
-    MalformedLine,
-    MoreMistakes,
-    NeedlessCopy,
-    NeedlessVersion,
-    NoHeading,
-    NotOfTurn,
-    NoTurnInPlan,
-    NoTurnToCountFrom,
-    NumberOutOfRange,
-    PairInStream,
-    RingsDiffer,
-    RingUnsaid,
-    VersionUnsaid,
-    VersionUnsaidInTurn,
-    WrongLevel,
-)
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Message,
-    Operation,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-    singles,
-)
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span
 from chimera_ir.ir.text.malformed import FORMS, FORMS_OF_TURN
@@ -84,7 +48,7 @@ def parse(source: Source) -> Level:
 def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
     """The first mistakes, and the number of further ones."""
     rest = mistakes[MOST_MISTAKES:]
-    return [*mistakes[:MOST_MISTAKES], *([MoreMistakes(rest[0].span, len(rest))] if rest else [])]
+    return [*mistakes[:MOST_MISTAKES], *([say.MoreMistakes(rest[0].span, len(rest))] if rest else [])]
 
 
 class _BodyReader:
@@ -111,7 +75,7 @@ class _BodyReader:
 
     def _turns(self, lanes: Iterable[Iterable[Token]]) -> ScheduleStream | ProgramStream:
         if self._level == "schedule":
-            return ScheduleStream(self._header, tuple(singles(self._computes(lane)) for lane in lanes))
+            return ScheduleStream(self._header, tuple(ops.singles(self._computes(lane)) for lane in lanes))
         turns: list[Turn] = []
         for lane in lanes:
             self._rings = {}
@@ -122,7 +86,7 @@ class _BodyReader:
     def _planned(self, body: list[Token | Tree[Token]]) -> Iterator[Planned]:
         for item in body:
             if isinstance(item, Tree):
-                self._reject(LaneInPlan(span(item.children[0]), lanes=False))  # type: ignore[arg-type]
+                self._reject(say.LaneInPlan(span(item.children[0]), lanes=False))  # type: ignore[arg-type]
                 return
             if item.type not in ("PLANNED", "PLANNED_PAIR"):
                 self._wrong_level(item)
@@ -142,21 +106,21 @@ class _BodyReader:
         headings: dict[int, Token] = {}
         for item in body:
             if isinstance(item, Token):
-                self._reject(NoHeading(span(item), lanes=True))
+                self._reject(say.NoHeading(span(item), lanes=True))
                 break
             heading, *lines = [token for token in item.children if isinstance(token, Token)]
             worker = next(iter(self._numbers(heading)), workers)
             if worker in headings:
-                self._reject(LaneTwice(span(heading), worker, span(headings[worker])))
+                self._reject(say.LaneTwice(span(heading), worker, span(headings[worker])))
             elif self._within(heading, "worker", worker, workers - 1):
                 headings[worker] = heading
                 lanes[worker] = lines
         if len(lanes) < workers and not self.mistakes:
             first = next(worker for worker in range(workers) if worker not in lanes)
-            self._reject(LanesMissing(title, first, len(lanes), workers))
+            self._reject(say.LanesMissing(title, first, len(lanes), workers))
         return [lanes.get(worker, []) for worker in range(workers)] if not self.mistakes else list(lanes.values())
 
-    def _computes(self, lane: Iterable[Token]) -> Iterator[Operation]:
+    def _computes(self, lane: Iterable[Token]) -> Iterator[ops.Operation]:
         for token in lane:
             if token.type not in ("FORWARD", "BACKWARD", "SPLIT", "PAIR"):
                 self._wrong_level(token)
@@ -166,83 +130,85 @@ class _BodyReader:
             if operation is not None:
                 yield operation
 
-    def _instructions(self, lane: Iterable[Token]) -> Iterator[Instruction]:
+    def _instructions(self, lane: Iterable[Token]) -> Iterator[ops.Instruction]:
         for token in lane:
             numbers = self._numbers(token)
             instruction = self._instruction(token, numbers) if numbers else None
             if instruction is not None:
                 yield instruction
 
-    def _instruction(self, token: Token, numbers: list[int]) -> Instruction | None:
+    def _instruction(self, token: Token, numbers: list[int]) -> ops.Instruction | None:
         origin = self._origin(token)
         match token.type:
             case "FORWARD" | "BACKWARD" | "SPLIT" | "PAIR":
                 return self._operation(token, numbers)
             case "SEND":
                 message = self._message(token, numbers[:-1], numbers[-1])
-                return None if message is None else Send(message, Worker(numbers[-1]), origin)
+                return None if message is None else ops.Send(message, Worker(numbers[-1]), origin)
             case "RECV":
                 count = numbers.pop() if _RING.search(token) else None
                 message = self._message(token, numbers[:-2], numbers[-2])
                 if message is None or not self._slot(token, message, numbers[-1], count):
                     return None
-                return Recv(message, Worker(numbers[-2]), Slot(numbers[-1]), origin)
+                return ops.Recv(message, Worker(numbers[-2]), Slot(numbers[-1]), origin)
             case "WAIT_SEND":
                 message = self._message(token, numbers)
-                return None if message is None else WaitSend(message, origin)
+                return None if message is None else ops.WaitSend(message, origin)
             case "WAIT_RECV":
                 message = self._message(token, numbers)
-                return None if message is None else WaitRecv(message, origin)
+                return None if message is None else ops.WaitRecv(message, origin)
             case "ALL_REDUCE" | "WAIT_ALL_REDUCE" | "STEP" | "STASH" | "DROP":
                 return self._synchronisation(token, numbers)
             case _:
                 self._wrong_level(token)
                 return None
 
-    def _slot(self, token: Token, message: Message, slot: int, count: int | None) -> bool:
+    def _slot(self, token: Token, message: ops.Message, slot: int, count: int | None) -> bool:
         """Whether a slot is one of the ``count`` slots for its messages; ``count`` is None except in a turn."""
         if not self._stream:
             if count is not None:
-                self._reject(MalformedLine(span(token), "recv", FORMS["recv"]))
+                self._reject(say.MalformedLine(span(token), "recv", FORMS["recv"]))
             return count is None and self._within(token, "slot", slot, self._last[0])
         if count is None:
-            self._reject(RingUnsaid(span(token), slot, slot + 1))
+            self._reject(say.RingUnsaid(span(token), slot, slot + 1))
             return False
         if not 1 <= count <= MAX_MICRO_BATCHES:
-            self._reject(CountOutOfRange(span(token), "slots", str(count), 1, MAX_MICRO_BATCHES))
+            self._reject(say.CountOutOfRange(span(token), "slots", str(count), 1, MAX_MICRO_BATCHES))
             return False
         other, before = self._rings.setdefault(shelf(message), (count, token))
         if count != other:
-            self._reject(RingsDiffer(span(token), message.source, message.target, count, other, span(before)))
+            self._reject(say.RingsDiffer(span(token), message.source, message.target, count, other, span(before)))
         return count == other and self._within(token, "slot", slot, count - 1)
 
-    def _synchronisation(self, token: Token, stages: list[int]) -> Instruction | None:
+    def _synchronisation(self, token: Token, stages: list[int]) -> ops.Instruction | None:
         if not self._within(token, "stage", max(stages), self._last[1]):
             return None
         version, origin = self._version(token), self._origin(token)
         group = tuple(map(Stage, sorted(stages)))
         if version is not None and token.type in ("STASH", "DROP"):
-            return (Stash if token.type == "STASH" else Drop)(group, version, origin)
+            return (ops.Stash if token.type == "STASH" else ops.Drop)(group, version, origin)
         return _SYNCS[token.type](group, origin, version) if token.type in _SYNCS else None
 
     def _version(self, token: Token) -> Version | None:
         """Returns the version that a line names; records a mistake if it lacks one, or may not have one."""
         match = _VERSION.search(token)
         if match is None and self._header.asynchronous:
-            self._reject((VersionUnsaidInTurn if self._stream else VersionUnsaid)(span(token), token.split()[0]))
+            self._reject(
+                (say.VersionUnsaidInTurn if self._stream else say.VersionUnsaid)(span(token), token.split()[0])
+            )
         if match is not None and not self._header.asynchronous:
-            needless = NeedlessCopy if token.type in ("STASH", "DROP") else NeedlessVersion
+            needless = say.NeedlessCopy if token.type in ("STASH", "DROP") else say.NeedlessVersion
             self._reject(needless(span(token), token.split()[0]))
         version = integers(token, match[1] or "0")[0] if match else 0
         within = self._of_turn(token, "version", version, self._header.updates)
         return Version(version) if match and within else None
 
-    def _operation(self, token: Token, numbers: list[int]) -> Operation | None:
+    def _operation(self, token: Token, numbers: list[int]) -> ops.Operation | None:
         """The operation of a line, from the numbers before its clock: micro-batches and a stage, twice for a pair."""
         if "&" not in token:
             return self._compute(token, numbers[:-1], numbers[-1])
         if self._header.asynchronous:
-            self._reject(PairInStream(span(token)))
+            self._reject(say.PairInStream(span(token)))
             return None
         places = token[: token.index("&")].count(",") + 2
         parts = [
@@ -250,9 +216,9 @@ class _BodyReader:
             for letter, (*micros, stage) in (("F", numbers[:places]), ("B", numbers[places:]))
         ]
         forward, backward = parts
-        return None if forward is None or backward is None else Pair(forward, backward, self._origin(token))
+        return None if forward is None or backward is None else ops.Pair(forward, backward, self._origin(token))
 
-    def _compute(self, token: Token, micros: list[int], stage: int, letter: str = "") -> Compute | None:
+    def _compute(self, token: Token, micros: list[int], stage: int, letter: str = "") -> ops.Compute | None:
         if not self._in_range(token, micros, stage):
             return None
         version = self._version(token)
@@ -260,16 +226,16 @@ class _BodyReader:
         age = 0 if version is None else self._header.update_of(numbers) - version
         if age > MAX_AGE:
             self._reject(VersionsTooOld(span(token), (), Instance(), (), age, MAX_AGE))
-        return Compute(KINDS[letter or token[0]], numbers, Stage(stage), self._origin(token), version)
+        return ops.Compute(KINDS[letter or token[0]], numbers, Stage(stage), self._origin(token), version)
 
-    def _message(self, token: Token, numbers: list[int], peer: int = 0) -> Message | None:
+    def _message(self, token: Token, numbers: list[int], peer: int = 0) -> ops.Message | None:
         """The message of a line, from its micro-batches and its two stages; ``peer`` is the worker that it names."""
         *micros, source, target = numbers
         if not self._in_range(token, micros, max(source, target)):
             return None
         if not self._within(token, "worker", peer, self._last[2]):
             return None
-        return Message(tuple(map(Micro, micros)), Stage(source), Stage(target))
+        return ops.Message(tuple(map(Micro, micros)), Stage(source), Stage(target))
 
     def _in_range(self, token: Token, micros: list[int], stage: int) -> bool:
         ends = {min(micros), max(micros)}
@@ -285,23 +251,23 @@ class _BodyReader:
             return self._within(token, what, value, last)
         if abs(value) <= MAX_MICRO_BATCHES:
             return True
-        self._reject(NumberOutOfRange(span(token), what, f"{value:+}", -MAX_MICRO_BATCHES, MAX_MICRO_BATCHES))
+        self._reject(say.NumberOutOfRange(span(token), what, f"{value:+}", -MAX_MICRO_BATCHES, MAX_MICRO_BATCHES))
         return False
 
     def _within(self, token: Token, what: str, value: int, last: int) -> bool:
         if value <= last:
             return True
-        self._reject(NumberOutOfRange(span(token), what, str(value), 0, last))
+        self._reject(say.NumberOutOfRange(span(token), what, str(value), 0, last))
         return False
 
     def _numbers(self, token: Token) -> list[int]:
         """Returns a line's numbers without its version; none, with a mistake, if the level counts otherwise."""
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
         if wrong and self._stream:
-            self._reject(NotOfTurn(span(token), wrong[1]))
+            self._reject(say.NotOfTurn(span(token), wrong[1]))
             return []
         if wrong:
-            message = NoTurnInPlan if self._level == "plan" else NoTurnToCountFrom
+            message = say.NoTurnInPlan if self._level == "plan" else say.NoTurnToCountFrom
             self._reject(message(span(token), wrong[1], self._level))
             return []
         try:
@@ -313,7 +279,7 @@ class _BodyReader:
     def _wrong_level(self, token: Token) -> None:
         form = f"{FORMS['F']} @ 3 on w1" if self._level == "plan" else (FORMS_OF_TURN if self._stream else FORMS)["F"]
         other = "plan" if token.type == "PLANNED" else "program"
-        self._reject(WrongLevel(span(token), self._level, other, form))
+        self._reject(say.WrongLevel(span(token), self._level, other, form))
 
     def _reject(self, mistake: Diagnostic) -> None:
         self.mistakes.append(mistake)
@@ -324,8 +290,8 @@ _MICRO = re.compile(r"(?<![^ \t,])m([+-]?[0-9]+)?(?![^ \t\r,])")
 _OF_TURN = re.compile(r"(?<![^ \t,])([mv](?:[+-][0-9]+)?)(?![^ \t\r,])")
 _NOT_OF_TURN = re.compile(r"(?<![^ \t,])([mv][0-9]+)")
 _RING = re.compile(r"[ \t]of[ \t]")
-_SYNCS: dict[str, type[AllReduce | WaitAllReduce | Step]] = {
-    "ALL_REDUCE": AllReduce,
-    "WAIT_ALL_REDUCE": WaitAllReduce,
-    "STEP": Step,
+_SYNCS: dict[str, type[ops.AllReduce | ops.WaitAllReduce | ops.Step]] = {
+    "ALL_REDUCE": ops.AllReduce,
+    "WAIT_ALL_REDUCE": ops.WaitAllReduce,
+    "STEP": ops.Step,
 }

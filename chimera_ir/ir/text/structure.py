@@ -5,15 +5,7 @@ from functools import cache
 
 from lark import Lark, Token, Tree, UnexpectedToken
 
-from chimera_ir.diagnostics.catalogue.irtext import (
-    HeaderTooLate,
-    HeadingTooLate,
-    MoreMistakes,
-    NoHeading,
-    NoTitle,
-    OutOfOrder,
-    SecondTitle,
-)
+from chimera_ir.diagnostics.catalogue import irtext as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.text.header import span
 from chimera_ir.ir.text.malformed import explain
@@ -64,26 +56,26 @@ def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
     turn = not plan and any(token.type == "UPDATES" for token in tokens)
     shown = [explain(str(token), token.start_pos or 0, plan=plan, turn=turn) for token in malformed[:MOST_MISTAKES]]
     rest = malformed[MOST_MISTAKES:]
-    return [*shown, *([MoreMistakes(span(rest[0]), len(rest))] if rest else [])]
+    return [*shown, *([say.MoreMistakes(span(rest[0]), len(rest))] if rest else [])]
 
 
 def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
     """The diagnostics of a text whose lines are not in the order of the grammar, or of its malformed lines if any."""
     tokens = list(_parser().lex(source.text))
     if not tokens:
-        return [NoTitle(Span(0, 0))]
+        return [say.NoTitle(Span(0, 0))]
     if tokens[0].type != "TITLE" and tokens[0].split()[:1] not in (["plan"], ["schedule"], ["program"]):
-        return [NoTitle(Span(span(tokens[0]).start, min(span(tokens[0])[1], span(tokens[0]).start + _SHORT)))]
+        return [say.NoTitle(Span(span(tokens[0]).start, min(span(tokens[0])[1], span(tokens[0]).start + _SHORT)))]
     malformed = [token for token in tokens if token.type == "OTHER"]
     if malformed:
         return _malformed(malformed, tokens)
     if unexpected.type == "HEADING" and not tokens[0].startswith("plan"):
         unexpected = next(token for token in tokens if token.type not in _MISPLACED)
     lanes = any(token.type == "HEADING" for token in tokens)
-    return [_MISPLACED.get(unexpected.type, NoHeading)(span(unexpected), lanes)]
+    return [_MISPLACED.get(unexpected.type, say.NoHeading)(span(unexpected), lanes)]
 
 
-_MISPLACED: dict[str, type[OutOfOrder]] = {"TITLE": SecondTitle, "HEADING": HeadingTooLate} | dict.fromkeys(
+_MISPLACED: dict[str, type[say.OutOfOrder]] = {"TITLE": say.SecondTitle, "HEADING": say.HeadingTooLate} | dict.fromkeys(
     ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "KINDS", "UPDATES", "MEMORY", "SYNC", "TIED", "PIPE"),
-    HeaderTooLate,
+    say.HeaderTooLate,
 )
