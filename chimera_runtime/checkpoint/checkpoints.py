@@ -340,14 +340,14 @@ class Checkpoints:
         model, replicas, extra, steps = (
             set[str]().union(*(held[kind] for held in self._exchange.all_gather(names))) for kind in range(4)
         )
-        if unknown := sorted(names_in(there) - model):
-            return mistakes.parameter_is_unknown(unknown[0])
-        if unknown := sorted(names_in(there, "replicas") - replicas):
-            return mistakes.buffer_is_unknown(unknown[0])
-        if unknown := sorted(names_in(there, "extra") - extra):
-            return mistakes.entry_is_unknown(unknown[0])
-        if unknown := sorted(info.group_of(0).keys() - steps):
-            return mistakes.optimizer_state_is_unknown(unknown[0])
+        for unknown, complaint in (
+            (names_in(there) - model, mistakes.parameter_is_unknown),
+            (names_in(there, "replicas") - replicas, mistakes.buffer_is_unknown),
+            (names_in(there, "extra") - extra, mistakes.entry_is_unknown),
+            (info.group_of(0).keys() - steps, mistakes.optimizer_state_is_unknown),
+        ):
+            if unknown:
+                return complaint(min(unknown))
         return None
 
     def _remarks(self, there: Metadata, info: CheckpointInfo) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from chimera_runtime.optimizer.optimizer_state import (
     SavedGroup,
     by_name,
     group_of,
+    parameters_of,
     plain,
     refusal,
     restore,
@@ -80,7 +81,7 @@ class CheckpointInfo:
     unsaved: Sequence[str] = ()
 
     def group_of(self, place: int) -> dict[str, str]:
-        """Returns the hash of the group of each parameter: that of the worker at ``place`` if it has the parameter."""
+        """Returns the hash of the group of each parameter; if workers differ, the worker at ``place`` decides."""
         of_all = [self.groups[number] for number in sorted(self.groups, reverse=True)]
         hashes: dict[str, str] = {}
         for groups in (*of_all, self.groups.get(place, {})):
@@ -145,17 +146,14 @@ class CheckpointContent:
     ) -> None:
         self.pipe = pipe
         self._optimizers = optimizers
-        names = pipe.names
         # A scheduler whose groups are known is saved by parameter, another one as an object that all ranks share.
-        by_group = [groups_of(scheduler, names) is not None for scheduler in schedulers]
-        self._schedulers = [
-            scheduler for scheduler, is_by_group in zip(schedulers, by_group, strict=True) if is_by_group
-        ]
-        others = {
-            f"schedulers[{number}]": scheduler
-            for number, (scheduler, is_by_group) in enumerate(zip(schedulers, by_group, strict=True))
-            if not is_by_group
-        }
+        self._schedulers: list[Stateful] = []
+        others: dict[str, Stateful] = {}
+        for number, scheduler in enumerate(schedulers):
+            if groups_of(scheduler, pipe.names) is None:
+                others[f"schedulers[{number}]"] = scheduler
+            else:
+                self._schedulers.append(scheduler)
         self._objects = replace(objects, shared={**objects.shared, **others})
         self._unsaved = pipe.unsaved_buffers()
 
@@ -242,13 +240,7 @@ class CheckpointContent:
     def stepped(self) -> list[str]:
         """Names of the parameters that this rank's optimizers step."""
         names = self.pipe.names
-        return [
-            names[p]
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p in names
-        ]
+        return [names[p] for optimizer in self._optimizers for p in parameters_of(optimizer) if p in names]
 
     def wanted_groups(self, there: Metadata, info: CheckpointInfo) -> dict[str, Any]:
         """Returns a nested state without values, to read the groups of this rank's parameters into."""
@@ -266,7 +258,7 @@ class CheckpointContent:
         return {name: of_hash[hashes[name]] for name in self.stepped if hashes.get(name) in of_hash}
 
     def refusal(self, groups: Mapping[str, SavedGroup]) -> str | None:
-        """Returns why optimizers and schedulers of this rank cannot continue with some groups; None if they can."""
+        """Returns why optimizers and schedulers of this rank cannot continue from saved groups; None if they can."""
         return refusal(self._optimizers, self.pipe.names, self._schedulers, groups)
 
     def wanted(self, there: Metadata, info: CheckpointInfo, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -372,8 +364,7 @@ class CheckpointContent:
             names[parameter]: optimizer.spread(parameter)
             for optimizer in self._optimizers
             if isinstance(optimizer, ShardedOptimizer)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
+            for parameter in parameters_of(optimizer)
         }
 
 
@@ -384,5 +375,4 @@ def wanted_info(there: Metadata) -> dict[str, Any]:
 
 def info_fields(read: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a `CheckpointInfo` that has been read."""
-    fields: dict[str, Any] = value_of(read[INFO][_ONE])
-    return fields
+    return dict(value_of(read[INFO][_ONE]))

@@ -62,7 +62,7 @@ def update_of(path: Path) -> int:
 
 
 class Lock:
-    """Locks a directory, so that one job at a time saves there; the lock ends with the process, however that ends.
+    """Locks a directory, so that one job at a time saves there; the lock ends with the process, even if it is killed.
 
     Removes what a job that was killed has left.
 
@@ -110,11 +110,9 @@ class Writer(FileSystemWriter):
         written = super().write_data(plan, planner)
         names = sorted({result.storage_data.relative_path for result in written.wait()})
         if names:
-            _write(self._part(names[0]), json.dumps({name: _hash(Path(self.path) / name) for name in names}))
+            folder = Path(self.path)
+            _write(folder / f".{names[0]}{_HASHES}", json.dumps({name: _hash(folder / name) for name in names}))
         return written
-
-    def _part(self, first: str) -> Path:
-        return Path(self.path) / f".{first}{_HASHES}"
 
     def finish(self, metadata: Any, results: Any) -> None:
         """Completes the checkpoint and removes the oldest; torch calls it on one rank when all have written."""
@@ -152,11 +150,12 @@ def _gathered(written: Path) -> dict[str, str]:
 
 
 def damage(checkpoint: Path, which: int, of: int) -> str | None:
-    """Returns a complaint if file ``which``, or every ``of``-th after it, is damaged; None if all are as written."""
+    """Checks the files ``which``, ``which + of``, ..; returns a complaint if one is damaged, else None."""
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_text())
         names: Sequence[str] = sorted(hashes.keys())
-        lacking = next((name for name in _parts_of(checkpoint) if name not in hashes), None)
+        files = (_METADATA, *sorted(path.name for path in checkpoint.glob("*.distcp")))
+        lacking = next((name for name in files if name not in hashes), None)
         if lacking is not None:
             return mistakes.hash_is_missing(checkpoint / _HASHES, lacking)
         for name in names[which::of]:
@@ -167,11 +166,6 @@ def damage(checkpoint: Path, which: int, of: int) -> str | None:
     except (ValueError, AttributeError, TypeError):
         return mistakes.file_is_damaged(checkpoint / _HASHES)
     return None
-
-
-def _parts_of(checkpoint: Path) -> list[str]:
-    """Names of the files that a checkpoint is read from."""
-    return [_METADATA, *sorted(path.name for path in checkpoint.glob("*.distcp"))]
 
 
 def others(checkpoint: Path) -> list[str]:

@@ -76,7 +76,7 @@ class LoadingTask:
 
 
 class MapReader(Dataset[Any]):
-    """Mini-batches of a map-style dataset, one for each task. A rank or a data worker loads them from it."""
+    """Loads the mini-batch of each task from a map-style dataset, in a rank or in a data worker."""
 
     def __init__(self, loading: ItemLoading, share: Share, uses: Uses) -> None:
         self._loading = loading
@@ -102,7 +102,7 @@ class MapReader(Dataset[Any]):
 def elements(
     source: MapReader | IterableReader, tasks: Iterable[LoadingTask] | None, workers: DataWorkers
 ) -> Iterator[Any]:
-    """Returns the loaded mini-batches in the order of tasks or iterable dataset. Closing the iterator ends the workers.
+    """Loads mini-batches in the order of the tasks, or of an iterable dataset. Closing the iterator ends the workers.
 
     The random generators of this process do not change.
 
@@ -142,9 +142,7 @@ def _by_workers(
         multiprocessing_context=workers.start,
         worker_init_fn=partial(_begin_worker, os.getpid() if may_end else None, signals),
     )
-    # Fork when no other thread holds a lock that the child would wait for, and no garbage collection runs.
-    with _STARTING, _children_unwatched(), _without_garbage_collection(), _blocked(signals):
-        _let_threads_finish()
+    with _STARTING, _prepared_to_fork(signals):
         loaded = iter(loader)
     for process in getattr(loaded, "_workers", ()):
         process._popen.terminate = process._popen.kill  # so a worker that hangs is ended, too
@@ -165,35 +163,20 @@ def _next(loaded: Iterator[Any], timeout: float) -> Any:
             # The last three: a worker that has ended no longer hands over the memory of what it had loaded.
             if isinstance(error, RuntimeError) and "DataLoader" not in str(error):
                 raise
-            if "timed out" not in str(error):
-                model_error = ModelError(mistakes.WORKER_ENDED, FAILED)
-                model_error.add_note(mistakes.WORKER_ENDED_NOTE)
-                raise model_error from error.with_traceback(None)
-            if monotonic() >= deadline:
+            message, note = mistakes.WORKER_ENDED, mistakes.WORKER_ENDED_NOTE
+            if "timed out" in str(error):
+                if monotonic() < deadline:
+                    continue
                 for process in getattr(loaded, "_workers", ()):
                     process.kill()  # torch would wait 5 s for one that hangs
-                model_error = ModelError(mistakes.worker_hangs(timeout), FAILED)
-                model_error.add_note(mistakes.WORKER_HANGS_NOTE)
-                raise model_error from error.with_traceback(None)
+                message, note = mistakes.worker_hangs(timeout), mistakes.WORKER_HANGS_NOTE
+            model_error = ModelError(message, FAILED)
+            model_error.add_note(note)
+            raise model_error from error.with_traceback(None)
 
 
 def _unchanged(element: Any) -> Any:
     return element
-
-
-@contextmanager
-def _children_unwatched() -> Iterator[None]:
-    """Removes the signal handler with which a DataLoader would raise the end of a worker anywhere, such as in a step.
-
-    The DataLoader also notices it when the next mini-batch is asked for.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGCHLD) if is_main else None
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGCHLD, before)
 
 
 def _signals() -> Set[signal.Signals]:
@@ -203,35 +186,29 @@ def _signals() -> Set[signal.Signals]:
 
 
 @contextmanager
-def _blocked(signals: Set[signal.Signals]) -> Iterator[None]:
-    """Blocks signals in this thread, and in processes that it starts inside until `_begin_worker` ignores them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _prepared_to_fork(signals: Set[signal.Signals]) -> Iterator[None]:
+    """Blocks signals and stops garbage collection, here and in processes forked inside until their `_begin_worker`.
 
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Stops garbage collection in this process, and in processes that it forks inside until `_begin_worker`."""
+    Also removes the signal handler with which a DataLoader would raise the end of a worker anywhere, such as in a step:
+    the DataLoader notices the end as well when the next mini-batch is asked for.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    child_handler = signal.getsignal(signal.SIGCHLD) if is_main else None
     was_enabled = gc.isenabled()
     gc.disable()
+    signals_before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
+        # Threads of torch take the interpreter to free what they have sent. A process that is forked at that instant
+        # hangs for ever in some releases of Python 3.11 (issue 112275 of CPython).
+        if sys.version_info < (3, 12):
+            sleep(_MOMENT)
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals_before)
         if was_enabled:
             gc.enable()
-
-
-def _let_threads_finish() -> None:
-    """Waits a moment before processes are forked, so that threads of torch can free what they have sent.
-
-    They take the interpreter for that. A process that is forked at that instant hangs for ever in some releases of
-    Python 3.11 (issue 112275 of CPython).
-    """
-    if sys.version_info < (3, 12):
-        sleep(_MOMENT)
+        if child_handler is not None:
+            signal.signal(signal.SIGCHLD, child_handler)
 
 
 def _begin_worker(rank: int | None, signals: Set[signal.Signals], _number: int) -> None:

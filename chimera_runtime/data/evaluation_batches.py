@@ -42,24 +42,26 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
     names
         The names of keyword arguments, if they are known.
 
-    Raises
-    ------
-    Misuse
-        If the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
+    Raises `Misuse` if the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
     """
     part_size, count = size // job.parts, job.evaluated * job.parts
+
+    def sizes_of(items: int) -> tuple[int, ...]:
+        return tuple([max(0, min(part_size, items - part_size * micro)) for micro in range(count)])
+
     if isinstance(batch, MiniBatch):
-        sizes = tuple([max(0, min(part_size, batch.items - part_size * micro)) for micro in range(count)])
-        yield EvaluationBatch(sizes, partial(_part_of_loaded, batch, part_size, job.parts, sizes, names))
+        sizes = sizes_of(batch.items)
+        yield EvaluationBatch(sizes, partial(_part_of, batch, part_size, job.parts, sizes, names))
         return
     if callable(batch):
-        yield EvaluationBatch((part_size,) * count, partial(_part_of, batch, size, job.parts, names))
+        sizes, load = (part_size,) * count, partial(_loaded, batch, size)
+        yield EvaluationBatch(sizes, partial(_part_of, load, part_size, job.parts, sizes, names))
         return
     batch = as_triple(batch, _BATCH)
     items = _items(batch)
-    _require(batch, names, items if items > part_size else None, _BATCH)
+    _require(batch, names, items if items > part_size else None)
     for start in range(0, items, part_size * count):
-        sizes = tuple([max(0, min(part_size, items - start - part_size * micro)) for micro in range(count)])
+        sizes = sizes_of(items - start)
         yield EvaluationBatch(sizes, partial(_rows_of, batch, start, part_size, sizes))
 
 
@@ -68,34 +70,37 @@ def _rows_of(batch: Any, start: int, part_size: int, sizes: Sequence[int], micro
     return rows(batch, start + part_size * micro, sizes[micro])
 
 
-def _require(batch: Triple, names: KeywordNames | None, cut: int | None, name: str) -> None:
+def _require(batch: Triple, names: KeywordNames | None, cut: int | None) -> None:
     """Passes if a batch has the right keyword arguments and, if its number of items is given as ``cut``, can be cut."""
     if names is not None:
-        names.require(batch[2], name)
+        names.require(batch[2], _BATCH)
     if cut is not None:
-        require_cut(batch, cut, name)
+        require_cut(batch, cut, _BATCH)
 
 
-def _part_of_loaded(
-    batch: MiniBatch, part_size: int, parts: int, sizes: Sequence[int], names: KeywordNames | None, micro: int
+def _part_of(
+    load: Callable[[int], Triple],
+    part_size: int,
+    parts: int,
+    sizes: Sequence[int],
+    names: KeywordNames | None,
+    micro: int,
 ) -> Any:
-    """A part of a micro-batch of a mini-batch that a loader has made."""
+    """A part of a micro-batch, or all of it; ``load`` returns a micro-batch by its number."""
     number, part = divmod(micro, parts)
-    triple = batch(number)
-    _require(triple, names, max(lengths(triple), default=0) if parts > 1 else None, _BATCH)
+    triple = load(number)
+    _require(triple, names, max(lengths(triple), default=0) if parts > 1 else None)
     return rows(triple, part * part_size, sizes[micro])
 
 
-def _part_of(load: Callable[[int], Any], size: int, parts: int, names: KeywordNames | None, micro: int) -> Any:
-    """A part of a micro-batch that a function returns."""
-    number, part = divmod(micro, parts)
+def _loaded(load: Callable[[int], Any], size: int, number: int) -> Triple:
+    """The micro-batch that a function of the user returns, which must have ``size`` items."""
     with _LOADING:
         loaded = load(number)
     batch = as_triple(loaded, _BATCH)
     if _items(batch) != size:
         raise mistakes.evaluated_micro_batch_has_another_size(number, _items(batch), size)
-    _require(batch, names, size if parts > 1 else None, _BATCH)
-    return rows(batch, part * size // parts, size // parts)
+    return batch
 
 
 def _items(batch: Triple) -> int:

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.micro_batch_source import Batches
+from chimera_runtime.data.micro_batch_source import Batches, MicroBatchSource
 from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.data.mini_batch_facts import digests, position, sample
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key
-from chimera_runtime.values.keywords import KeywordNames, Keywords
+from chimera_runtime.values.keywords import KeywordNames
 from chimera_runtime.values.nested import leaves, lengths, rows, taken_apart
 from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors
@@ -26,7 +26,7 @@ _LOADING = UserCode("the function that was given to step", FAILED)
 
 
 @dataclass
-class Feed:
+class Feed(MicroBatchSource):
     """The mini-batches of this copy that are in use, by their update.
 
     ``size`` is B, the items of a micro-batch along dimension 0 of every tensor; ``copy`` is the number of the copy.
@@ -77,12 +77,13 @@ class Feed:
         """
         if len(pairs) != self.job.micro_batches:
             raise mistakes.wrong_number_of_pairs(self.job.name, self.job.micro_batches, len(pairs))
-        for micro, pair in enumerate(pairs if isinstance(pairs, (list, tuple)) else ()):
+        listed = pairs if isinstance(pairs, (list, tuple)) else ()
+        for micro, pair in enumerate(listed):
             if isinstance(pair, tuple) and len(pair) == 3:  # what this rank does not use may be anything
                 self._require_names(as_triple(pair, f"micro-batch {micro}"), f"micro-batch {micro}")
         self._facts.pop(update, None)
         self._pairs[update] = pairs.__getitem__
-        self._tensors[update] = taken_apart([*pairs] if isinstance(pairs, (list, tuple)) else [])[0]
+        self._tensors[update] = taken_apart([*listed])[0]
 
     def drop(self, update: int) -> None:
         """Frees the mini-batch of an update."""
@@ -122,31 +123,18 @@ class Feed:
             ("data", self.copy, component): sample(digest) for component, digest in digests(triple, start, self.size)
         }
 
-    def input(self, update: int, micro: int) -> Any:
-        """The inputs of a micro-batch, counted from the first of an update."""
-        return self._part(update, micro, 0)
-
-    def target(self, update: int, micro: int) -> Any:
-        """The targets of a micro-batch, counted from the first of an update."""
-        return self._part(update, micro, 1)
-
-    def keywords(self, update: int, micro: int) -> Keywords:
-        """The keyword arguments of a micro-batch, counted from the first of an update."""
-        keywords: Keywords = self._part(update, micro, 2)
-        return keywords
-
-    def _part(self, update: int, micro: int, component: int) -> Any:
-        # ``micro`` counts parts of micro-batches, on into later updates.
-        later, number = divmod(micro, self.job.passes)
+    def component(self, update: int, micro: int, number: int) -> Any:
+        """Cuts inputs, targets or keyword arguments from the mini-batch; ``micro`` counts parts of micro-batches."""
+        later, place = divmod(micro, self.job.passes)
         update += later
-        uncut, part = divmod(number, self.job.parts)
+        uncut, part = divmod(place, self.job.parts)
         pairs = self._pairs[update]
         if isinstance(pairs, Batches):
-            self._require_names((None, None, pairs.keywords(update, number)), "a micro-batch of the dataset")
-            return (pairs.input, pairs.target, pairs.keywords)[component](update, number)
+            self._require_names((None, None, pairs.keywords(update, place)), "a micro-batch of the dataset")
+            return pairs.component(update, place, number)
         # A mini-batch was checked when it came. What a function returns is checked now, and noted before it can change.
         if isinstance(pairs, _WholeMiniBatch):
-            value = pairs.part(uncut, component)
+            value = pairs.part(uncut, number)
         else:
             with _LOADING:
                 loaded = pairs(uncut)
@@ -156,7 +144,7 @@ class Feed:
                 require_cut(triple, self.size, f"micro-batch {uncut}")
             if uncut == self._compared_micro_batch(update) and update not in self._facts:
                 self._note_facts(update, triple)
-            value = triple[component]
+            value = triple[number]
             if wrong := next(_other_sizes(value, self.size), None):
                 raise mistakes.micro_batch_has_another_size(uncut, wrong, self.size)
         size = self.size // self.job.parts

@@ -6,7 +6,8 @@ Slow work belongs in ``collate``, which all workers call at the same time, and o
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -45,7 +46,7 @@ class ReadBatch:
 
     def pin_memory(self) -> "ReadBatch":
         """Returns a copy whose mini-batch is in pinned memory."""
-        return ReadBatch(self.batch.pin_memory(), self.items, self.state)
+        return replace(self, batch=self.batch.pin_memory())
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class EpochEnd:
 
 @dataclass
 class _CollectedItems:
-    """Items of a mini-batch: how many, by micro-batch those that this rank uses, and the dataset's state after them."""
+    """Number of items of a mini-batch, the items of the micro-batches that this rank uses, and the dataset's state."""
 
     epoch: int
     start: int
@@ -82,21 +83,18 @@ class IterableReader(IterableDataset[Any]):
     def __iter__(self) -> Iterator[ReadBatch | EpochEnd | Failure]:
         worker = get_worker_info()
         if worker is None:
-            for element in self._elements():
-                yield EpochEnd() if isinstance(element, EpochEnd) else self._read(element)
+            yield from map(self._read, self._elements())
             return
         try:
-            for number, element in enumerate(self._elements()):
-                if number % worker.num_workers == worker.id:
-                    if isinstance(element, EpochEnd):
-                        yield element
-                    else:
-                        read = self._read(element)
-                        yield ReadBatch(sendable(read.batch), read.items, read.state)
+            for element in map(self._read, islice(self._elements(), worker.id, None, worker.num_workers)):
+                yield replace(element, batch=sendable(element.batch)) if isinstance(element, ReadBatch) else element
         except (ModelError, Misuse) as error:
             yield failure(error)
 
-    def _read(self, collected: _CollectedItems) -> ReadBatch:
+    def _read(self, collected: _CollectedItems | EpochEnd) -> ReadBatch | EpochEnd:
+        """Collates collected items."""
+        if isinstance(collected, EpochEnd):
+            return collected
         triples = {}
         for micro, items in collected.micro_batches.items():
             place = collected.start + self._share.start(micro)

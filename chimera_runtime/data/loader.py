@@ -35,7 +35,8 @@ class Loader:
     collate_fn
         Makes the pair or triple of a micro-batch from the list of its B items; by default torch's default_collate.
     drop_last
-        Leaves out the items of an epoch that fill no mini-batch. Without it they are a smaller one, for evaluation.
+        Whether items at the end of an epoch that do not fill a mini-batch are left out; if not, they are a smaller
+        mini-batch, for evaluation.
     num_workers, prefetch_factor, multiprocessing_context, pin_memory
         As of torch's DataLoader: processes that load while the rank computes, how many mini-batches each is ahead,
         how they are started, and whether they fill memory from which a GPU copies. The order stays the same.
@@ -134,7 +135,12 @@ class Loader:
 
     def _next(self) -> MiniBatch | None:
         """The next mini-batch of the epoch, None at its end."""
-        items, batch = self._next_of_stream() if self._is_stream else self._next_by_key()
+        # The items over all copies, 0 at the end of the epoch, and this rank's part of them.
+        if self._is_stream:
+            items, batch = self._next_of_stream()
+        else:
+            items = self._items_of_next()
+            batch = self._receive() if self._uses and items else None
         if not items:
             self._next_loaded = self.epoch + 1, 0
             return None
@@ -153,16 +159,8 @@ class Loader:
         (key,) = self._order.keys(self.epoch, self._items, self._items + 1)
         return (*position, key if isinstance(key, int) else digest_of(repr(key)))
 
-    def _next_by_key(self) -> tuple[int, MiniBatch | None]:
-        """Number of items over all copies, 0 at the end of an epoch, and this rank's part of the next mini-batch."""
-        items = self._items_of_next()
-        return items, self._receive() if self._uses and items else None
-
     def _next_of_stream(self) -> tuple[int, MiniBatch | None]:
-        """Number of items and part as `_next_by_key`, for an iterable dataset.
-
-        If the dataset has no length, ranks that read it tell the others when it ends.
-        """
+        """Items and part of the next mini-batch; if the dataset has no length, readers tell the others when it ends."""
         has_no_length = self._count is None
         if not self._uses:
             return self._reader_messages.receive_items() if has_no_length else self._items_of_next(), None

@@ -1,8 +1,9 @@
-"""The micro-batches of a dataset, loaded by update and number: for the start of a pipeline and for a check."""
+"""Sources of micro-batches by update and number; `Batches` is a whole dataset, for a start or a check."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
 from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
@@ -13,25 +14,33 @@ from chimera_runtime.values.nested import rows
 from chimera_runtime.values.tensors import all_generators_kept
 
 
-class MicroBatchSource(Protocol):
-    """Source of micro-batches; ``micro`` counts from the first micro-batch of an update."""
+class MicroBatchSource(ABC):
+    """Source of micro-batches; ``micro`` counts from the first micro-batch of an update, on into later updates."""
 
     def input(self, update: int, micro: int) -> Any:
         """The inputs of a micro-batch, for stage 0."""
+        return self.component(update, micro, 0)
 
     def target(self, update: int, micro: int) -> Any:
         """The targets of a micro-batch, for the loss."""
+        return self.component(update, micro, 1)
 
     def keywords(self, update: int, micro: int) -> Keywords:
         """The keyword arguments of a micro-batch, for the stages that take them."""
+        keywords: Keywords = self.component(update, micro, 2)
+        return keywords
+
+    @abstractmethod
+    def component(self, update: int, micro: int, number: int) -> Any:
+        """The inputs (``number`` 0), the targets (1) or the keyword arguments (2) of a micro-batch."""
 
 
 @dataclass(frozen=True)
-class Batches:
-    """The micro-batches of one copy of the pipelines, from the beginning of the data.
+class Batches(MicroBatchSource):
+    """The micro-batches of one copy of the pipelines, from the beginning of a dataset.
 
-    `Share` has the sizes, `ItemOrder` the order of a map-style dataset; an iterable dataset has its own order. If
-    micro-batches are cut into ``parts``, the items go to these in order, and ``micro`` counts parts.
+    Sizes are as in `Share`. The order of a map-style dataset is as in `ItemOrder`; an iterable dataset has its own. If
+    micro-batches are cut into ``parts``, each part has consecutive items, and ``micro`` counts parts.
     """
 
     dataset: Any
@@ -61,18 +70,6 @@ class Batches:
         if (count := length_of_stream(self.dataset)) is not None:
             require_enough(count, self._share)
 
-    def input(self, update: int, micro: int) -> Any:
-        """The collated inputs of a micro-batch, counted from the first of an update."""
-        return self._part(update, micro)[0]
-
-    def target(self, update: int, micro: int) -> Any:
-        """The collated targets of a micro-batch, counted from the first of an update."""
-        return self._part(update, micro)[1]
-
-    def keywords(self, update: int, micro: int) -> Keywords:
-        """The collated keyword arguments of a micro-batch, counted from the first of an update."""
-        return self._part(update, micro)[2]
-
     @property
     def _share(self) -> Share:
         return Share(self.micro_batch_size, self.micro_batches, self.copies, self.copy)
@@ -81,9 +78,10 @@ class Batches:
     def _order(self) -> ItemOrder:
         return ItemOrder(self.dataset, self.seed, sampler=self.sampler)
 
-    def _part(self, update: int, micro: int) -> Triple:
-        later, number = divmod(micro, self.micro_batches * self.parts)
-        uncut, part = divmod(number, self.parts)
+    def component(self, update: int, micro: int, number: int) -> Any:
+        """Collates the micro-batch, or takes one that was collated by the call before."""
+        later, place_in_update = divmod(micro, self.micro_batches * self.parts)
+        uncut, part = divmod(place_in_update, self.parts)
         place = update + later, uncut
         if place not in self._triples:
             self._triples.clear()
@@ -91,9 +89,8 @@ class Batches:
                 self._triples[place] = self._loaded(*place)
             if self.parts > 1:
                 require_cut(self._triples[place], self.micro_batch_size, "a micro-batch of the dataset")
-        size = self.micro_batch_size // self.parts
-        triple: Triple = rows(self._triples[place], part * size, size) if self.parts > 1 else self._triples[place]
-        return triple
+        value, size = self._triples[place][number], self.micro_batch_size // self.parts
+        return value if self.parts == 1 else rows(value, part * size, size)
 
     def _loaded(self, update: int, micro: int) -> Triple:
         loading, share = ItemLoading(self.dataset, self.seed, self.collate), self._share

@@ -26,7 +26,7 @@ Uses = Mapping[int, frozenset[int]]
 """The parts of each micro-batch that a rank uses: 0 is the input, 1 the target, 2 the keyword arguments."""
 
 POSITION_NAMES = ("seed", "shuffle", "items of the epoch", "epoch", "item", "key")
-"""The numbers of a position in the data, known without loading anything; the key is that of a sampler."""
+"""Names of the numbers in a position in the data, all known without loading; the last is the key from a sampler."""
 
 ALL = frozenset({0, 1, 2})
 
@@ -148,11 +148,9 @@ class Failure:
 
 def failure(error: ModelError | Misuse) -> Failure:
     """Returns an error in a form that a data worker can send: with the user's traceback as text."""
-    match error:
-        case ModelError():
-            return Failure(error.doing, error.status, RemoteTraceback.of(error))
-        case _:
-            return Failure(str(error), MISUSED, error)
+    if isinstance(error, ModelError):
+        return Failure(error.doing, error.status, RemoteTraceback.of(error))
+    return Failure(str(error), MISUSED, error)
 
 
 def sendable(batch: MiniBatch) -> MiniBatch:

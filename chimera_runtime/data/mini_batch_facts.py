@@ -9,19 +9,19 @@ from chimera_runtime.values.sampled_digests import sampled
 
 
 def position(numbers: tuple[int, ...]) -> Fact:
-    """Returns the fact about a loader's mini-batch: the position in the data at which the mini-batch begins."""
+    """Returns as a fact the position in the data at which a loader's mini-batch begins."""
     return short(hash(numbers)), lambda: {
         name: f"{value}" for name, value in zip(POSITION_NAMES, numbers, strict=False)
     }
 
 
 def sample(digest: int) -> Fact:
-    """Returns the fact about a part of a batch: a digest of a sample of its values."""
+    """Returns as a fact the digest of a sample of the values in inputs, targets or keyword arguments."""
     return short(digest), lambda: {"a digest of a sample": f"{digest:x}"}
 
 
 def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yields number and digest of each part of a batch that is not absent; digests as in `sampled_digests.sampled`."""
+    """Yields number and digest (see `sampled`) of inputs, targets and keyword arguments, if they are not absent."""
     for component, part in enumerate(triple):
         if (component < 2 or part) and (digest := sampled(part, start, count)) is not None:
             yield component, digest

@@ -1,4 +1,4 @@
-"""Lengths of mini-batches and state of an iterable dataset, sent to the ranks that do not read the dataset."""
+"""Messages of the ranks that read an iterable dataset to the others: lengths of mini-batches, the dataset's state."""
 
 import pickle
 from collections import deque
@@ -21,10 +21,11 @@ Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
 
 
 class ReaderMessages:
-    """Exchange that tells all ranks the length of an iterable dataset, which only the ranks that read it know.
+    """Tells all ranks how long an iterable dataset is, which only the ranks that read it know.
 
     In each copy of the pipelines one reader sends the length of each mini-batch to the ranks that do not read. Every
-    rank makes an object for the same loader, and calls `send_items` or `receive_items` once for each mini-batch.
+    rank makes an object of this class for the same loader. For each mini-batch, ranks that read call `send_items`, and
+    the others `receive_items`.
 
     Parameters
     ----------
@@ -40,6 +41,7 @@ class ReaderMessages:
         place = control_group.place
         self._control_group = control_group
         self._number = number
+        self._tag = _FIRST_TAG + number
         self._sender = min(readers)
         self._receivers = [place.rank_of(place.copy, w) for w in range(place.workers) if w not in readers]
         self._messages = messages
@@ -50,23 +52,17 @@ class ReaderMessages:
 
         Raises `PeerLost` if a receiver is far behind and does not catch up in time, or has ended.
         """
-        place = self._control_group.place
-        if place.worker != self._sender:
+        control = self._control_group
+        if control.place.worker != self._sender:
             return
         for rank in self._receivers:
             message, purpose = torch.tensor([items]), "for a rank to hear the length of a mini-batch"
-            with self._control_group.waiting(purpose, [rank]):
-                work = unrecorded(
-                    dist.isend,
-                    message,
-                    self._control_group.members[rank],
-                    group=self._control_group.group,
-                    tag=self._tag,
-                )
+            with control.waiting(purpose, [rank]):
+                work = unrecorded(dist.isend, message, control.members[rank], group=control.group, tag=self._tag)
             self._messages.append((work, message, rank))
             if len(self._messages) > _AHEAD:
                 work, _, rank = self._messages.popleft()
-                self._control_group.settle(work, purpose, [rank])
+                control.settle(work, purpose, [rank])
 
     def receive_items(self) -> int:
         """Returns the number of items that the reader of this copy has sent with `send_items`.
@@ -75,15 +71,7 @@ class ReaderMessages:
         """
         message, place = torch.zeros(1, dtype=torch.int64), self._control_group.place
         sender = place.rank_of(place.copy, self._sender)
-        purpose = "for the length of a mini-batch"
-        with self._control_group.waiting(purpose, [sender]):
-            work = dist.irecv(
-                message,
-                self._control_group.members[sender],
-                group=self._control_group.group,
-                tag=self._tag,
-            )
-        self._control_group.settle(work, purpose, [sender])
+        self._control_group.recv(message, sender, "for the length of a mini-batch", tag=self._tag)
         return int(message)
 
     def share_state(self, state: Any) -> Any:
@@ -99,7 +87,3 @@ class ReaderMessages:
             return state
         text = control.wait_for_key(key, sender, "for the state of the dataset").decode()
         return pickle.loads(bytes.fromhex(text))
-
-    @property
-    def _tag(self) -> int:
-        return _FIRST_TAG + self._number

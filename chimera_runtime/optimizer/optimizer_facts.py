@@ -1,4 +1,4 @@
-"""Settings of the optimizers that step this rank's parameters, which are found without being given the optimizers.
+"""Settings of the optimizers that step this rank's parameters, found at their steps: the user does not list them.
 
 torch calls a function after each step of any torch.optim.Optimizer of the process. Optimizers of other classes are not
 found.
@@ -33,9 +33,11 @@ class _TrackedOptimizer:
         """Whether the number of groups has changed since `refresh`, or the optimizer is gone."""
         return len(_groups(self.optimizer())) != self.groups
 
-    def refresh(self) -> None:
-        """Counts the groups, and forgets the digests of their settings."""
-        self.groups, self._digests = len(_groups(self.optimizer())), {}
+    def refresh(self) -> list[dict[str, Any]]:
+        """Returns the parameter groups, after counting them and forgetting the digests of their settings."""
+        groups = _groups(self.optimizer())
+        self.groups, self._digests = len(groups), {}
+        return groups
 
     def settings(self, number: int, optimizer: torch.optim.Optimizer) -> tuple[list[Any], int]:
         """Returns the values of a group's settings and their digest. The digest is computed only after a change."""
@@ -61,6 +63,11 @@ class OptimizerFacts:
         Weight groups that other ranks hold as well: their settings are compared.
     names
         Names of the parameters.
+
+    Attributes
+    ----------
+    has_parameters
+        Whether there is a parameter to step.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class OptimizerFacts:
     ) -> None:
         self._parameters = parameters
         self._all = {parameter for of_group in parameters.values() for parameter in of_group}
+        self.has_parameters = bool(self._all)
         self._compared = [group for group in compared if parameters.get(group)]
         self._keys = {group: settings_of(group) for group in self._compared}
         self._names = names
@@ -84,11 +92,6 @@ class OptimizerFacts:
                 method(optimizer)
 
         self.close = weakref.finalize(self, register_optimizer_step_post_hook(note).remove)
-
-    @property
-    def has_parameters(self) -> bool:
-        """Whether there is a parameter to step."""
-        return bool(self._all)
 
     @property
     def steps(self) -> int:
@@ -127,8 +130,7 @@ class OptimizerFacts:
         self._tracked = [tracked for tracked in self._tracked if tracked.optimizer() is not None]
         places: dict[torch.Tensor, tuple[_TrackedOptimizer, int]] = {}
         for tracked in self._tracked:
-            tracked.refresh()
-            for number, listed in enumerate(_groups(tracked.optimizer())):
+            for number, listed in enumerate(tracked.refresh()):
                 places |= dict.fromkeys(listed["params"], (tracked, number))
         self._plans = {}
         for group in self._compared:

@@ -19,6 +19,7 @@ from chimera_runtime.optimizer.scheduler_state import GroupStates, NameOf, State
 from chimera_runtime.optimizer.torch_class import TorchClass, class_of, share_state
 from chimera_runtime.values.fingerprint import fingerprint, shown
 from chimera_runtime.values.mesh_tensors import local
+from chimera_runtime.values.nested import to_device
 
 _OF_THE_GROUP = ("params", "param_names")
 
@@ -51,6 +52,11 @@ class OptimizerState:
 
     state: dict[str, dict[Any, Any]] = field(default_factory=dict)
     groups: dict[str, SavedGroup] = field(default_factory=dict)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Returns the parameters of an optimizer, group after group: torch numbers them in this order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def by_name(
@@ -118,29 +124,28 @@ def _against_schedulers(name: str, saved: SavedGroup, here: Sequence[TorchClass]
 
 
 def _against_one_group(saved: Mapping[str, SavedGroup], first: str, other: str) -> str | None:
-    """Returns why two parameters cannot be in one group: their saved settings differ; None if they can."""
+    """Returns a complaint if two parameters cannot be in one group, because their saved settings differ; else None."""
     if saved[first] is saved[other]:
         return None
     settings, others = saved[first].settings, saved[other].settings
-    key = next(
-        (key for key in sorted({*settings, *others}) if fingerprint(settings.get(key)) != fingerprint(others.get(key))),
-        None,
-    )
-    if key is None:
-        return None
-    return mistakes.settings_differ(first, other, key, shown(settings.get(key)), shown(others.get(key)))
+    for key in sorted({*settings, *others}):
+        value, different = settings.get(key), others.get(key)
+        if fingerprint(value) != fingerprint(different):
+            return mistakes.settings_differ(first, other, key, shown(value), shown(different))
+    return None
 
 
 def _against_one_optimizer(saved: Mapping[str, SavedGroup], first: str, other: str) -> str | None:
-    """Returns why one optimizer cannot step two parameters: their saved entries differ; None if it can."""
+    """Returns a complaint if one optimizer cannot step two parameters, as their saved entries differ; else None."""
     first_group, other_group = saved[first], saved[other]
     if first_group is other_group:
         return None
     if fingerprint(first_group.entries) != fingerprint(other_group.entries):
         return mistakes.entries_differ(first, other, sorted(map(str, {*first_group.entries, *other_group.entries})))
-    if [fingerprint(states.common) for _, states in first_group.schedulers or ()] != [
-        fingerprint(states.common) for _, states in other_group.schedulers or ()
-    ]:
+    common, other_common = (
+        [fingerprint(states.common) for _, states in group.schedulers or ()] for group in (first_group, other_group)
+    )
+    if common != other_common:
         return mistakes.schedulers_were_at_different_points(first, other)
     return None
 
@@ -171,7 +176,7 @@ def _undo_conversions(optimizer: torch.optim.Optimizer, state: Mapping[Any, Mapp
 
     It converts tensors to the dtype of the parameter, and anything that can be iterated, texts too, to iterators.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     for index, saved_values in state.items():
         values = optimizer.state.get(parameters[index], {})
         for key, value in saved_values.items():
@@ -181,18 +186,7 @@ def _undo_conversions(optimizer: torch.optim.Optimizer, state: Mapping[Any, Mapp
                 if now.shape == part.shape and now.dtype != part.dtype:
                     values[key] = part.to(now.device, copy=True)
             elif type(now) is type(value):
-                values[key] = _to_device(value, parameters[index].device)
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    """Copies the tensors in a value to a device, and keeps the types of the containers."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if type(value) is dict:
-        return {key: _to_device(part, device) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_to_device(part, device) for part in value)
-    return value
+                values[key] = to_device(value, parameters[index].device)
 
 
 def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any
     if all("initial_lr" in group for group in groups):
         rates["base_lrs"] = [group["initial_lr"] for group in groups]
     state: dict[str, Any] = {**scheduled, **{key: rates[key] for key in rates if groups and key in scheduled}}
-    if "_schedulers" in scheduled:
-        parts = zip(scheduler._schedulers, scheduled["_schedulers"], strict=True)
-        state["_schedulers"] = [for_groups_of(part, of_part) for part, of_part in parts]
+    if _PARTS in scheduled:
+        parts = zip(scheduler._schedulers, scheduled[_PARTS], strict=True)
+        state[_PARTS] = [for_groups_of(part, of_part) for part, of_part in parts]
     return state

@@ -9,6 +9,7 @@ from torch import optim
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED
 from chimera_runtime.errors import optimizer as mistakes
+from chimera_runtime.optimizer.optimizer_state import parameters_of
 from chimera_runtime.optimizer.sharding import Sharding
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
@@ -117,30 +118,21 @@ class ShardedOptimizer(optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns a state in the form of an optimizer that is not sharded; sharded tensors are DTensors."""
         of_shards = self.of_shards.state_dict()
-        parameters = self._listed
-        state = {
-            index: {key: self._whole(parameters[index], value) for key, value in entries.items()}
-            if isinstance(index, int)
-            else entries
-            for index, entries in of_shards["state"].items()
-        }
-        return {**of_shards, **super().state_dict(), "state": state}
+        return {**of_shards, **super().state_dict(), "state": self._converted(of_shards["state"], self._whole)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a state that `state_dict` returned, or the state of an optimizer that is not sharded."""
-        parameters = self._listed
-        state = {
-            index: {key: self._part(parameters[index], value) for key, value in entries.items()}
-            if isinstance(index, int)
-            else entries
-            for index, entries in state_dict["state"].items()
-        }
         super().load_state_dict({**state_dict, "state": {}})
-        self.of_shards.load_state_dict({**state_dict, "state": state})
+        self.of_shards.load_state_dict({**state_dict, "state": self._converted(state_dict["state"], self._part)})
 
-    @property
-    def _listed(self) -> list[torch.nn.Parameter]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
+    def _converted(self, state: Mapping[Any, Any], convert: Callable[[torch.nn.Parameter, Any], Any]) -> dict[Any, Any]:
+        """Converts each value that an optimizer keeps of a parameter; other entries of its state stay as they are."""
+        parameters = parameters_of(self)
+        converted = dict(state)
+        for index, entries in state.items():
+            if isinstance(index, int):
+                converted[index] = {key: convert(parameters[index], value) for key, value in entries.items()}
+        return converted
 
     def _whole(self, parameter: torch.nn.Parameter, value: Any) -> Any:
         sharding = self._sharding_of[parameter]

@@ -7,7 +7,6 @@ rank 1   rows 3, 4, 5
 rank 2   row 6
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from chimera_runtime.errors.optimizer import parameters_are_spread_already
 from chimera_runtime.program.weight_groups import Group, group_name
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.mesh_tensors import is_spread
+from chimera_runtime.values.tensors import first_part
 
 BUCKET = 2**24
 """Bytes of weights that are gathered at once, which is also the memory that a step needs besides the weights."""
@@ -82,10 +82,7 @@ class Sharding:
     shards
         The part of each parameter that this rank steps, as a view with the attributes of the parameter.
 
-    Raises
-    ------
-    Misuse
-        If a parameter is spread over other ranks already.
+    Raises `Misuse` if a parameter is spread over other ranks already.
     """
 
     def __init__(self, world: World, group: Group, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -153,7 +150,10 @@ class Sharding:
         sizes = [max(part.numel() for part in of_piece) for of_piece in zip(*parts, strict=True)]
         gathered = parts[0][0].new_empty(len(parts), sum(sizes))
         rooms = gathered.unbind()
-        views = [list(map(_beginning, torch.split(room, sizes), held)) for room, held in zip(rooms, parts, strict=True)]
+        views = [
+            [first_part(space, part.shape) for space, part in zip(torch.split(room, sizes), held, strict=True)]
+            for room, held in zip(rooms, parts, strict=True)
+        ]
         torch._foreach_copy_(views[self._mine], parts[self._mine])
 
         others = [rank for rank in self._ranks if rank != self._world.place.rank]
@@ -211,8 +211,3 @@ def buckets(cuts: Sequence[Cut], limit: int) -> Iterator[list[Piece]]:
                 bucket, left = [], limit
     if bucket:
         yield bucket
-
-
-def _beginning(room: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """View of the first elements of ``room`` in the shape of ``part``."""
-    return room[: math.prod(part.shape)].view(part.shape)

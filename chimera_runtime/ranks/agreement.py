@@ -25,7 +25,7 @@ Fact = tuple[int, Callable[[], Text]]
 """The digest of a value, and a function that returns the value as text."""
 
 Key = tuple[str, int | Group, int]
-"""Key of a fact: the kind, the copy or weight group that the fact is about, or 0, and for data the part, or 0."""
+"""Key of a fact: its kind; the copy or weight group that it is about, else 0; for data the part of it, else 0."""
 
 Facts = Mapping[Key, Fact]
 
@@ -129,7 +129,7 @@ class FactComparison:
         return self._comparisons
 
     def differing(self, sums: Sequence[float]) -> list[Key]:
-        """Returns the keys of facts in which ranks differ, given the sums over all ranks; leaves out harmless ones."""
+        """Returns the keys of facts in which ranks differ harmfully, given the sums over all ranks."""
         remaining = iter(sums)
         if all(n * squares == total * total for n, total, squares in zip(remaining, remaining, remaining, strict=True)):
             return []

@@ -103,10 +103,10 @@ class ControlGroup:
             work = dist.isend(plain(tensor.detach().cpu()), self.members[rank], group=self.group)
         self.settle(work, operation, [rank])
 
-    def recv(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
+    def recv(self, tensor: torch.Tensor, rank: int, operation: str, tag: int = 0) -> None:
         """Receives a tensor from a rank; errors as in `waiting`."""
         with self.waiting(operation, [rank]):
-            work = dist.irecv(tensor, self.members[rank], group=self.group)
+            work = dist.irecv(tensor, self.members[rank], group=self.group, tag=tag)
         self.settle(work, operation, [rank])
 
     def post_reduce(

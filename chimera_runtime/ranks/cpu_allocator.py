@@ -32,9 +32,9 @@ _SETTINGS = ("trim_threshold", "mmap_threshold", "mmap_max")
 
 
 def keep_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Lets this process keep the memory that its main thread frees; returns whether the C library was set so.
+    """Makes the C library keep the memory that the main thread frees; returns whether it does.
 
-    It is not set if it is not GNU's, or if the environment has such settings already. Memory that other threads free
+    It does not if it is not GNU's, or if the environment has such settings already. Memory that other threads free
     still goes back to the kernel, and nothing changes where another malloc has been preloaded.
     """
     tunables = environ.get("GLIBC_TUNABLES", "")

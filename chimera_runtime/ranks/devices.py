@@ -23,10 +23,7 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
     on
         ``cpu`` or ``cuda``: by default the first of these that the backend is for.
 
-    Raises
-    ------
-    Misuse
-        If the backend is for another kind of device, or a GPU is missing.
+    Raises `Misuse` if the backend is for another kind of device, or a GPU is missing.
     """
     kinds = dist.Backend.backend_capability.get(backend, ["cpu"])
     is_cuda = on == "cuda" if on is not None else "cpu" not in kinds
@@ -34,7 +31,7 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
         raise mistakes.device_is_not_of_the_backend(f"{on}", backend, kinds)
     if not is_cuda:
         return torch.device("cpu")
-    index = local_index(backend)
+    index = _local_index(backend)
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -77,11 +74,8 @@ def _why_none() -> str:
     return "torch finds none on this machine" if torch.version.cuda else "this torch is built without CUDA"
 
 
-def local_index(backend: str) -> int:
-    """Returns the number of this rank's GPU on its machine.
-
-    Raises `Misuse` if there is no GPU, or fewer than ranks where ranks cannot share them.
-    """
+def _local_index(backend: str) -> int:
+    """The number of this rank's GPU on its machine."""
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     ranks = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if not count:

@@ -39,7 +39,7 @@ def averaged_in_mesh(
 def largest_of_rows(
     control_group: ControlGroup, modules: Iterable[torch.nn.Module], number: float, device: torch.device
 ) -> float:
-    """Returns the largest ``number`` that a rank of the pipelines with parts of the same parameters has.
+    """Returns the largest ``number`` over the ranks of all pipelines that hold parts of the same parameters.
 
     Every rank of these pipelines calls it, with its modules. Errors as in `added_over_all`.
     """

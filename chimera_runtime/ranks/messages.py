@@ -20,7 +20,7 @@ _TAGS = 2**30
 
 
 def tag_of(micros: Micros, source: int, target: int, stages: int) -> int:
-    """Returns the tag of a message: no two messages of a lane between the same stages share a micro-batch."""
+    """Returns the tag of a message by stages and first micro-batch, which no two messages of a lane have in common."""
     first = micros[0] if isinstance(micros, tuple) else micros
     return (first * stages + source) * 2 + (source > target)
 
@@ -41,7 +41,7 @@ def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 @dataclass(frozen=True)
 class Names:
-    """Words for the messages of a rank about waits that failed."""
+    """Describes this rank, and messages of the schedule, in errors about waits that have failed."""
 
     rank: int
     worker: int

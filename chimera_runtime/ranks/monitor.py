@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
@@ -29,12 +29,8 @@ _POLL = 0.05
 """Seconds between two polls."""
 
 
-class Awaited(NamedTuple):
-    """An operation that must be over by the ``deadline``, in seconds of the monotonic clock."""
-
-    deadline: float
-    is_over: Callable[[], bool]
-    lost: Lost
+Awaited = tuple[float, Callable[[], bool], Lost]
+"""An awaited operation: its deadline in seconds of the monotonic clock, whether it is over, and the error if not."""
 
 
 def end_process(error: PeerLost) -> None:
@@ -138,7 +134,7 @@ class Monitor:
         self._has_more.set()
 
     def _watch(self, is_over: Callable[[], bool], lost: Lost) -> None:
-        self._awaited.append(Awaited(time.monotonic() + self._timeout, is_over, lost))
+        self._awaited.append((time.monotonic() + self._timeout, is_over, lost))
         self._has_more.set()
 
     def _watch_loop(self) -> None:

@@ -25,10 +25,7 @@ class ObjectExchange:
     timeout
         Seconds that a rank waits for another one, which may have files to read or write first.
 
-    Raises
-    ------
-    PeerLost
-        In every method, if a rank has ended or does not answer in time.
+    Every method raises `PeerLost` if a rank has ended or does not answer in time.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, what: str, timeout: float) -> None:
@@ -37,10 +34,6 @@ class ObjectExchange:
         self._timeout = timedelta(seconds=timeout)
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
-
-    def broadcast(self, value: Any) -> Any:
-        """Returns the value of the first rank."""
-        return self.all_gather(value if self.rank == 0 else None)[0]
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in their order."""
@@ -51,7 +44,7 @@ class ObjectExchange:
         return values
 
     def gather_results(self, call: Callable[[], T], refused: Callable[[str], str] = str) -> list[T]:
-        """Returns the results of a call on all ranks; if it raises an error on any rank, all ranks raise one.
+        """Returns the results of a call on all ranks; if it raises an error on any rank, all ranks raise an error.
 
         A rank whose own call failed raises that error, the others the first one in the order of ranks. An error that
         is neither a `Misuse` nor one of the user's code becomes a `BadCheckpoint`.

@@ -9,10 +9,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def signal_when_parent_ends(number: int) -> bool:
-    """Asks for a signal when the thread that started this process ends; False where the system cannot send one.
-
-    Linux alone can.
-    """
+    """Asks Linux for a signal when the thread that started this process ends; returns False on other systems."""
     if not sys.platform.startswith("linux"):
         return False
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
@@ -20,7 +17,7 @@ def signal_when_parent_ends(number: int) -> bool:
 
 
 class Launcher:
-    """torchrun, if it has started this process: it is gone when this process has another parent.
+    """Finds out whether torchrun has died, if torchrun has started this process: then the process has a new parent.
 
     Ranks that something else has started may outlive their parent.
     """

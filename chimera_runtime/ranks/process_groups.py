@@ -41,10 +41,7 @@ class ProcessGroups:
     store
         Store of all ranks of that group, for pipelines that are made together.
 
-    Raises
-    ------
-    PeerLost
-        If a rank makes no pipelines within ``timeout`` seconds.
+    Raises `PeerLost` if a rank makes no pipelines within ``timeout`` seconds.
     """
 
     def __init__(self, rank: int, members: tuple[int, ...], store: Store, timeout: float) -> None:

@@ -30,15 +30,7 @@ _MOST = 4
 
 
 def find_store(timeout: float) -> tuple[Store, int, int]:
-    """Returns the store, the rank and the world size that torchrun gave.
-
-    Ranks that torchrun has started again may get the store that earlier ranks have used, with all of its keys.
-
-    Raises
-    ------
-    Misuse
-        If the program was not started by torchrun, or there is no store where the environment says.
-    """
+    """Returns the store, the rank and the world size that torchrun gave; errors as in `fresh_store`."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         raise mistakes.not_started_by_torchrun()
     limit = timedelta(seconds=timeout)
@@ -48,6 +40,7 @@ def find_store(timeout: float) -> tuple[Store, int, int]:
         where = ":".join(os.environ.get(name, "unset") for name in ("MASTER_ADDR", "MASTER_PORT"))
         headline = str(error).partition("\n")[0]
         raise mistakes.no_store(where, headline) from error
+    # Ranks that torchrun has started again may get the store that earlier ranks have used, with all of its keys.
     store = PrefixStore(f"chimera/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     store.set_timeout(limit)
     return store, rank, size
@@ -76,11 +69,8 @@ def fresh_store(timeout: float = 1800.0) -> dict[str, Any]:
 def require_own_store() -> None:
     """Passes if ranks that torchrun may start later get another store than these for their default process group.
 
-    Raises
-    ------
-    Misuse
-        If torchrun may start ranks again and they will get this store: they would look for each other at the addresses
-        of dead ranks.
+    Raises `Misuse` if torchrun may start ranks again and they will get this store: they would look for each other at
+    the addresses of dead ranks.
     """
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) < 1:
         return
@@ -135,10 +125,7 @@ def failures_shared(store: Store, rank: int) -> Iterator[None]:
 def wait_for_key(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
     """Returns what a rank leaves in the store. It polls: a thread that blocks in the store handles no signals.
 
-    Raises
-    ------
-    PeerLost
-        If it takes longer than ``seconds``, or a rank has failed, see `failures_shared`.
+    Raises `PeerLost` if it takes longer than ``seconds``, or a rank has failed, see `failures_shared`.
     """
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
     while not store.check([key]):

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.job import Job, Place
-from chimera_runtime.ranks.accelerator import Cuda
+from chimera_runtime.ranks.accelerator import Accelerator
 from chimera_runtime.ranks.communicators import DIRECTED, channels, chosen
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.device_to_host import Reader, Readout, from_host
@@ -190,15 +190,7 @@ def join_group(
         require_own_gpu(store, place.rank, used)
     groups = ProcessGroups(place.rank, members, of_all, timeout)
     return _connect(
-        job,
-        place,
-        groups,
-        store,
-        device=used,
-        timeout=timeout,
-        backend=backend,
-        communicators=communicators,
-        end=end,
+        job, place, groups, store, device=used, timeout=timeout, backend=backend, communicators=communicators, end=end
     )
 
 
@@ -279,12 +271,12 @@ def _groups_of(sums: Sums, by_link: Mapping[tuple[int, int], dist.ProcessGroup])
 
 def staging_of(device: torch.device, backend: str) -> Staging | None:
     """Makes the staging of messages and sums, if they are on a GPU and the backend is gloo."""
-    return Staging(Cuda(device)) if device.type == "cuda" and backend == "gloo" else None
+    return Staging(Accelerator(device)) if device.type == "cuda" and backend == "gloo" else None
 
 
 def reader_of(device: torch.device) -> Reader:
     """Returns the reader of losses; from a GPU, losses are copied, and the host waits at the end of an update."""
-    return Readout(Cuda(device)) if device.type == "cuda" else from_host
+    return Readout(Accelerator(device)) if device.type == "cuda" else from_host
 
 
 def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
@@ -301,25 +293,20 @@ def _warm_up(world: World) -> None:
     With NCCL the first operation of a communicator sets it up and blocks the host until its peers do the same. In the
     training loop, where posting must not block, ranks could wait for each other in a cycle.
     """
-    control = world.control_group
+    control, me, token = world.control_group, world.place, torch.zeros(1, device=world.device)
     assert control.monitor is not None
     with control.monitor.watching(lambda error: control.lost("for the first use of communicators", (), error)):
-        _use_all(world)
-
-
-def _use_all(world: World) -> None:
-    me, members, token = world.place, world.control_group.members, torch.zeros(1, device=world.device)
-    for source, target in world.job.links:
-        channel = world.channels.get((source, target))
-        if me.worker == source:
-            dist.send(token, members[me.rank_of(me.copy, target)], group=channel)
-        if me.worker == target:
-            dist.recv(token, members[me.rank_of(me.copy, source)], group=channel)
-        _synchronize(world.device)
-    for _, (group, _) in sorted(world.sums.items(), key=itemgetter(0)):
-        if group is not None:
-            dist.all_reduce(token, group=group)
+        for source, target in world.job.links:
+            channel = world.channels.get((source, target))
+            if me.worker == source:
+                dist.send(token, control.members[me.rank_of(me.copy, target)], group=channel)
+            if me.worker == target:
+                dist.recv(token, control.members[me.rank_of(me.copy, source)], group=channel)
             _synchronize(world.device)
+        for _, (group, _) in sorted(world.sums.items(), key=itemgetter(0)):
+            if group is not None:
+                dist.all_reduce(token, group=group)
+                _synchronize(world.device)
 
 
 def _synchronize(device: torch.device) -> None:

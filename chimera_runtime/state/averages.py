@@ -4,6 +4,7 @@ An average is a second set of the pipeline's stages, or of some of their paramet
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,10 +27,7 @@ class AverageState:
     state
         The state of the pipeline's own weights.
 
-    Raises
-    ------
-    Misuse
-        If the average has a parameter that the pipeline does not have on this rank.
+    Raises `Misuse` if the average has a parameter that the pipeline does not have on this rank.
     """
 
     def __init__(self, what: str, average: Average, state: State) -> None:
@@ -37,18 +35,23 @@ class AverageState:
         self._names = {parameter: name for name, parameter in state.parameters.items()}
         self._wrappers = [copy for copy in average.values() if isinstance(copy, AveragedModel)]
         entries: Mapping[Any, Any] = average
-        modules = {key: _inside(copy) for key, copy in entries.items() if isinstance(copy, torch.nn.Module)}
+        modules = {
+            key: copy.module if isinstance(copy, AveragedModel) else copy
+            for key, copy in entries.items()
+            if isinstance(copy, torch.nn.Module)
+        }
         unknown = [key for key in entries if not (key in state.modules if key in modules else isinstance(key, str))]
         if unknown:
             raise mistakes.average_has_unknown_key(what, unknown[0])
         self._tensors: dict[str, list[torch.Tensor]] = {}
-        for name, tensor in (*_tensors(average), *self._of_modules(modules, state.modules)):
+        by_name = ((name, tensor) for name, tensor in entries.items() if isinstance(name, str))
+        for name, tensor in (*by_name, *self._of_modules(modules, state.modules)):
             parameter = state.parameters.get(name)
             if parameter is None or not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
                 raise mistakes.average_is_not_of_a_parameter(what, name)
             self._tensors.setdefault(name, []).append(tensor)
         first: dict[str, Any] = {name: tensors[0] for name, tensors in self._tensors.items()}
-        self._state = state.of_others(modules, first)
+        self._state = replace(state, modules=modules, parameters=first)
 
     def saved(self, replica: int | None = None) -> StateDict:
         """Returns a state like `State.saved`, and as ``count`` the number of updates that an AveragedModel averages."""
@@ -75,11 +78,3 @@ class AverageState:
                 if inside not in original:
                     raise mistakes.average_has_unknown_parameter(self._what, inside, stage)
                 yield self._names[original[inside]], tensor
-
-
-def _inside(copy: torch.nn.Module) -> torch.nn.Module:
-    return copy.module if isinstance(copy, AveragedModel) else copy
-
-
-def _tensors(average: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in average.items() if isinstance(name, str))

@@ -125,7 +125,13 @@ def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
 def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
     """The values of a file, each read when it is accessed: tensors, except for the names in ``extra``."""
     if path.suffix == _SAFE:
-        with _open_safetensors(path) as file:
+        try:
+            opened = _safetensors().safe_open(path, framework="pt")
+        except OSError as error:
+            raise mistakes.weights_cannot_be_read(error) from error
+        except import_module("safetensors").SafetensorError as error:
+            raise mistakes.not_safetensors(error) from error
+        with opened as file:
             yield SafetensorsFile(file)
         return
     try:
@@ -160,15 +166,6 @@ class SafetensorsFile(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def _open_safetensors(path: Path) -> Any:
-    try:
-        return _safetensors().safe_open(path, framework="pt")
-    except OSError as error:
-        raise mistakes.weights_cannot_be_read(error) from error
-    except import_module("safetensors").SafetensorError as error:
-        raise mistakes.not_safetensors(error) from error
 
 
 def _safetensors() -> Any:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from difflib import get_close_matches
 from io import BytesIO
 from typing import Any
@@ -33,6 +34,7 @@ StateDict = dict[str, dict[str, Any]]
 """
 
 
+@dataclass
 class State:
     """The parameters and buffers of a rank, and further entries of its modules' ``state_dict``.
 
@@ -40,41 +42,18 @@ class State:
     replicas of a stage, which are numbered by copy and worker, from 0.
     """
 
-    def __init__(
-        self,
-        control_group: ControlGroup,
-        store_of_all: Store,
-        job: Job,
-        model: Model,
-        *,
-        ties: Iterable[Tie],
-        modules: Mapping[int, torch.nn.Module],
-        parameters: Mapping[str, torch.nn.Parameter],
-    ) -> None:
-        self._control_group = control_group
-        self._store_of_all = store_of_all
-        self._job = job
-        self._model = model
-        self._ties = ties
-        self.modules = modules
-        self.parameters = parameters
-        self._has_values = False
-        self._is_known = False  # whether parameters have been compared with the modules' since weights were loaded
-        self._exports = 0
-
-    def of_others(
-        self, modules: Mapping[int, torch.nn.Module], parameters: Mapping[str, torch.nn.Parameter]
-    ) -> "State":
-        """The state of other modules and parameters by the same names, such as an average of the weights."""
-        return State(
-            self._control_group,
-            self._store_of_all,
-            self._job,
-            self._model,
-            ties=self._ties,
-            modules=modules,
-            parameters=parameters,
-        )
+    control_group: ControlGroup
+    store_of_all: Store
+    job: Job
+    model: Model
+    _: KW_ONLY
+    ties: Iterable[Tie]
+    modules: Mapping[int, torch.nn.Module]
+    parameters: Mapping[str, torch.nn.Parameter]
+    _has_values: bool = field(default=False, init=False)
+    # Whether parameters have been compared with the modules' since weights were loaded.
+    _is_known: bool = field(default=False, init=False)
+    _exports: int = field(default=0, init=False)
 
     # ---- a checkpoint, to which each rank contributes its part
 
@@ -115,7 +94,7 @@ class State:
         self._take_extra(extra)
 
     def require_trainable(self, updates: int) -> None:
-        """Passes if all tensors have values and, looked up only now and then, no module has a new parameter.
+        """Passes if all tensors have values and no module has a new parameter, which is looked up in some updates only.
 
         Raises `Misuse` as `require_values` and `require_known`.
         """
@@ -155,7 +134,7 @@ class State:
     @property
     def group(self) -> dist.ProcessGroup:
         """The ranks that have parts of the model."""
-        return self._control_group.group
+        return self.control_group.group
 
     @property
     def names(self) -> list[str]:
@@ -170,10 +149,9 @@ class State:
     @property
     def aliases(self) -> dict[str, str]:
         """The other names of tied parameters, each with the name in the state."""
-        model, ties = self._model, self._ties
         return {
-            name_in_model(model, *end): name_in_model(model, *ends[0])
-            for tie in ties
+            name_in_model(self.model, *end): name_in_model(self.model, *ends[0])
+            for tie in self.ties
             for ends in tie.parameters
             for end in ends[1:]
         }
@@ -181,7 +159,7 @@ class State:
     @property
     def rank(self) -> int:
         """The number of this rank in the default process group."""
-        return self._control_group.members[self._control_group.place.rank]
+        return self.control_group.members[self.control_group.place.rank]
 
     @property
     def _leader(self) -> int:
@@ -197,11 +175,11 @@ class State:
             return None
         what = f"rank {self.rank}: wait for the ranks of another row of the mesh to export the weights"
         key = f"exported/{self._exports}/{self._leader}"
-        return wait_for_key(self._store_of_all, key, self._leader, what, seconds=patience).decode() or None
+        return wait_for_key(self.store_of_all, key, self._leader, what, seconds=patience).decode() or None
 
     def publish_verdict(self, complaint: str | None) -> None:
         """Publishes for the other rows of the mesh whether the file is written."""
-        self._store_of_all.set(f"exported/{self._exports}/{self.rank}", complaint or "")
+        self.store_of_all.set(f"exported/{self._exports}/{self.rank}", complaint or "")
         self._exports += 1
 
     def whole(self) -> dict[str, Any] | None:
@@ -210,7 +188,7 @@ class State:
         Buffers and further entries are those of the first replicas. Ranks in other rows of a mesh than the first get
         None; they only send their parts of parameters that are spread over the mesh.
         """
-        control = self._control_group
+        control = self.control_group
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
         exchange = ObjectExchange(self.group, "the weights that are exported", control.timeout)
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()}
@@ -240,7 +218,7 @@ class State:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Any]) -> None:
-        """Loads values by name: all parameters of this rank, and those buffers and further entries that are given.
+        """Loads all parameters of this rank by name, and the buffers and further entries that ``tensors`` has.
 
         Raises `BadCheckpoint` if a parameter is missing, or a tensor has another shape.
         """
@@ -281,7 +259,7 @@ class State:
     def _all_buffers(self) -> Iterator[tuple[int, str, torch.Tensor, bool]]:
         """Replica, name, buffer, and whether the module saves it, for all buffers."""
         for stage, module in self.modules.items():
-            names = names_in_model(self._model, stage, module)
+            names = names_in_model(self.model, stage, module)
             left_out = {
                 f"{place}.{name}" if place else name
                 for place, part in module.named_modules()
@@ -302,7 +280,7 @@ class State:
                 entries = module.state_dict(keep_vars=True)
             for name, value in entries.items():
                 if name not in tensors and id(value) not in ids:
-                    yield self._replica(stage), stage, name, name_in_model(self._model, stage, name), value
+                    yield self._replica(stage), stage, name, name_in_model(self.model, stage, name), value
 
     def _take_extra(self, values: Mapping[str, Any]) -> None:
         """Loads further entries by the modules' ``load_state_dict``; parameters and buffers stay as they are.
@@ -331,7 +309,7 @@ class State:
 
     def _replica(self, stage: int) -> int:
         """Number of this rank's replica of a stage, counted by copy and then by worker."""
-        place, workers = self._control_group.place, self._job.members((stage,))
+        place, workers = self.control_group.place, self.job.members((stage,))
         return place.copy * len(workers) + workers.index(place.worker)
 
 

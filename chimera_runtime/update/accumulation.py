@@ -12,7 +12,7 @@ from chimera_runtime.values.mesh_tensors import local, mesh_of, meshes_of
 
 
 class Accumulation:
-    """Keeps the gradients of earlier steps and averages those of a new step with them; or refuses a step on them.
+    """Averages the gradients of a new step with those of earlier steps, or refuses a step while there are such.
 
     The average of a parameter is over all steps since its gradient was cleared, those that gave it no gradient
     included. A parameter without a gradient shows no sign of having been cleared: it counts as cleared when no
@@ -38,9 +38,8 @@ class Accumulation:
         self._earlier_gradients: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._versions_left: dict[torch.nn.Parameter, int] = {}
         self._earlier_steps: list[Outcome] = []
-        self._first_step = dict.fromkeys(
-            self._parameters, 0
-        )  # the first step that a parameter counts, in `_earlier_steps`
+        # For each parameter the index in `_earlier_steps` of the first step that counts.
+        self._first_step = dict.fromkeys(self._parameters, 0)
 
     def begin(self, accumulate: bool) -> None:
         """Copies the gradients that a step is to be averaged with; call it before the step.

@@ -1,6 +1,7 @@
-"""`CallGuard`: refuses calls of a pipeline that is closed or has failed, and completes the updates under way."""
+"""`CallGuard`: the checks before calls of a pipeline, which must not be closed or have failed."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from chimera_runtime.blame import Located
@@ -16,47 +17,46 @@ _PATIENCE = 600.0
 """Smallest number of seconds that ranks wait for a rank whose modules return or load their state."""
 
 
+@dataclass(frozen=True)
 class CallGuard:
-    """A pipeline from its first update until it is closed, or until an update fails.
+    """Refuses calls of a pipeline that is closed or has failed, and completes the updates under way before others.
 
     ``located`` is the context in which the pipeline makes its calls: it notes whether a call has failed.
     """
 
-    def __init__(self, world: World, probed: ProbeResult, located: Located, updates: Updates) -> None:
-        self._world = world
-        self._probed = probed
-        self._located = located
-        self._updates = updates
+    world: World
+    probed: ProbeResult
+    located: Located
+    updates: Updates
 
     def require_sound(self) -> None:
         """Passes if the pipeline is not closed and no update or wait has failed.
 
-        Raises `Misuse` or `PeerLost`: misuse if it is closed or an update has failed, PeerLost if a wait for another
-        rank has failed.
+        Raises `Misuse` if it is closed or an update has failed, `PeerLost` if a wait for another rank has failed.
         """
-        if self._located.closed:
+        if self.located.closed:
             raise pipeline_is_closed()
-        if self._located.failed:
+        if self.located.failed:
             raise update_has_failed()
-        with self._located:
-            self._world.control_group.check()
+        with self.located:
+            self.world.control_group.check()
 
     def require_flush(self, consequence: str) -> None:
         """Raises a Misuse unless the schedule has a flush; ``consequence`` says why a method needs one."""
-        if self._world.job.period:
-            raise schedule_has_no_flush(self._world.job.name, consequence)
+        if self.world.job.period:
+            raise schedule_has_no_flush(self.world.job.name, consequence)
 
     def finish(self) -> None:
         """Completes the updates that are under way; errors as in `require_sound`, and those of an update."""
         self.require_sound()
-        with self._located, self._probed.generators_kept():
-            self._updates.finish()
+        with self.located, self.probed.generators_kept():
+            self.updates.finish()
 
     def catch_up(self) -> None:
         """Completes the updates that are under way, and waits for the device, so that weights can be saved."""
         self.finish()
-        with self._located:
-            self._world.synchronize()
+        with self.located:
+            self.world.synchronize()
 
     def on_all_ranks(self, call: Callable[[], T]) -> T:
         """Makes a call on all ranks; returns this rank's result, or raises an error on all ranks if any call fails.
@@ -66,12 +66,10 @@ class CallGuard:
         results: list[T] = []
 
         def call_here() -> None:
-            with self._located.for_loader():
+            with self.located.for_loader():
                 results.append(call())
 
-        ObjectExchange(
-            self._world.control_group.group,
-            "the state of a pipeline",
-            max(self._world.control_group.timeout, _PATIENCE),
-        ).gather_results(call_here)
+        control = self.world.control_group
+        exchange = ObjectExchange(control.group, "the state of a pipeline", max(control.timeout, _PATIENCE))
+        exchange.gather_results(call_here)
         return results[0]

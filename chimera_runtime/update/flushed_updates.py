@@ -1,6 +1,7 @@
 """Updates of a schedule with a flush: an update ends before the next one begins, and the caller's optimizer steps."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,10 +15,11 @@ from chimera_runtime.update.outcome import Outcome, Outcomes
 from chimera_runtime.values.losses import added
 
 
+@dataclass(kw_only=True)
 class FlushedUpdates:
     """The `Updates` of a schedule with a flush: a call of `run_update` runs a whole update.
 
-    Parameters
+    Attributes
     ----------
     script
         The function ``update`` of this rank's script.
@@ -27,40 +29,29 @@ class FlushedUpdates:
         Whether gradients are summed in another dtype than that of the weights, into ``main_grad``.
     """
 
-    def __init__(
-        self,
-        *,
-        script: Callable[[Lane], None],
-        lane: Lane,
-        stages: Mapping[int, Stage],
-        feed: Feed,
-        outcomes: Outcomes,
-        accumulation: Accumulation,
-        device: torch.device,
-        sums_wider: bool,
-    ) -> None:
-        self._script = script
-        self._lane = lane
-        self._stages = stages
-        self._feed = feed
-        self._outcomes = outcomes
-        self._accumulation = accumulation
-        self._device = device
-        self._sums_wider = sums_wider
-        self.started = 0
-        self.terms: dict[str, float] = {}
+    script: Callable[[Lane], None]
+    lane: Lane
+    stages: Mapping[int, Stage]
+    feed: Feed
+    outcomes: Outcomes
+    accumulation: Accumulation
+    device: torch.device
+    sums_wider: bool
+    started: int = 0
+    terms: Mapping[str, float] = field(default_factory=dict)
 
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
         """Clears all gradients, after copying them if the update is to ``accumulate``, and sets the scale of the loss.
 
         Raises `Misuse` if gradients are there without ``accumulate``, or if there are a scaler and wider sums.
         """
-        if scaler is not None and self._sums_wider:
+        if scaler is not None and self.sums_wider:
             raise scaler_with_wider_sums()
-        self._accumulation.begin(accumulate)
-        scale = self._scale_of(scaler)
+        self.accumulation.begin(accumulate)
+        # The scale that a scaler has is the factor by which it multiplies; a new one is initialized by the call.
+        scale = 1.0 if scaler is None else float(scaler.scale(torch.ones((), device=self.device)))
         self.terms = {"accumulate": accumulate, SCALE: scale}
-        for stage in self._stages.values():
+        for stage in self.stages.values():
             for group in stage.groups:
                 group.gradient_sum.clear()
             stage.scale_loss(scale)
@@ -69,13 +60,13 @@ class FlushedUpdates:
         """Runs a whole update and returns its outcome; ``.grad`` is then the gradient of the mini-batch's loss."""
         update = self.started
         # The script makes all calls of the schedule, and returns when the gradients are summed over the replicas.
-        self._lane.begin(update)
-        self._script(self._lane)
+        self.lane.begin(update)
+        self.script(self.lane)
         # Losses that were computed here go to the other ranks while this one steps and begins the next update.
-        losses = added(stage.take_loss(update) for stage in self._stages.values())
-        outcome = self._outcomes.launch(update, losses)
-        self._feed.drop(update)
-        self._accumulation.end(outcome)
+        losses = added(stage.take_loss(update) for stage in self.stages.values())
+        outcome = self.outcomes.launch(update, losses)
+        self.feed.drop(update)
+        self.accumulation.end(outcome)
         self.started += 1
         return outcome
 
@@ -89,11 +80,5 @@ class FlushedUpdates:
     def count_from(self, updates: int) -> None:
         """Sets the number of updates before the next one, as a checkpoint has it; random numbers follow from it."""
         self.started = updates
-        for stage in self._stages.values():
+        for stage in self.stages.values():
             stage.count_from(updates)
-
-    def _scale_of(self, scaler: torch.amp.GradScaler | None) -> float:
-        """The factor by which a scaler multiplies the loss; asking a new scaler for it initializes the scaler."""
-        if scaler is None:
-            return 1.0
-        return float(scaler.scale(torch.ones((), device=self._device)))

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -70,6 +71,7 @@ class SharedFacts:
         self._optimizers.close()
 
 
+@dataclass
 class FlushFacts:
     """Gathers the facts of an update with a flush, at the moment when the sum of its losses is launched.
 
@@ -77,43 +79,41 @@ class FlushFacts:
     with the next update. ``terms`` returns the arguments of the newest step, see `Updates.terms`.
     """
 
-    def __init__(
-        self, feed: Feed, optimizers: OptimizerFacts, replicas: Replicas, terms: Callable[[], Mapping[str, float]]
-    ) -> None:
-        self._terms = terms
-        self._feed = feed
-        self._optimizers = optimizers
-        self._replicas = replicas
-        self._weights: dict[Group, Numbers] = {}
+    feed: Feed
+    optimizers: OptimizerFacts
+    replicas: Replicas
+    terms: Callable[[], Mapping[str, float]]
+    _weights: dict[Group, Numbers] = field(default_factory=dict)
 
     def __call__(self, update: int) -> dict[Key, Fact]:
         """Returns the facts of an update on this rank."""
-        facts = self._feed.facts(update)
-        facts[TERMS] = _fact({"update": update + 1, **self._terms()})
-        if self._optimizers.has_parameters:
-            facts[STEPS] = _steps(self._optimizers.steps)
-        facts.update(self._optimizers.take())
+        facts = self.feed.facts(update)
+        facts[TERMS] = _fact({"update": update + 1, **self.terms()})
+        if self.optimizers.has_parameters:
+            steps = self.optimizers.steps
+            facts[STEPS] = short(steps), lambda: {"steps since the last update": f"{steps}"}
+        facts.update(self.optimizers.take())
         for group, numbers in self._weights.items():
             facts[weights_of(group)] = digest(numbers)
-        self._weights = self._replicas.begin() if is_due(update) else {}
+        self._weights = self.replicas.begin() if is_due(update) else {}
         return facts
 
 
+@dataclass
 class StreamFacts:
     """Gathers the facts of an update of a stream, step by step: its stages step at different times."""
 
-    def __init__(self, feed: Feed, optimizers: OptimizerFacts, replicas: Replicas) -> None:
-        self._feed = feed
-        self._optimizers = optimizers
-        self._replicas = replicas
-        self._noted: defaultdict[int, dict[Key, Callable[[], Fact]]] = defaultdict(dict)
+    feed: Feed
+    optimizers: OptimizerFacts
+    replicas: Replicas
+    _noted: defaultdict[int, dict[Key, Callable[[], Fact]]] = field(default_factory=lambda: defaultdict(dict))
 
     def note_step(self, group: Group, update: int) -> None:
         """Notes settings and weights of a weight group; call it after the step of the group in an update, from 0."""
-        for key, settings in self._optimizers.take([group]).items():
+        for key, settings in self.optimizers.take([group]).items():
             self._noted[update][key] = partial(_same, settings)
         if is_due(update + 1):
-            for numbers in self._replicas.begin([group]).values():
+            for numbers in self.replicas.begin([group]).values():
                 self._noted[update][weights_of(group)] = partial(digest, numbers)
 
     def __call__(self, update: int) -> dict[Key, Fact]:
@@ -121,11 +121,7 @@ class StreamFacts:
         noted = {key: read() for key, read in self._noted.pop(update, {}).items()}
         for earlier in [number for number in self._noted if number < update]:
             del self._noted[earlier]
-        return self._feed.facts(update) | noted | {TERMS: _fact({"update": update + 1})}
-
-
-def _steps(steps: int) -> Fact:
-    return short(steps), lambda: {"steps since the last update": f"{steps}"}
+        return self.feed.facts(update) | noted | {TERMS: _fact({"update": update + 1})}
 
 
 def _same(fact: Fact) -> Fact:

@@ -58,7 +58,19 @@ class StepHooks:
 
 
 class StageOptimizer:
-    """The optimizer of a weight group with its hooks; a step does nothing if all parameters are frozen."""
+    """The optimizer of a weight group with its hooks; a step does nothing if all parameters are frozen.
+
+    Attributes
+    ----------
+    stage
+        The number of the stage; for shared parameters, the numbers of the stages that share them.
+    optimizer
+        The user's optimizer; None if all parameters of the group are frozen.
+    next_step
+        What hooks get at the next step.
+    on_step
+        Called after each step with the weight group and the number of the update.
+    """
 
     def __init__(self, group: Group, module: torch.nn.Module, named: Named, hooks: StepHooks) -> None:
         self.on_step: Callable[[Group, int], None] = lambda _group, _update: None
@@ -66,41 +78,28 @@ class StageOptimizer:
         self._hooks = hooks
         self._before = UserCode(f"before_step of {group_name(group)}", FAILED)
         self._after = UserCode(f"after_step of {group_name(group)}", FAILED)
-        optimizer = _made(hooks, named) if named else None
-        self._next = StageStep(group_key(group), 0, module, optimizer=optimizer, named_parameters=named)
+        self.stage = group_key(group)
+        self.optimizer = _made(hooks, named) if named else None
+        self.next_step = StageStep(self.stage, 0, module, optimizer=self.optimizer, named_parameters=named)
 
     @property
     def names(self) -> dict[torch.Tensor, str]:
         """The parameters that are stepped, each with its name."""
-        return {parameter: name for name, parameter in self._next.named_parameters}
-
-    def count_from(self, updates: int) -> None:
-        """Sets the number of the update that the next step belongs to."""
-        self._next.update = updates
-
-    @property
-    def stage(self) -> int | Group:
-        """The number of the stage; for shared parameters, the numbers of the stages that share them."""
-        return self._next.stage
-
-    @property
-    def optimizer(self) -> Any:
-        """The user's optimizer; None if all parameters of the group are frozen."""
-        return self._next.optimizer
+        return {parameter: name for name, parameter in self.next_step.named_parameters}
 
     def step(self) -> None:
         """Steps the optimizer, between the two hooks."""
-        if self._next.optimizer is None:
+        if self.optimizer is None:
             return
         if self._hooks.before is not None:
             with self._before:
-                self._hooks.before(self._next)
-        self._next.optimizer.step()
+                self._hooks.before(self.next_step)
+        self.optimizer.step()
         if self._hooks.after is not None:
             with self._after:
-                self._hooks.after(self._next)
-        self.on_step(self.group, self._next.update)
-        self._next.update += 1
+                self._hooks.after(self.next_step)
+        self.on_step(self.group, self.next_step.update)
+        self.next_step.update += 1
 
 
 def _made(hooks: StepHooks, named: Named) -> Any:
@@ -151,7 +150,7 @@ class StageOptimizers:
     def count_from(self, updates: int) -> None:
         """Sets the number of the update that the next step of each group belongs to."""
         for made in self._made:
-            made.count_from(updates)
+            made.next_step.update = updates
 
     @property
     def optimizers(self) -> dict[int | Group, Any]:

@@ -1,6 +1,7 @@
 """Updates of a stream, a schedule without a flush: several are under way, and stages step inside the schedule."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def step_hooks_of(
     return None
 
 
+@dataclass
 class StreamedUpdates:
     """The `Updates` of a stream: a call of `run_update` starts an update, and may complete an earlier one.
 
@@ -38,17 +40,16 @@ class StreamedUpdates:
     know from the schedule. So all ranks launch the sums in the same order, and a sum waits for no later call.
     """
 
-    def __init__(self, job: Job, driver: Driver, stages: Mapping[int, Stage], feed: Feed, outcomes: Outcomes) -> None:
-        self._job = job
-        self._driver = driver
-        self._stages = stages
-        self._feed = feed
-        self._outcomes = outcomes
-        self.started = 0
-        self.terms: dict[str, float] = {}
-        self._completed = 0
-        self._dropped = 0  # updates whose mini-batches the feed no longer holds
-        self._finished: list[Outcome] = []
+    job: Job
+    driver: Driver
+    stages: Mapping[int, Stage]
+    feed: Feed
+    outcomes: Outcomes
+    started: int = 0
+    terms: Mapping[str, float] = field(default_factory=dict)
+    _completed: int = 0
+    _dropped: int = 0  # updates whose mini-batches the feed no longer holds
+    _finished: list[Outcome] = field(default_factory=list)
 
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
         """Passes if a further update can be started; there is nothing else to prepare.
@@ -57,32 +58,32 @@ class StreamedUpdates:
         under way.
         """
         if accumulate:
-            raise mistakes.accumulation_without_flush(self._job.name)
+            raise mistakes.accumulation_without_flush(self.job.name)
         if scaler is not None:
-            raise mistakes.scaler_without_flush(self._job.name)
-        for number, stage in self._stages.items():
+            raise mistakes.scaler_without_flush(self.job.name)
+        for number, stage in self.stages.items():
             if stage.disturbed is not None:
                 raise mistakes.gradient_was_taken_away(number, stage.disturbed)
 
     def run_update(self) -> Outcome | None:
         """Starts one more update; returns the outcome of the update that this call completes, if there is one."""
         # Mini-batches of earlier updates are still read: the loop must not have changed them since.
-        self._feed.require_unwritten_batches()
+        self.feed.require_unwritten_batches()
         self.started += 1
         # The driver runs the turns of the script that need no later update of any rank.
-        self._driver.add_update()
+        self.driver.add_update()
         self._drop_mini_batches()
         # After ``lag`` further updates an update is complete on every rank.
-        return self._complete() if self.started - self._completed > self._job.lag else None
+        return self._complete() if self.started - self._completed > self.job.lag else None
 
     def finish(self) -> None:
         """Completes the updates under way. The next update starts with empty pipelines, on the newest weights."""
-        self._feed.require_unwritten_batches()
-        self._driver.drain()
+        self.feed.require_unwritten_batches()
+        self.driver.drain()
         self._drop_mini_batches()
         while self._completed < self.started:
             self._finished.append(self._complete())
-        self._driver.begin(self.started)
+        self.driver.begin(self.started)
 
     def take_outcomes(self) -> list[Outcome]:
         """Returns the outcomes of the updates that `finish` has completed since the last call."""
@@ -95,20 +96,20 @@ class StreamedUpdates:
         Call it only while no update is under way.
         """
         self.started = self._completed = self._dropped = updates
-        for stage in self._stages.values():
+        for stage in self.stages.values():
             stage.count_from(updates)
-        self._driver.begin(updates)
+        self.driver.begin(updates)
 
     def _complete(self) -> Outcome:
         """Launches the sum of the losses of the oldest update under way, and returns its outcome."""
         update = self._completed
         self._completed += 1
-        return self._outcomes.launch(update, added(stage.take_loss(update) for stage in self._stages.values()))
+        return self.outcomes.launch(update, added(stage.take_loss(update) for stage in self.stages.values()))
 
     def _drop_mini_batches(self) -> None:
         """Drops the mini-batches of the updates for which every stage of this rank has stepped."""
-        stepped = min((stage.updates for stage in self._stages.values()), default=self.started)
+        stepped = min((stage.updates for stage in self.stages.values()), default=self.started)
         for update in range(self._dropped, stepped):
-            self._feed.drop(update)
+            self.feed.drop(update)
         self._dropped = stepped
-        self._feed.note_versions()
+        self.feed.note_versions()

@@ -1,4 +1,4 @@
-"""Facts about a stage that its first micro-batch shows: the tensors that it hands on, and how it behaves."""
+"""`Boundary` and `Traits`: the tensors that a stage hands on, and its behaviour, as found with one micro-batch."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ import torch
 
 from chimera_runtime.values.keywords import KeywordNames
 from chimera_runtime.values.nested import Form
-from chimera_runtime.values.tensors import Tensors
+from chimera_runtime.values.tensors import Tensors, first_part
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Boundary:
 
     @classmethod
     def of(cls, form: Form, tensors: Tensors) -> "Boundary":
-        """Returns the boundary of outputs, of which every tensor that requires a gradient counts as differentiable."""
+        """Describes the outputs of a micro-batch; every tensor that requires a gradient counts as differentiable."""
         recorded = tuple(t.requires_grad for t in tensors)
         return cls(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
 
@@ -66,17 +66,17 @@ class Boundary:
         return (*gradients, *counts)
 
     def views(self, memory: Tensors, micros: int) -> Tensors:
-        """Returns the first part of each of the larger buffers, in the shapes of a message of this boundary."""
-        return tuple(_first_part(tensor, self.shape(i, micros)) for i, tensor in enumerate(memory))
+        """Views of the first elements of buffers that may be larger, in the shapes of a message of activations."""
+        return tuple(first_part(tensor, self.shape(i, micros)) for i, tensor in enumerate(memory))
 
     def gradient_views(self, memory: Tensors, micros: int) -> Tensors:
-        """Returns the first part of each of the larger gradient buffers, with one loss count for each micro-batch."""
+        """Views of the first elements of buffers that may be larger, in the shapes of a message of gradients."""
         shapes = compress([self.shape(i, micros) for i in range(len(self.shapes))], self.differentiable)
         counts = [(micros,)] if self.counted else []
-        return tuple(map(_first_part, memory, [*shapes, *counts]))
+        return tuple(map(first_part, memory, [*shapes, *counts]))
 
     def excess(self, outputs: Tensors, form: Form) -> str | None:
-        """Returns text that says why outputs of another size do not fit into buffers of this boundary; else None."""
+        """Returns why outputs of another size do not fit into buffers of this boundary; None if they fit."""
         if form != self.form:
             return f"{form}, and {self.form} for the example"
         for output, shape, dtype in zip(outputs, self.shapes, self.dtypes, strict=True):
@@ -85,16 +85,16 @@ class Boundary:
         return None
 
     def of_items(self, items: int, whole: int) -> "Boundary | None":
-        """Returns the boundary of a micro-batch of ``items`` items, if this is that of ``whole`` items; else None.
+        """Computes the boundary of a micro-batch of ``items`` items from this one, which is of ``whole`` items.
 
-        None says that it cannot be computed: some tensor does not have equally many rows for each item.
+        Returns None if some tensor does not have equally many rows for each item.
         """
         if not all(shape and shape[0] % whole == 0 for shape in self.shapes):
             return None
         return replace(self, shapes=tuple((shape[0] // whole * items, *shape[1:]) for shape in self.shapes))
 
     def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
-        """Text that says how outputs, in grad mode also ``requires_grad``, differ from this boundary; else None."""
+        """Returns how outputs differ from this boundary, in grad mode also in ``requires_grad``; None if not at all."""
         if len(outputs) != len(self.shapes):
             return f"{len(outputs)} tensor{'' if len(outputs) == 1 else 's'} instead of {len(self.shapes)}"
         for i, output in enumerate(outputs):
@@ -105,10 +105,6 @@ class Boundary:
             if torch.is_grad_enabled() and output.requires_grad != self.recorded[i]:
                 return f"tensor {i} requires a gradient for one micro-batch and none for another"
         return None if form == self.form else f"{form} and was {self.form} for the first micro-batch"
-
-
-def _first_part(memory: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    return memory.view(-1)[: math.prod(shape)].view(shape)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Keyword arguments: a dict that goes with a micro-batch; each stage or layer takes the names in its signature."""
 
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class KeywordNames:
 
 
 class Watched:
-    """Watch over keyword arguments that other stages take as well, while a forward of this stage runs."""
+    """Finds out whether a forward writes keyword arguments that other stages take as well. Make it before."""
 
     def __init__(self, stage: int, keywords: Keywords, shared: Collection[str]) -> None:
         self._stage = stage
@@ -60,7 +60,7 @@ def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
     Raises `Misuse` if the loss has such a parameter.
     """
     try:
-        parameters = inspect.signature(loss).parameters
+        parameters = signature(loss).parameters
     except (TypeError, ValueError):
         return
     bound = getattr(loss, "keywords", {})  # the arguments of a functools.partial
@@ -74,17 +74,13 @@ def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]
         taken_by_layers = {name for layer in module.values() for name in accepted(layer, names)}
         return tuple(name for name in names if name in taken_by_layers)
     forward = getattr(module, "_orig_mod", module).forward  # the module inside that of torch.compile
-    parameters = list(inspect.signature(forward).parameters.values())
-    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    if parameters and parameters[0].kind in positional:
+    parameters = list(signature(forward).parameters.values())
+    if parameters and parameters[0].kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}:
         del parameters[0]
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return tuple(names)
-    by_name = {
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    }
+    taken_by_name = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+    by_name = {parameter.name for parameter in parameters if parameter.kind in taken_by_name}
     return tuple(name for name in names if name in by_name)
 
 

@@ -56,7 +56,7 @@ def added(tallies: Iterable[Tally]) -> Tally:
 
 
 def as_pair(loss: Loss) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Splits the result of ``loss``: into the sum and the count, in float64, or into the mean and None."""
+    """Returns the sum and the count, in float64, of a result of ``loss``; or the mean and None if it has no count."""
     if not isinstance(loss, tuple | list):
         return loss, None
     total, count = loss
@@ -77,7 +77,7 @@ def expected_count(count: float | None, micro_batches: int) -> float | None:
 
 
 class Count:
-    """Part of an update's count that this stage has seen so far: each backward adds the count of its micro-batch.
+    """Count of an update so far, of the micro-batches whose backward a stage has run.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Spread tensors: FSDP2 or tensor parallelism gives each rank of a mesh a part of a tensor.
+"""Tensors that are spread over a mesh: by FSDP2 or tensor parallelism each rank of the mesh has a part of a tensor.
 
-The ranks of a mesh are not those of one pipeline. A tensor is spread if it is a DTensor. That class is not imported
-here: a user who spreads a module has imported it.
+No two ranks of a mesh are of one pipeline. A tensor is spread if it is a DTensor. That class is not imported here: a
+user who spreads a module has imported it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ def whole(tensor: Any) -> torch.Tensor:
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a complete tensor: with tensor parallelism, the sum over ranks that makes a tensor may be under way."""
+    """Waits for the sum over ranks that makes a tensor, which may be under way with tensor parallelism."""
     return tensor.clone() if hasattr(tensor, "trigger_wait") else tensor
 
 

@@ -118,11 +118,7 @@ def fresh(value: Any) -> Any:
     """Copies the tuples, lists and dicts of a value, but not its tensors."""
     if value is None or isinstance(value, torch.Tensor):
         return value
-    return mapped(value, _itself)
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+    return mapped(value, lambda tensor: tensor)
 
 
 def parts(value: Any, count: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Aliases: finds out whether anything else holds the memory of a tensor, and whether anything has written it."""
+"""Memory that tensors share: whether anything else holds the memory of a tensor, and whether anything wrote it."""
 
 import gc
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -11,7 +11,7 @@ from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.tensors import Tensors
 
 Views = Callable[[Tensors, int], Tensors]
-"""Function of the buffers of a slot and a number of micro-batches: returns the part that their message needs."""
+"""Function that returns the part of a slot's buffers that a message with some number of micro-batches needs."""
 
 _COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
 """Private function of torch that counts the holders of a storage. Without it all memory counts as shared."""
@@ -47,7 +47,7 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inputs_of: Callable[[], Any]) -> None:
-    """Notes the memory that a stage hands on for a micro-batch, and refuses memory that another one still needs.
+    """Notes which memory a stage hands on for a micro-batch, and refuses memory that an earlier one still needs.
 
     A module may write all of its outputs into one buffer. The version of a tensor does not always show it, as writes of
     a CUDA graph are not counted. The address does: the allocator gives out no memory that anything still holds. So a
@@ -70,18 +70,15 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
         note = stage, micro, output.data_ptr()
         earlier = getattr(storage, _NOTE, note)
         setattr(storage, _NOTE, note)
-        if earlier != note and earlier == (stage, earlier[1], note[2]) and earlier[1] in waiting:
-            _require_input(stage, earlier[1], micro, storage, inputs_of())
-
-
-def _require_input(stage: int, earlier: int, micro: int, storage: Any, inputs: Any) -> None:
-    """Passes if memory that was handed on twice is memory of the stage's inputs, or has no bytes."""
-    if storage.nbytes() and all(tensor.untyped_storage()._cdata != storage._cdata for tensor in taken_apart(inputs)[0]):
-        raise mistakes.memory_was_returned_twice(stage, earlier, micro)
+        is_repeated = earlier != note and earlier == (stage, earlier[1], note[2]) and earlier[1] in waiting
+        if is_repeated and storage.nbytes():
+            inputs = {tensor.untyped_storage()._cdata for tensor in taken_apart(inputs_of())[0]}
+            if storage._cdata not in inputs:
+                raise mistakes.memory_was_returned_twice(stage, earlier[1], micro)
 
 
 class ReleasedTensors:
-    """Watch over the memory of tensors that should be freed soon. Make it while the tensors are still referenced."""
+    """Finds out whether the memory of tensors is freed. Make it while the tensors are still referenced."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._memory = [tensor.untyped_storage()._weak_ref() for tensor in tensors]
@@ -115,7 +112,7 @@ class Slots:
         self._views: Views | None = None
 
     def resize(self, views: Views) -> None:
-        """Makes later messages use a part of each slot: the part that ``views`` returns."""
+        """Makes later messages use only the part of each slot that ``views`` returns."""
         self._views = views
 
     def vacant(self, number: int) -> Tensors:

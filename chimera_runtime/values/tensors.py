@@ -1,6 +1,7 @@
 """Tensors of micro-batches, their digests, and the seeds of random numbers."""
 
 import ctypes
+import math
 import pickle
 import random
 import sys
@@ -22,6 +23,11 @@ def part(tensors: Tensors, start: int, stop: int, of: int) -> Tensors:
 def join(messages: Sequence[Tensors]) -> Tensors:
     """Joins the tensors of several micro-batches to one message, along dimension 0."""
     return tuple(torch.cat(tensors) for tensors in zip(*messages, strict=True))
+
+
+def first_part(memory: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Returns a view of the first elements of ``memory`` in another shape."""
+    return memory.view(-1)[: math.prod(shape)].view(shape)
 
 
 def draw_seed(use: str, *parts: object) -> int:

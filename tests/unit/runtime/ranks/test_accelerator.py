@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.ranks.accelerator import Cuda
+from chimera_runtime.ranks.accelerator import Accelerator
 
 DEVICE = torch.device("cuda", 1)
 
@@ -55,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def test_streams_and_events_are_those_of_the_device(calls: Calls) -> None:
     """A thread sleeps while it waits for an event: it does not spin."""
-    gpu = Cuda(DEVICE)
+    gpu = Accelerator(DEVICE)
     assert gpu.computing == ("current", DEVICE)  # type: ignore[comparison-overlap]
     stream = gpu.stream()
     event = gpu.record(stream)
@@ -72,7 +72,7 @@ def test_streams_and_events_are_those_of_the_device(calls: Calls) -> None:
 
 
 def test_a_copy_is_put_into_its_stream_and_does_not_wait(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Cuda(DEVICE)
+    gpu = Accelerator(DEVICE)
     stream: Any = gpu.stream()
 
     class Target:
@@ -86,12 +86,12 @@ def test_a_copy_is_put_into_its_stream_and_does_not_wait(calls: Calls, monkeypat
 def test_a_thread_begins_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", entered.append)
-    Cuda(DEVICE).enter()
+    Accelerator(DEVICE).enter()
     assert entered == [DEVICE]
 
 
 def test_pinned_memory_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(torch, "empty", lambda *sizes, **options: asked.append((sizes, options)))
-    Cuda(DEVICE).pinned(512)
+    Accelerator(DEVICE).pinned(512)
     assert asked == [((512,), {"dtype": torch.uint8, "pin_memory": True})]

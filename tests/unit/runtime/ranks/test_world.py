@@ -203,7 +203,7 @@ def test_messages_take_the_backend_that_somebody_registered(
 def test_messages_of_a_gpu_by_gloo_are_staged(
     alone: World, device: str, backend: str, is_staged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world_module, "Cuda", lambda _device: ModelGpu())
+    monkeypatch.setattr(world_module, "Accelerator", lambda _device: ModelGpu())
     staging = staging_of(torch.device(device), backend)
     assert (staging is not None) is is_staged
     with worlds(alone, job()) as ranks:

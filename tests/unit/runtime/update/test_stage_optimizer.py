@@ -125,7 +125,7 @@ def test_what_stages_share_is_stepped_once_under_the_name_of_its_first_end_on_ev
         stepped.step()
     assert seen == [((0, 2, 3), built[2]), (2, built[2]), (3, built[3])]
     assert [*optimizers.optimizers] == [(0, 2, 3), 2, 3]
-    assert [name for stepped in made for name, _ in stepped._next.named_parameters] == [
+    assert [name for stepped in made for name, _ in stepped.next_step.named_parameters] == [
         *("stages.0.words", "stages.2.0.weight", "stages.2.1.bias", "stages.3.0.weight", "stages.3.1.bias")
     ]
 
