@@ -15,16 +15,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural(noun)}"
 
 
-def listed(things: Iterable[object]) -> str:
-    """Things one after another, with a last "and".
+def listed(things: Iterable[object], conjunction: str = "and") -> str:
+    """Things one after another, with a conjunction before the last.
 
     Examples
     --------
-    >>> listed([0]), listed([0, 1, 3])
-    ('0', '0, 1 and 3')
+    >>> listed([0]), listed([0, 1, 3]), listed(["left", "right"], "or")
+    ('0', '0, 1 and 3', 'left or right')
     """
     *most, last = map(str, things)
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def and_more(count: int) -> str:

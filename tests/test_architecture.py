@@ -30,7 +30,7 @@ IMPORTS = {
     "escapes": set(),
     "diagnostics": {"highlight", "resources", "source", "escapes"},
     "highlight": {"resources"},
-    "syntax": {"diagnostics", "source", "resources"},
+    "syntax": {"diagnostics", "plural", "source", "resources"},
     "ir": {"diagnostics", "source", "resources"},
     "elaborate": {"syntax", "ir", "diagnostics", "source"},
     "flow": {"ir"},

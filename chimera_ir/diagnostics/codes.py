@@ -17,7 +17,7 @@ _FIELD = re.compile(r"\{(?:\w+\.)*(\w+)[^{}]*\}")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text with a mistake: the name of its file, the text, and the message that it gets."""
+    """A file with a mistake, and the message that the compiler prints for it."""
 
     name: str
     text: str
@@ -25,7 +25,7 @@ class Example:
 
 
 def messages() -> dict[str, type[Diagnostic]]:
-    """The classes that have a code of their own, by their codes, in the order of the codes."""
+    """Each class with a code of its own, by this code, in the order of the codes."""
     modules = (import_module(f"{catalogue.__name__}.{module.name}") for module in iter_modules(catalogue.__path__))
     classes = {value for module in modules for value in vars(module).values() if _is_message(value)}
     return {message.code: message for message in sorted(classes, key=lambda message: message.code)}
@@ -46,7 +46,7 @@ def pattern(template: str) -> str:
 
 
 def example(code: str) -> Example | None:
-    """The shortest example of a message, if any; texts that are not empty and get the message first are preferred."""
+    """The shortest example of a message, or None; preferred are texts that get this message first and are not empty."""
     shown = min(_examples(code), key=lambda pair: (pair[0], not pair[1].text.strip(), len(pair[1].text)), default=None)
     return shown and shown[1]
 

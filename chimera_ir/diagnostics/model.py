@@ -87,13 +87,14 @@ class Diagnostic(_LazyDataclass):
     def fill(self, template: str) -> str:
         """Fills a template with the fields and properties of the diagnostic.
 
-        ``{count:stage}`` is a number of stages, ``{count:and more}`` follows the first of ``count`` mistakes, and
-        ``{closest:else unknown}`` asks whether ``closest`` was meant, or is ``unknown`` if that is None.
+        ``{count:stage}`` is a number of stages, ``{count:and more}`` follows the first of ``count`` mistakes,
+        ``{others:(and more)}`` follows one thing and is empty if there are no ``others``, and
+        ``{closest:else unknown}`` asks whether ``closest`` was meant, or is ``unknown`` if ``closest`` is None.
         """
         return self.relative_to_turn(_Formatter(self).format(template))
 
     def relative_to_turn(self, text: str) -> str:
-        """A text with its micro-batches and versions counted from the turn of the diagnostic's place, if it has one."""
+        """Counts micro-batches and versions in a text from the turn of the line at fault (``m+1``), if it has one."""
         if not self.span.turn:
             return text
 
@@ -106,11 +107,11 @@ class Diagnostic(_LazyDataclass):
 
 
 _COUNTED = re.compile(r"\b(m|v|micro-batch |version |update )([0-9]+)\b")
-"""A micro-batch or a version, in a line or in prose."""
+"""A micro-batch or a version, in a line of IR, such as ``m3``, or in prose, such as ``update 3``."""
 
 
 def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The diagnostics without repetitions: a line that is wrong in several turns is reported for the middle one.
+    """Drops repetitions: of a line that is wrong in several turns, only the diagnostic of the middle one is left.
 
     The middle turn belongs to the steady state, unless only warm-up or drain is wrong.
     """
@@ -138,6 +139,8 @@ class _Formatter(string.Formatter):
             return f"did you mean `{value}`?" if value else format_spec.removeprefix("else ")
         if isinstance(value, int) and format_spec == "and more":
             return and_more(value)
+        if format_spec == "(and more)":
+            return f" (and {value} more)" if value else ""
         if isinstance(value, int) and re.fullmatch("[a-z][a-z -]+", format_spec):
             return counted(value, format_spec)
         return format(value, format_spec)

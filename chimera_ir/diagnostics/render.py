@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import PurePath
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
@@ -22,7 +23,7 @@ MAX_SENTENCE = 500
 """Most columns of a title, label, note or help."""
 
 _REACH = 4 * MAX_WIDTH
-"""Characters on either side of a place that may be shown; more than columns, as some take no column."""
+"""Most characters on each side of the marked part that are looked at; some of them may take no column."""
 
 _ELLIPSIS = "..."
 
@@ -105,7 +106,7 @@ def _sentence(text: str) -> str:
 
 
 def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, style: _Style) -> list[str]:
-    """The place, its line, and carets below it."""
+    """The place of a span, the line of the source there, and carets below the span with a label."""
     position = source.position(span.start)
     text = source.line(position.line)
     start = position.column - 1
@@ -125,7 +126,7 @@ def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, sty
 
 
 def _code(text: str, source: Source, style: _Style) -> str:
-    """A line of the source, in colours if the output has any."""
+    """A line of the source, in colours if the rest of the output is coloured."""
     if style is _PLAIN:
         return text
     from chimera_ir.highlight import colored
@@ -158,22 +159,18 @@ def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
 
 def _head(text: str, width: int) -> str:
     """The beginning of a text, so that it and an ellipsis take at most ``width`` columns."""
-    columns = 0
-    for count, character in enumerate(text):
-        columns += _width(character)
-        if columns > width - len(_ELLIPSIS):
-            return text[:count] + _ELLIPSIS
-    return text
+    fitting = _fitting(text, width - len(_ELLIPSIS))
+    return text if fitting == len(text) else text[:fitting] + _ELLIPSIS
 
 
 def _tail(text: str, width: int) -> str:
     """The end of a text, at most ``width`` columns of it."""
-    columns = 0
-    for count, character in enumerate(reversed(text)):
-        columns += _width(character)
-        if columns > width:
-            return text[len(text) - count :]
-    return text
+    return text[len(text) - _fitting(reversed(text), width) :]
+
+
+def _fitting(characters: Iterable[str], width: int) -> int:
+    """Number of characters from the first one on that together take at most ``width`` columns."""
+    return sum(columns <= width for columns in accumulate(map(_width, characters)))
 
 
 def _width(text: str) -> int:

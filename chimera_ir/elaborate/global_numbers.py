@@ -53,7 +53,7 @@ def _outside(shape: Shape, micro: int, number: int, total: int) -> Diagnostic:
     instance = shape.instance((variable, micro))
     if isinstance(shape.micros.range, ast.Endless):
         count = len(shape.micro_range)
-        return endless.NumberOutsideTurn(text.span, values, instance, variable, micro, number, count, total)
+        return endless.NumberOutsideTurn(text.span, values, instance, variable, micro, number, count, total, total - 1)
     return say.NumberOutside(text.span, values, instance, micro, number, total - 1)
 
 

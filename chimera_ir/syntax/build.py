@@ -1,6 +1,8 @@
-"""Builds the tree of ``ast`` from the tree of lark."""
+"""Builds the tree of ``chimera_ir.syntax.ast`` from the parse tree of lark."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lark import Token, Tree
@@ -10,6 +12,7 @@ from chimera_ir.diagnostics.catalogue.foreign import UNSAYABLE, CannotSay
 from chimera_ir.diagnostics.catalogue.syntax import UnknownLetter, UnknownMode
 from chimera_ir.diagnostics.catalogue.tokens import NumberTooLarge
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.plural import listed
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.stop import span_of
@@ -19,7 +22,7 @@ MAX_INTEGER = 2**63 - 1
 
 
 def build(tree: Tree[Token]) -> tuple[ast.Scheme, tuple[Diagnostic, ...]]:
-    """The scheme in a tree of lark, incomplete after mistakes, and the mistakes that the grammar lets through."""
+    """The scheme of a parse tree, and the mistakes that the grammar accepts, after which the scheme is incomplete."""
     builder = _Builder()
     return builder.transform(tree), tuple(builder.mistakes)
 
@@ -28,23 +31,41 @@ _Children = list[Any]
 """Matches of a grammar rule in the order of the text: tokens, and nodes that are already built."""
 
 
+_PLAIN: dict[str, Callable[..., ast.SyntaxNode]] = {
+    "workers": ast.Workers,
+    "update": ast.Update,
+    "halves": ast.Halves,
+    "reads": ast.Reads,
+    "range": ast.Range,
+    "endless": ast.Endless,
+    "choice": ast.Choice,
+    "either": partial(ast.Logical, ast.Logic.OR),
+    "both": partial(ast.Logical, ast.Logic.AND),
+    "negation": ast.Not,
+    "minus": ast.Minus,
+}
+"""Rules of the grammar whose nodes have the matched expressions as fields, in the order of the text."""
+
+
 class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
-    """One method for each rule of the grammar that makes a node."""
+    """One method for each rule of the grammar that makes a node and is not in `_PLAIN`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mistakes: list[Diagnostic] = []
 
+    def __default__(self, data: str, children: _Children, meta: object) -> Any:
+        if data not in _PLAIN:
+            return Tree(data, children)
+        return _PLAIN[data](*_nodes(children), span=_around(children))
+
     def scheme(self, c: _Children) -> ast.Scheme:
         parameters = tuple(child for child in _part(c, "parameters") if isinstance(child, ast.Parameter))
-        items = tuple(child for child in c[2:] if not isinstance(child, Token | Tree))
-        return ast.Scheme(_word(c[1]), parameters, items, span=_around(c))
+        items = (child for child in _nodes(c) if not isinstance(child, Tree))
+        return ast.Scheme(_word(c[1]), parameters, tuple(items), span=_around(c))
 
     def parameter(self, c: _Children) -> ast.Parameter:
         return ast.Parameter(_word(c[0]), c[2], span=_around(c))
-
-    def workers(self, c: _Children) -> ast.Workers:
-        return ast.Workers(c[1], span=_around(c))
 
     def let(self, c: _Children) -> ast.Let:
         return ast.Let(_word(c[1]), c[3], span=_around(c))
@@ -56,9 +77,6 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
     def require(self, c: _Children) -> ast.Require:
         return ast.Require(c[1], str(c[3])[1:-1], span=_around(c))
 
-    def update(self, c: _Children) -> ast.Update:
-        return ast.Update(c[2], span=_around(c))
-
     def memory(self, c: _Children) -> ast.Memory:
         quantities = {quantity.value: quantity for quantity in ast.MemoryQuantity}
         if c[1] not in quantities:
@@ -67,8 +85,7 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
 
     def pipe(self, c: _Children) -> ast.PipeBlock:
         index = c[2] if isinstance(c[2], ast.Index) else None
-        clauses = [child for child in c[3:] if not isinstance(child, Token)]
-        return ast.PipeBlock(_word(c[1]), index, tuple(clauses), span=_around(c))
+        return ast.PipeBlock(_word(c[1]), index, _nodes(c[3:]), span=_around(c))
 
     def index(self, c: _Children) -> ast.Index:
         return ast.Index(_word(c[1]), c[3], span=_around(c))
@@ -81,9 +98,6 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         halves = next((child for child in c if isinstance(child, ast.Halves)), None)
         return ast.Micros(_word(c[1]), c[3], halves, _argument(c, "by"), _argument(c, "numbered"), span=_around(c))
 
-    def halves(self, c: _Children) -> ast.Halves:
-        return ast.Halves(span=_around(c))
-
     def operation(self, c: _Children) -> ast.Operation:
         subjects = [child for child in c if isinstance(child, ast.Subject)]
         pipe = next((child for child in c if isinstance(child, ast.PipeName)), None)
@@ -95,16 +109,13 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
     def subject(self, c: _Children) -> ast.Subject:
         letters = {letter.value: letter for letter in ast.Letter}
         if c[0] in UNSAYABLE:
-            self.mistakes.append(CannotSay(_of(c[0]), str(c[0])))
+            self.mistakes.append(CannotSay(_of(c[0]), *UNSAYABLE[c[0]]))
         elif c[0] not in letters:
             self.mistakes.append(UnknownLetter(_of(c[0]), str(c[0])))
         return ast.Subject(letters.get(c[0], ast.Letter.FORWARD), c[2], c[4], None, span=_around(c))
 
     def of(self, c: _Children) -> ast.PipeName:
         return ast.PipeName(_word(c[1]), c[3] if len(c) > 2 else None, span=_around(c))
-
-    def reads(self, c: _Children) -> ast.Reads:
-        return ast.Reads(c[2], span=_around(c))
 
     def recompute(self, c: _Children) -> ast.Recompute:
         return ast.Recompute(_argument(c, "when"), span=_around(c))
@@ -115,24 +126,6 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
             self._unknown(c[1], "sync", list(modes))
         return ast.Sync(modes.get(c[1], ast.SyncMode.LAZY), _argument(c, "when"), span=_around(c))
 
-    def range(self, c: _Children) -> ast.Range:
-        return ast.Range(c[0], c[2], span=_around(c))
-
-    def endless(self, c: _Children) -> ast.Endless:
-        return ast.Endless(c[0], span=_around(c))
-
-    def choice(self, c: _Children) -> ast.Choice:
-        return ast.Choice(c[1], c[3], c[5], span=_around(c))
-
-    def either(self, c: _Children) -> ast.Logical:
-        return ast.Logical(ast.Logic.OR, c[0], c[2], span=_around(c))
-
-    def both(self, c: _Children) -> ast.Logical:
-        return ast.Logical(ast.Logic.AND, c[0], c[2], span=_around(c))
-
-    def negation(self, c: _Children) -> ast.Not:
-        return ast.Not(c[1], span=_around(c))
-
     def comparison(self, c: _Children) -> ast.Comparison:
         return ast.Comparison(tuple(c[::2]), tuple(ast.Comparator(str(token)) for token in c[1::2]), span=_around(c))
 
@@ -140,9 +133,6 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         return ast.Binary(ast.Arithmetic(str(c[1])), c[0], c[2], span=_around(c))
 
     product = sum
-
-    def minus(self, c: _Children) -> ast.Minus:
-        return ast.Minus(c[1], span=_around(c))
 
     def integer(self, c: _Children) -> ast.Integer:
         digits = str(c[0]).lstrip("0") or "0"
@@ -155,19 +145,23 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         return ast.Name(str(c[0]), span=_of(c[0]))
 
     def call(self, c: _Children) -> ast.Call:
-        arguments = [child for child in c[2:] if not isinstance(child, Token)]
-        return ast.Call(_word(c[0]), tuple(arguments), span=_around(c))
+        return ast.Call(_word(c[0]), _nodes(c), span=_around(c))
 
     def group(self, c: _Children) -> Any:
         return replace(c[1], span=_around(c))
 
     def _unknown(self, word: Token, clause: str, choices: list[str]) -> None:
-        listed = ", ".join(f"`{choice}`" for choice in choices[:-1]) + f" or `{choices[-1]}`"
-        self.mistakes.append(UnknownMode(_of(word), clause, str(word), listed))
+        quoted = (f"`{choice}`" for choice in choices)
+        self.mistakes.append(UnknownMode(_of(word), clause, str(word), listed(quoted, "or")))
 
 
 def _word(token: Token) -> ast.Word:
     return ast.Word(str(token), span=_of(token))
+
+
+def _nodes(c: _Children) -> tuple[Any, ...]:
+    """The matches that are not tokens."""
+    return tuple(child for child in c if not isinstance(child, Token))
 
 
 def _part(c: _Children, rule: str) -> _Children:

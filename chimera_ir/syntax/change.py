@@ -8,7 +8,7 @@ from chimera_ir.syntax.ast import Clause, PipeBlock, Recompute, Scheme, Sync, Sy
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Clauses for every pipe, by which all stages recompute or have one strategy; by default nothing changes."""
+    """Clauses for every pipe: all stages recompute, or all use one strategy of sums; by default nothing changes."""
 
     recompute: bool = False
     sync: SyncMode | None = None

@@ -1,4 +1,4 @@
-"""The canonical text of a scheme, which parses to the same tree and is printed unchanged."""
+"""The canonical text of a scheme: it parses to the same tree, and formatting it again changes nothing."""
 
 from itertools import groupby
 from typing import assert_never
@@ -140,7 +140,7 @@ def _parts(expression: ast.Expression) -> tuple[int, str]:
             return _ATOM, f"{function.text}({', '.join(map(show_expression, arguments))})"
         case ast.Minus(operand):
             return _MINUS, f"-{_show(operand, _MINUS)}"
-        case ast.Binary(operator, left, right):
+        case ast.Binary(operator, left, right) | ast.Logical(operator, left, right):
             level = _LEVELS[operator]
             sign = operator.value if operator in _TIGHT else f" {operator.value} "
             return level, f"{_show(left, level)}{sign}{_show(right, level + 1)}"
@@ -149,9 +149,6 @@ def _parts(expression: ast.Expression) -> tuple[int, str]:
             return _COMPARISON, "".join(f"{s}{_show(o, _SUM)}" for s, o in zip(signs, operands, strict=True))
         case ast.Not(operand):
             return _NOT, f"not {_show(operand, _NOT)}"
-        case ast.Logical(operator, left, right):
-            level = _LEVELS[operator]
-            return level, f"{_show(left, level)} {operator.value} {_show(right, level + 1)}"
         case ast.Choice(condition, then, otherwise):
             text = f"if {_show(condition, _OR)} then {_show(then, _OR)} else {_show(otherwise, _CHOICE)}"
             return _CHOICE, text

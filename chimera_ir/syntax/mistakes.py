@@ -97,10 +97,8 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
         return None
     if token == "scheme":
         return _unclosed(stop, opened[-1]) if opened else say.SecondScheme(stop.span)
-    if opened and token == "pipe" and "RBRACE" in stop.accepted:
-        return _unclosed(stop, opened[-1])
     if opened and token in SCHEME_LINES and "RBRACE" in stop.accepted:
-        return _inside_pipe(stop, token, span_of(opened[-1]))
+        return _unclosed(stop, opened[-1]) if token == "pipe" else _inside_pipe(stop, token, span_of(opened[-1]))
     if not opened and "PIPE" in stop.accepted and (token in PIPE_LINES or _is_operation(stop)):
         closed = stop.tokens[: stop.position]
         last = next((span_of(before) for before in reversed(closed) if before == "}"), None)
@@ -129,14 +127,14 @@ def _unsayable(stop: Stop) -> Diagnostic | None:
     """Finds a word for something that the language cannot say, at the start of a line or after a value."""
     tokens, start = stop.tokens, stop.line_start()
     if stop.token in ("by", "when") and tokens[start] == "stages":
-        return foreign.CannotSay(stop.span, "skip")
+        return foreign.CannotSay(stop.span, *foreign.UNSAYABLE["skip"])
     glued = _glued(stop)
     for at in (start, stop.position if glued is None else glued):
         word = tokens[at] if at < len(tokens) else None
         if word is None or word.type != "NAME" or word not in foreign.UNSAYABLE or word in tokens[:at]:
             continue
         if first_on_line(tokens, at) or stop.after_value or at == glued:
-            return foreign.CannotSay(span_of(word), str(word))
+            return foreign.CannotSay(span_of(word), *foreign.UNSAYABLE[word])
     return None
 
 
@@ -145,15 +143,12 @@ def _brackets(stop: Stop) -> Diagnostic | None:
     if token is not None and token in CLOSERS:
         if not opened:
             return brackets.StrayCloser(stop.span, str(token), CLOSERS[token])
-        expected = OPENERS[opened[-1]]
-        if token != expected and not stop.wants_value:
-            return _mismatch(stop, token, opened)
+        wrong = token != OPENERS[opened[-1]] and not stop.wants_value
+        return _mismatch(stop, token, opened) if wrong else None
+    if not opened or not _could_close(stop, opened[-1]):
         return None
-    if opened and opened[-1] != "{" and _could_close(stop, opened[-1]) and _cannot_continue(stop):
-        return _unclosed(stop, opened[-1])
-    if opened and token is None and _could_close(stop, opened[-1]):
-        return _unclosed(stop, opened[-1])
-    return None
+    ends = token is None or (opened[-1] != "{" and _cannot_continue(stop))
+    return _unclosed(stop, opened[-1]) if ends else None
 
 
 def _mismatch(stop: Stop, token: Token, opened: list[Token]) -> Diagnostic:
@@ -244,11 +239,8 @@ def _choice(stop: Stop) -> Diagnostic | None:
 
 
 def _message(stop: Stop) -> Diagnostic | None:
-    if stop.accepted == {"STRING"}:
-        return say.MissingMessage(stop.gap)
-    if stop.tokens[stop.line_start()] == "require" and "COMMA" in stop.accepted and stop.on_next_line:
-        return say.MissingMessage(stop.gap)
-    return None
+    unfinished = stop.tokens[stop.line_start()] == "require" and "COMMA" in stop.accepted and stop.on_next_line
+    return say.MissingMessage(stop.gap) if unfinished or stop.accepted == {"STRING"} else None
 
 
 def _missing_value(stop: Stop) -> Diagnostic | None:
@@ -257,9 +249,8 @@ def _missing_value(stop: Stop) -> Diagnostic | None:
     token = stop.token
     if token == "=":
         return say.NeedlessEquals(stop.span, str(stop.before))
-    infix = token is not None and (token in _INFIX or token in CLOSERS or token in (",", "@", "..", ";"))
-    infix = infix or (token is not None and token.type == "STRING")
-    if stop.on_next_line or infix:
+    follows_value = token is None or token.type == "STRING" or token in _INFIX | {*CLOSERS, ",", "@", "..", ";"}
+    if stop.on_next_line or follows_value:
         return say.MissingValue(span_of(stop.before), f"`{stop.before}`", stop.shown)
     return None
 
@@ -320,7 +311,7 @@ def _foreign(stop: Stop) -> Diagnostic | None:
         word = str(stop.tokens[at]) if at < len(stop.tokens) and not first_on_line(stop.tokens, at) else ""
         if word != word.lower() and word.lower() in KEYWORDS:
             return foreign.UpperCase(span_of(stop.tokens[at]), word)
-        if word.lower() in foreign.FOREIGN_WORDS:
+        if word.lower() in foreign.FOREIGN:
             return foreign.ForeignSpelling(span_of(stop.tokens[at]), word)
     return None
 

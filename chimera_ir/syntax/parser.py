@@ -140,14 +140,10 @@ def _require_shallow(tree: Tree[Token]) -> None:
     for _ in range(MAX_DEPTH + 4):
         level = [child for node in level for child in node.children if isinstance(child, Tree)]
     if level:
-        raise Rejected([TooDeep(span_of(_first_token(level[0])), MAX_DEPTH)])
-
-
-def _first_token(tree: Tree[Token]) -> Token:
-    first: Tree[Token] | Token = tree
-    while isinstance(first, Tree):
-        first = first.children[0]
-    return first
+        first: Tree[Token] | Token = level[0]
+        while isinstance(first, Tree):
+            first = first.children[0]
+        raise Rejected([TooDeep(span_of(first), MAX_DEPTH)])
 
 
 def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnostic:
@@ -187,7 +183,7 @@ def _fed(tokens: list[Token]) -> InteractiveParser:
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
-    """The names of the terminals that could follow some tokens, by a new parser: one that has failed cannot tell."""
+    """The names of the terminals that could follow some tokens. A new parser finds them: one that has failed cannot."""
     return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 

@@ -1,5 +1,8 @@
 """Words of the language, functions of other languages, and terminals of the grammar in words."""
 
+from chimera_ir.plural import listed
+from chimera_ir.syntax.stop import PIPE_LINES, SCHEME_LINES
+
 _KEYWORDS = """
 scheme workers let fn require update every memory pipe in stages micros on by as halves reads version recompute sync
 of when if then else and or not
@@ -18,11 +21,9 @@ FOREIGN_NAMES = {
 """Names that other languages define, and the formula that a scheme has in their place."""
 
 _VALUE = frozenset({"INTEGER", "LPAR", "MINUS", "NAME", "NOT", "IF"})
-_ARITHMETIC = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "PERCENT"})
 _COMPARISON = frozenset({"LESSTHAN", "MORETHAN", "EQUALS", "DIFFERS", "ATMOST", "ATLEAST"})
-_OPERATORS = _ARITHMETIC | _COMPARISON | {"AND", "OR"}
-_LINES_OF_SCHEME = frozenset({"WORKERS", "LET", "FN", "REQUIRE", "UPDATE", "MEMORY", "PIPE"})
-_LINES_OF_PIPE = frozenset({"STAGES", "MICROS", "READS", "RECOMPUTE", "SYNC", "NAME"})
+_OPERATORS = _COMPARISON | {"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "AND", "OR"}
+_FIRST_WORDS = {"NAME", *(word.upper() for word in SCHEME_LINES | PIPE_LINES)}
 _SYMBOLS = {
     "LPAR": "`(`",
     "RPAR": "`)`",
@@ -39,13 +40,12 @@ _SYMBOLS = {
     "STRING": 'a "message"',
     "INTEGER": "a number",
 }
-_UNSAID = frozenset({"$END", "SEMICOLON", "ENDLESS"})
 
 
 def expected_words(accepted: frozenset[str]) -> str:
     """The words for what could follow, from the names of the terminals that the parser accepts."""
     words: list[str] = []
-    rest = accepted - _UNSAID
+    rest = accepted - {"$END", "SEMICOLON", "ENDLESS"}
     if rest >= _VALUE - {"NOT", "IF"}:
         words.append("a value")
         rest -= _VALUE
@@ -54,8 +54,6 @@ def expected_words(accepted: frozenset[str]) -> str:
         rest -= _OPERATORS
     if rest >= {"LET", "PIPE"} or rest >= {"STAGES", "MICROS"}:
         words.append("the next line of the scheme" if "PIPE" in rest else "the next line of the pipe")
-        rest -= _LINES_OF_SCHEME | _LINES_OF_PIPE
+        rest -= _FIRST_WORDS
     words += sorted(_SYMBOLS.get(name, f"`{name.lower()}`") for name in rest)
-    if not words:
-        return "nothing more"
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+    return listed(words, "or") if words else "nothing more"

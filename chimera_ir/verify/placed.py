@@ -35,7 +35,7 @@ def _header(header: Header) -> Iterator[Diagnostic]:
         yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period)
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
-            yield say.StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages)
+            yield say.StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages, header.stages - 1)
         for stage, worker in enumerate(pipe.workers):
             if not 0 <= worker < header.workers:
                 yield say.PlacedOutside(NOWHERE, pipe.name, stage, worker, header.workers - 1)

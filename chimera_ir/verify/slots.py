@@ -39,7 +39,7 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
             _, source, target = recv.message
             messages = received[source, target]
             if not 0 <= recv.slot < messages:
-                yield SlotTooHigh(recv.origin, worker, line(recv), recv.slot, messages)
+                yield SlotTooHigh(recv.origin, worker, line(recv), recv.slot, messages - 1)
             shelf = (source, target, recv.slot)
             before = held.get(shelf)
             if before is not None and before[1] >= place:

@@ -194,11 +194,7 @@ class NumberOutsideTurn(InInstance, code="CH271"):
     number: int
     mine: int
     total: int
-
-    @property
-    def last(self) -> int:
-        """The last number of the first turn."""
-        return self.total - 1
+    last: int
 
 
 class VersionsDrift(InInstance, code="CH272"):

@@ -38,23 +38,14 @@ class MicroTwice(Diagnostic, code="CH510"):
 class MicroMissing(Diagnostic, code="CH511"):
     """A micro-batch belongs to no pipe."""
 
-    title = "micro-batch {micro} belongs to no pipe{others}"
+    title = "micro-batch {micro} belongs to no pipe{others:(and more)}"
     label = "given to a pipe: {placed} of {micro_batches:micro-batch}"
     help = "add {micro} to the runs after `micros` of one pipe, as in `{micro}..{after}`"
     micro: int
     placed: int
     micro_batches: int
-
-    @property
-    def after(self) -> int:
-        """The end of the half-open run that would add the micro-batch."""
-        return self.micro + 1
-
-    @property
-    def others(self) -> str:
-        """Number of the other micro-batches that belong to no pipe."""
-        more = self.micro_batches - self.placed - 1
-        return f" (and {more} more)" if more else ""
+    after: int
+    others: int
 
 
 class HeaderTwice(Diagnostic, code="CH514"):
@@ -117,7 +108,7 @@ class PeriodTooShort(UnevenUpdates):
 
 
 class UnevenPlan(UnevenUpdates):
-    """A plan, made by a program, whose updates or period do not fit its micro-batches."""
+    """A plan made in Python, not read from a text, whose updates or period do not fit its micro-batches."""
 
     label = "every update has as many micro-batches, and a period is made of whole updates"
 
@@ -149,7 +140,7 @@ class UnevenTurn(Diagnostic, code="CH520"):
 
 
 class KindLacking(Diagnostic, code="CH525"):
-    """A ``kinds`` line that names a kind of operation, but not the kind that makes what its operations read."""
+    """A ``kinds`` line that names a kind of operation, but not the kind that makes the values which it reads."""
 
     title = "`{line}`: no operation makes what a {reader} reads"
     label = "as {reason}"

@@ -114,18 +114,13 @@ class LaneTwice(Diagnostic, code="CH507"):
 class LanesMissing(Diagnostic, code="CH508"):
     """A worker has no heading."""
 
-    title = "worker {worker} has no lane{others}"
+    title = "worker {worker} has no lane{others:(and more)}"
     label = "the text has {lanes} of {workers:lane}"
     help = "add the heading `worker {worker}:`; a worker with nothing to do has an empty lane"
     worker: int
     lanes: int
     workers: int
-
-    @property
-    def others(self) -> str:
-        """Number of the other workers without a lane."""
-        more = self.workers - self.lanes - 1
-        return f" (and {more} more)" if more else ""
+    others: int
 
 
 class WrongLevel(Diagnostic, code="CH513"):

@@ -136,7 +136,7 @@ class NeverStashed(RedundantLine):
 
 
 class RepeatedLine(RedundantLine):
-    """A line that does with weights or a sum what an earlier line has already done."""
+    """A line that repeats what an earlier line has done with weights or a sum."""
 
     title = "`{line}` on worker {worker} is redundant: {content} is already {done}"
     related = ("first", "this line does the same")
@@ -146,7 +146,7 @@ class RepeatedLine(RedundantLine):
 
 
 class RepeatedMessage(RepeatedLine):
-    """A line that does with a message what an earlier line has already done."""
+    """A line that repeats what an earlier line has done with a message."""
 
     title = "`{line}` on worker {worker} is redundant: {content} are already {done}"
 

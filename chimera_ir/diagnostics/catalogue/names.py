@@ -1,4 +1,4 @@
-"""CH201 and on: names, types and clauses of a scheme without mistakes of syntax, whatever its numbers are."""
+"""CH201 and on: mistakes in names, types and clauses, which a scheme has whatever its numbers are."""
 
 from chimera_ir.diagnostics.model import Diagnostic, Severity
 from chimera_ir.source import Span

@@ -229,7 +229,6 @@ class NotThatDeep(Diagnostic, code="CH717"):
     title = "the schedule has {stages:stage}, and the profile has no such depth"
     label = "depths: {depths}"
     help = "choose a schedule of one of these depths: {depths} (D=..), or add a [[depth]] with `stages = {stages}`"
-
     stages: int
     depths: str
 
@@ -303,7 +302,6 @@ class TooFewLayers(Diagnostic, code="CH724"):
     title = "the schedule has {stages:stage}, and the profile has {layers:layer}"
     label = "{layers:layer} in all"
     help = "every stage has one layer at least: choose a schedule of fewer stages (D=..)"
-
     stages: int
     layers: int
 

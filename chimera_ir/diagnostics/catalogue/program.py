@@ -34,12 +34,7 @@ class SlotTooHigh(InLane, code="CH407"):
     label = "stage and direction have slots 0 to {last} at most, one per message"
     help = "use a slot from 0 to {last}"
     slot: int
-    messages: int
-
-    @property
-    def last(self) -> int:
-        """The highest slot that a program can need."""
-        return self.messages - 1
+    last: int
 
 
 class ReceivesOutOfOrder(InLane, code="CH408"):

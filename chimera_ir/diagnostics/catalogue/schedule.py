@@ -61,11 +61,7 @@ class StagesUnplaced(Diagnostic, code="CH306"):
     pipe: str
     placed: int
     stages: int
-
-    @property
-    def last(self) -> int:
-        """The last stage."""
-        return self.stages - 1
+    last: int
 
 
 class MicrosNotNumbered(Diagnostic, code="CH307"):
@@ -94,7 +90,7 @@ class NoSuchOperation(Diagnostic, code="CH308"):
 
 
 class NumberNotThere(NoSuchOperation):
-    """An operation with the number of a stage, a worker, a micro-batch or a version that there is not."""
+    """An operation with the number of a stage, a worker, a micro-batch or a version that does not exist."""
 
     title = "`{operation}` is on worker {worker}, but there is no {noun} {number}{count:and more}"
     noun: str

@@ -192,7 +192,7 @@ class MissingPlace(Diagnostic, code="CH131"):
 
 
 class UnknownStatement(Diagnostic, code="CH132"):
-    """A line that begins with a word with which no line can begin."""
+    """A line whose first word begins no line of the language."""
 
     title = "no line begins with `{token}`"
     label = "{closest:else not the beginning of a line}"
@@ -202,7 +202,7 @@ class UnknownStatement(Diagnostic, code="CH132"):
 
 
 class UnknownClause(UnknownStatement):
-    """A line of a pipe that begins with a word with which no line of a pipe can begin."""
+    """A line in a pipe whose first word begins no line of a pipe."""
 
     help = "in a pipe, lines begin with F, B, I, W, stages, micros, reads, recompute and sync"
 

@@ -1,4 +1,4 @@
-"""CH101 to CH110: characters and words that no scheme is made of, and texts that do not start as a scheme."""
+"""CH101 to CH110: characters and words that cannot be in a scheme, and texts that do not start as a scheme."""
 
 from chimera_ir.diagnostics.model import Diagnostic
 

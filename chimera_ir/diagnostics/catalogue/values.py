@@ -1,4 +1,4 @@
-"""CH230 and on: mistakes in the numbers of a scheme, with the values of the instance that fails."""
+"""CH230 and on: mistakes in the numbers of a scheme, shown with the values for which a formula fails."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ def _plain(value: int | str) -> str:
 
 
 class InInstance(Diagnostic):
-    """A mistake that only numbers show, with the values of the names in the formula and the instance."""
+    """A mistake that depends on numbers, with the values of the names in the formula, and the instance that fails."""
 
     values: Values
     instance: Instance
@@ -78,7 +78,7 @@ class BadDivisor(InFormula, code="CH230"):
 
     @property
     def guarded(self) -> str:
-        """The divisor as text, in brackets where a comparison with it needs them."""
+        """The divisor as text, in brackets if it could not stand before ``>`` without them."""
         return f"({self.divisor})" if self.divisor.startswith("if ") else self.divisor
 
     @property

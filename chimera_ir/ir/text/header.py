@@ -224,7 +224,9 @@ class _HeaderReader:
         micro_batches = self._counts["MICRO_BATCHES"]
         if not mistakes and len(earlier) < micro_batches:
             first = next(micro for micro in range(micro_batches) if micro not in earlier)
-            mistakes.append(say.MicroMissing(span(self._lines["PIPE"][0]), first, len(earlier), micro_batches))
+            others = micro_batches - len(earlier) - 1
+            pipes_span = span(self._lines["PIPE"][0])
+            mistakes.append(say.MicroMissing(pipes_span, first, len(earlier), micro_batches, first + 1, others))
         if mistakes:
             raise Rejected(mistakes)
         return tuple(pipes.values())

@@ -117,7 +117,7 @@ class _BodyReader:
                 lanes[worker] = lines
         if len(lanes) < workers and not self.mistakes:
             first = next(worker for worker in range(workers) if worker not in lanes)
-            self._reject(say.LanesMissing(title, first, len(lanes), workers))
+            self._reject(say.LanesMissing(title, first, len(lanes), workers, workers - len(lanes) - 1))
         return [lanes.get(worker, []) for worker in range(workers)] if not self.mistakes else list(lanes.values())
 
     def _computes(self, lane: Iterable[Token]) -> Iterator[ops.Operation]:
