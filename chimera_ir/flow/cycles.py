@@ -21,7 +21,7 @@ Weights = Sequence[int] | Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class WaitCycle:
-    """A cycle of waits: each node waits for the node before it, the first one for the last one ``turns`` turns ago."""
+    """A cycle of nodes, each of which waits for the one before it, with the ``turns`` that all these waits go back."""
 
     nodes: tuple[int, ...]
     turns: int
@@ -34,7 +34,7 @@ NO_CYCLE = WaitCycle((), 1, Fraction(0))
 
 @dataclass(frozen=True, slots=True)
 class Critical:
-    """A cycle of the largest ratio, and the tight waits: a cycle has this ratio just if all of its waits are tight."""
+    """A cycle of the largest ratio, and the tight waits: just the cycles of tight waits alone have this ratio."""
 
     cycle: WaitCycle
     tight: Waits

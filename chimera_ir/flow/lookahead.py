@@ -108,12 +108,12 @@ def lag(turns: Sequence[RunnableTurn]) -> int:
 
 
 def _ahead(header: Header, turns: int) -> int:
-    """``ahead`` of a worker that can run the turns before turn ``turns`` once the updates of turn 0 are given."""
+    """The ``ahead`` of a worker that, given the updates of turn 0, can run the turns before turn ``turns``."""
     return (2 - turns) * updates_a_turn(header) - 1
 
 
 def _own_end(header: Header, turn: Turn) -> int:
-    """The number, from the first line of turn 0 on, of a worker's first line about an update after those of turn 0."""
+    """The number of a worker's lines, from turn 0 on, before its first line about an update after those of turn 0."""
     length = len(turn.instructions)
     return min(
         ((1 - _turn_of(header, line)) * length + place for place, line in enumerate(turn.instructions)), default=1
@@ -165,7 +165,7 @@ def _key(
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
     """The number of whole turns that each worker can end; None where workers wait in a cycle, so that no turn ends.
 
-    It begins with ``turns``, which a worker's own lines allow. Each round lowers it to what the worker's waits allow.
+    The numbers begin as ``turns``, which each worker's own lines allow. Every round lowers them to what waits allow.
     """
     turns = [*turns]
     for _ in range(len(turns) + 1):

@@ -9,20 +9,21 @@ Stage = NewType("Stage", int)
 """A slice of the model, 0 .. D-1."""
 
 WeightGroup = tuple[Stage, ...]
-"""The stages, ascending, that hold some weights: a single stage, or several stages for parameters that they share.
+"""Weights that are summed and stepped together, named by the stages that hold them, ascending.
 
-The gradients of a group are summed together, over all workers that hold any of its stages, and stepped together."""
+The weights of a stage alone have one stage; parameters that several stages share have all of these. The gradients are
+summed over all workers that hold any of the stages."""
 
 Micro = NewType("Micro", int)
-"""A micro-batch by its global number, 0 .. N-1, over all pipes; in a turn counted from the first one of the turn."""
+"""The number of a micro-batch among those of all pipes, 0 .. N-1; in a turn, counted from its first micro-batch."""
 
 Clock = NewType("Clock", int)
 """The order that a scheme gives an operation; it is not a time."""
 
 Slot = NewType("Slot", int)
-"""A receive buffer, counted per worker, receiving stage and direction."""
+"""The number of a receive buffer among those that a worker has for the messages from one stage to another."""
 
 Version = NewType("Version", int)
-"""The weights of a group by the number of updates that made them; only asynchronous schemes have several versions.
+"""The number of updates that have made the weights of a group; only asynchronous schemes have several versions.
 
-In a turn, versions are counted from the weights that the updates before the turn have made."""
+In a turn, versions are counted from the one that the updates before the turn have made."""

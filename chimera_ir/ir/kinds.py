@@ -89,7 +89,7 @@ class Kind:
 
     @cached_property
     def takes(self) -> tuple[Value, ...]:
-        """The values that are gone after an operation of this kind: those of neighbours, and the one it frees."""
+        """The values that no longer exist after an operation of this kind: read from a neighbour, or freed."""
         return tuple(value for value in self.reads if value.towards or value is self.frees)
 
     @cached_property
@@ -119,7 +119,7 @@ class Pairing:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles a pairing as its letter, as kinds are."""
+        """Pickles a pairing as its letter, so that every process has one object for it."""
         return costed, (self.letter,)
 
 

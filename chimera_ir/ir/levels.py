@@ -66,9 +66,9 @@ class Strategy(Enum):
 
 
 class Growth(NamedTuple):
-    """The number of values of a micro-batch that a stage keeps more after an operation; below 0 it keeps fewer.
+    """The change that an operation makes to the number of values that a stage keeps of a micro-batch.
 
-    ``forward`` counts values that a forward keeps: the input alone if the stage recomputes. ``later`` counts values
+    ``forward`` is about values that a forward keeps (the input alone if the stage recomputes), ``later`` about values
     that later operations keep.
     """
 
@@ -122,10 +122,7 @@ class Header:
 
     @property
     def growth(self) -> dict[Kind, Growth]:
-        """The `Growth` by an operation of each kind.
-
-        A value that no operation frees does not count.
-        """
+        """The `Growth` by an operation of each kind; a value that no operation frees does not count."""
         freed = {kind.frees for kind in self.kinds}
 
         def change(kind: Kind, *, first: bool) -> int:

@@ -36,7 +36,7 @@ class Compute:
 
     @property
     def parts(self) -> tuple["Compute", ...]:
-        """The operation alone; for a pair, ``parts`` has two."""
+        """The operation itself, as a tuple of one; a `Pair` has two parts."""
         return (self,)
 
     @property

@@ -31,7 +31,7 @@ from chimera_ir.ir.ops import Compute, Instruction, singles
 from chimera_ir.ir.turns import Turn, shifted, turns_of, unroll, updates_a_turn
 
 MARGIN = 3
-"""The fewest turns on either side of a view's middle turn, besides the turns over which its operations spread."""
+"""The least number of turns before and after a view's middle turn, added to the turns that its operations reach."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,10 @@ def turn_in(header: Header, lane: Sequence[Compute]) -> tuple[Compute, ...] | No
 
 
 def updates_shown(header: Header, turns: Sequence[Sequence[Compute]]) -> int:
-    """The number of updates to show, so that the turn in the middle is one of the steady state.
+    """The number of updates that a view must have so that its middle turn is one of the steady state.
 
-    Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
-    shown, and must read the versions of the steady state, as all operations do from turn ``settled`` on.
+    Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. The view must have all
+    these micro-batches. They must read the versions of the steady state, as they do from turn ``settled`` on.
     """
     per_turn, period = updates_a_turn(header), header.period
     operations = [operation for turn in turns for operation in turn]
@@ -156,12 +156,12 @@ def updates_shown(header: Header, turns: Sequence[Sequence[Compute]]) -> int:
 
 
 def _operations(header: Header, turns: Iterable[Turn], updates: int) -> int:
-    """The number of instructions in turns of a view, which is not made; stashes of initial weights do not count."""
+    """The number of instructions in all turns of a view, without making it; stashes of initial weights do not count."""
     return sum(len(turns_of(header, turn, updates, {})) * len(turn.instructions) for turn in turns)
 
 
 def view_of(program: Program | ProgramStream) -> Program:
-    """Returns a program with a flush as it is, and of a stream the view that shows all that ever happens."""
+    """The program itself if it has a flush; for a stream, the view that shows all that ever happens."""
     return program if isinstance(program, Program) else program.shown
 
 

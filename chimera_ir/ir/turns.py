@@ -28,18 +28,18 @@ from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header
 
 Shelf = tuple[Stage, Stage]
-"""A shelf, that is the slots for the messages from one stage to another on the receiving worker."""
+"""A shelf: the slots of a worker for the messages from one stage to another, named by these two stages."""
 
 
 class Ring(NamedTuple):
-    """The use of a shelf: ``messages`` messages per turn, which take its ``slots`` slots in turn, as in a ring."""
+    """The use of a shelf as a ring: each turn receives ``messages`` messages, into the next of its ``slots`` slots."""
 
     messages: int
     slots: int
 
 
 class Extent(NamedTuple):
-    """The first and the last micro-batch of an instruction or, with ``of_updates``, its update as both."""
+    """The first and the last micro-batch that an instruction is about; with ``of_updates``, both are its update."""
 
     first: int
     last: int
@@ -47,10 +47,11 @@ class Extent(NamedTuple):
 
 
 class Initial(NamedTuple):
-    """The versions, 0 or less, in whose places a lane stashes and drops the initial weights of a group.
+    """The lines of a turn, by their versions (0 or less), at which a lane stashes and drops a group's initial weights.
 
-    The first micro-batches read version 0 in place of versions below 0. If the steady state keeps one of those versions
-    longer than version 0, the initial weights are kept for that long.
+    The first micro-batches read version 0 in place of versions below 0. Where the steady state keeps a version below 0
+    longer than version 0, a lane keeps the initial weights for as long: it stashes them where turns stash version
+    ``stash``, and drops them where turns drop version ``drop``.
     """
 
     stash: int
@@ -116,7 +117,7 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops
 
 
 def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops.Instruction]]:
-    """Yields the instructions of `by_turn` with the micro-batches and versions that they have in the turn itself."""
+    """Yields the instructions of `by_turn` as they stand in the turn, that is with numbers counted from the turn."""
     per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
     initials = initial(header, turn)
     listed = [(instruction, *extent(instruction), lowest(initials, instruction)) for instruction in turn.instructions]
@@ -170,7 +171,7 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction) -> int:
-    """The lowest micro-batch or update, 0 or less, for which a lane has an instruction, besides all from 1 on."""
+    """The micro-batch or update, 0 or less, for which a lane has an instruction, in addition to all from 1 on."""
     match instruction:
         case ops.Stash(group):
             return initials[group].stash if group in initials else 0

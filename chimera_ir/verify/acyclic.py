@@ -1,4 +1,4 @@
-"""Rule "acyclic": data, order-on-worker and synchronisation edges together close no cycle."""
+"""Rule "acyclic": no operations wait for each other in a cycle, for data, in their lanes, or for sums and steps."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Rule "channels": the program, waits and collectives included, finishes on both transports.
+"""Rule "channels": the program, with all its waits and sums, finishes on both transports.
 
 The proof is a global order in which no wait blocks. The counter-example is a shortest cycle of workers that wait for
 each other.
@@ -72,7 +72,7 @@ def _deadlock(program: Program, transports: list[Transport], result: Played) -> 
 
 
 def _wanted(program: Program, worker: Worker, place: int, result: Played) -> list[tuple[Worker, Instruction]]:
-    """The instructions that would let a blocked lane go on, each with its worker."""
+    """The instructions for which a blocked lane waits, each with the worker that has it."""
     header = program.header
     match program.lanes[worker][place]:
         case WaitRecv(message):

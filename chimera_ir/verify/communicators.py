@@ -89,7 +89,7 @@ def _shown(level: Program | ProgramStream, program: Program) -> Program:
 
 
 def _crossing(program: Program) -> str:
-    """The first two messages that a pair of workers posts in different orders, in a few words; empty if none."""
+    """The first two messages that two workers post in different orders, in a few words; empty if there are none."""
     posts = [_posts(program, Worker(number)) for number in range(program.header.workers)]
     for worker, by_peer in enumerate(posts):
         for peer in sorted(other for other in by_peer if other > worker):

@@ -26,14 +26,14 @@ _LISTED = 100_000
 _Placed = tuple[Worker, Compute]
 
 _Cells = Mapping[int, Sequence[_Placed]]
-"""The operations of each micro-batch on each stage, at ``micro * stages + stage``; cells without operations are absent.
+"""The operations of each micro-batch on each stage, at ``micro * stages + stage``.
 
-So memory grows with the operations, however large a header says that the schedule is.
+Cells without operations are absent, so that memory grows with the operations and not with the sizes in the header.
 """
 
 
 def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnostic]:
-    """Yields missing operations, once per pipe and set of kinds, and repeated ones, once per pair of lines.
+    """Yields a diagnostic of missing operations per pipe and set of kinds, and of repeated ones per pair of lines.
 
     A micro-batch on a stage counts in at most one diagnostic.
 

@@ -23,7 +23,7 @@ Lane = tuple[Instruction, ...]
 
 @dataclass(frozen=True, slots=True)
 class CopyPeak:
-    """The largest number of copies of a group in a lane, the first place with them, and the versions stashed there."""
+    """The most copies of a group in a lane, the first place with so many, and the versions that are stashed there."""
 
     copies: int
     place: int

@@ -63,7 +63,7 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, group: We
 
 
 class _WorkerSums:
-    """The lines with which a worker launches, awaits and applies its sums, by group and update."""
+    """The lines with which a worker launches its sums, waits for them, and steps; by weight group and update."""
 
     def __init__(self, program: Program, worker: Worker) -> None:
         self._header = program.header
@@ -150,7 +150,7 @@ class _WorkerSums:
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
-    """Yields the diagnostic of sums that workers launch in orders which close a cycle, if there are such sums."""
+    """Yields the diagnostic of sums that workers launch in orders that contradict each other, if there are any."""
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):

@@ -18,8 +18,10 @@ from chimera_ir.source import Span
 
 
 def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Yields operations that mix pipes, backwards that mix updates, and operations whose micro-batches are not those of
-    the operations that they read from; each pair of lines once.
+    """Yields operations that mix pipes, and backwards that mix updates.
+
+    If there are none, yields operations that have other micro-batches than an operation from which they read, once per
+    pair of lines.
 
     Parameters
     ----------

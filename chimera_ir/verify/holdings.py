@@ -1,4 +1,4 @@
-"""The holdings of a worker, stage by stage, from which a profile can compute bytes.
+"""The holdings of a worker, that is how much it keeps of each stage; bytes follow from them and a profile.
 
 The rule "memory" adds up over stages, in M_a and M_theta, which is enough if all stages are equal. If they are not, the
 memory depends on which stages' activations are alive at the same time.
@@ -116,7 +116,7 @@ def sending(stages: Iterable[Stage], changes: Iterable[tuple[Way, int]]) -> tupl
 
 
 def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
-    """Yields the moments before something is freed, and during every backward that recomputes; equal ones once."""
+    """Yields what is kept before operations that free values, and during backwards that recompute; equal ones once."""
     activations, inputs, begun = (dict.fromkeys(stages, 0) for _ in range(3))
     yielded: set[tuple[int | Stage | None, ...]] = set()
     grown, growth = False, header.growth

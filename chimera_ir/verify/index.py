@@ -1,4 +1,4 @@
-"""The index of a program: its flow by places in the lanes, and numbers for messages and sums."""
+"""The flow of a program by places in its lanes, and numbers by which its messages and sums are found in lists."""
 
 from itertools import chain
 

@@ -36,7 +36,7 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
-    """Yields the declared bound on weights if an asynchronous program exceeds it."""
+    """Yields the declared bounds on weights that an asynchronous program exceeds, with the versions that it keeps."""
     for bound in program.header.bounds if program.header.asynchronous else ():
         if bound.quantity is Quantity.WEIGHTS:
             yield from _weights(VersionsExceed, program, bound, copies(program))

@@ -1,4 +1,4 @@
-"""Rule "slots", a part of "messages": a receive is posted into a buffer only if nothing needs the content any more.
+"""Rule "slots", a part of "messages": a receive is posted into a buffer only when its old content is not needed.
 
 A receive may write from the moment it is posted. A slot with activations is free after two events: the last backward of
 the same micro-batches and stage, which needs what the forward kept, and the end of the send of the forward's result,

@@ -1,4 +1,4 @@
-"""Verification: the rules, level by level, and the type of programs for which all of them hold."""
+"""Verification: applies the rules level by level, and has the type of programs for which all rules hold."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
@@ -46,8 +46,8 @@ _SEAL = object()
 class Checked:
     """A schedule with the findings of the rules on it and on its clocks; without errors, it can be lowered.
 
-    ``level`` is what can be lowered: the schedule, or the stream of which it shows the first updates. ``reads`` are the
-    reads of its operations, empty if an earlier rule failed.
+    ``level`` is what can be lowered: ``schedule`` itself or, if it shows the first updates of a stream, the stream.
+    ``reads`` are the reads of the operations of ``schedule``, empty if an earlier rule failed.
     """
 
     level: Schedule | ScheduleStream
@@ -108,7 +108,7 @@ class Verified:
 
     @cached_property
     def communications(self) -> tuple[Communication, ...]:
-        """The results for each choice of communicators, from the most to the fewest."""
+        """The results for each choice of communicators, from the choice with the most to the one with the fewest."""
         return tuple(communications(self.level, self.program, self.certificates[0].played))
 
     def blocked(self, communicators: Communicators) -> str:
@@ -116,7 +116,7 @@ class Verified:
         return next(result.blocked for result in self.communications if result.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
-        """The `communications` of the program together with its evaluation, which is made only if they depend on it."""
+        """The `communications` of the program together with its evaluation; calls ``evaluation`` only if it matters."""
         if not any(training.finishes for training in self.communications[1:]):
             return self.communications
         return tuple(
@@ -307,7 +307,7 @@ def schedule_of(program: Program) -> Schedule:
 
 
 def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> Schedule | ScheduleStream:
-    """The schedule of a program, or the schedule stream of a program stream; a schedule is returned as it is."""
+    """The schedule of a program, or the schedule stream of a program stream; returns a schedule as it is."""
     match level:
         case Program():
             return schedule_of(level)
@@ -327,7 +327,7 @@ def _messages(program: Program) -> Findings:
 
 
 def _updates(program: Program) -> Findings:
-    """Applies the rules "gradients" and "versions"; without correct steps it is not known which version exists when."""
+    """Applies "gradients" and "versions"; the second needs correct steps to know which version exists when."""
     streams = program.header.asynchronous
     sums = apply(Rule.GRADIENTS, gradients(program))
     if streams and sums.errors:

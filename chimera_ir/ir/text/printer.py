@@ -49,7 +49,7 @@ def show(level: Level) -> str:
 
 
 class Numbers(NamedTuple):
-    """Functions to the texts of a micro-batch, of a version, and of the slot of a receive."""
+    """The functions that write a micro-batch, a version, and the slot of a receive."""
 
     micro: Callable[[Micro], str]
     version: Callable[[Version], str]

@@ -164,7 +164,7 @@ class _BodyReader:
                 return None
 
     def _slot(self, token: Token, message: ops.Message, slot: int, count: int | None) -> bool:
-        """Whether a slot is one of the ``count`` slots for its messages; ``count`` is None except in a turn."""
+        """Returns whether a receive has a slot in range, or records a mistake; a turn also names the ``count`` of slots."""
         if not self._stream:
             if count is not None:
                 self._reject(say.MalformedLine(span(token), "recv", FORMS["recv"]))
@@ -190,7 +190,7 @@ class _BodyReader:
         return _SYNCS[token.type](group, origin, version) if token.type in _SYNCS else None
 
     def _version(self, token: Token) -> Version | None:
-        """Returns the version that a line names; records a mistake if it lacks one, or may not have one."""
+        """The version that a line names; None, with a mistake recorded if the level demands or forbids one."""
         match = _VERSION.search(token)
         if match is None and self._header.asynchronous:
             self._reject(
@@ -261,7 +261,7 @@ class _BodyReader:
         return False
 
     def _numbers(self, token: Token) -> list[int]:
-        """Returns a line's numbers without its version; none, with a mistake, if the level counts otherwise."""
+        """The numbers of a line, without its version; empty, with a mistake recorded, if they do not suit the level."""
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
         if wrong and self._stream:
             self._reject(say.NotOfTurn(span(token), wrong[1]))
