@@ -41,7 +41,7 @@ CEILINGS = {
     "codegen": 1,
     "commands": 15,
     "comparison": 1,
-    "cost": 3,
+    "cost": 1,
     "diagnostics": 1,
     "diagnostics/catalogue": 4,
     "elaborate": 8,

@@ -46,8 +46,19 @@ class Structure:
         The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs;
         and of these, the most input gradients.
         """
-        operations, turn = self.net.operations, self.turn
-        return _preferred(operations if turn is None else [operations[number] for number in turn.numbers])
+        operations: Sequence[Operation] = self.net.operations
+        if self.turn is not None:
+            operations = [operations[number] for number in self.turn.numbers]
+        # Each preference counts more than all operations together can sum up of the next one.
+        unit = 1 + sum(operation.size for operation in operations)
+
+        def weight(kind: Kind | Pairing) -> int:
+            if isinstance(kind, Pairing):
+                return unit
+            return (unit**2 if kind.sums else 1) * (KEPT in kind.reads)
+
+        weights = {kind: weight(kind) for kind in {operation.kind for operation in operations}}
+        return [weights[operation.kind] * operation.size for operation in operations]
 
 
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
@@ -132,16 +143,3 @@ def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, up
         letter: Fraction(micros[kind], header.parts * updates) for letter, kind in COSTED.items() if kind in present
     }
     return CriticalPath(operations, length, counts)
-
-
-def _preferred(operations: Sequence[Operation]) -> list[int]:
-    # Each preference counts more than all operations together can sum up of the next one.
-    unit = 1 + sum(operation.size for operation in operations)
-
-    def weight(kind: Kind | Pairing) -> int:
-        if isinstance(kind, Pairing):
-            return unit
-        return (unit**2 if kind.sums else 1) * (KEPT in kind.reads)
-
-    weights = {kind: weight(kind) for kind in {operation.kind for operation in operations}}
-    return [weights[operation.kind] * operation.size for operation in operations]

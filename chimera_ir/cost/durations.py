@@ -38,11 +38,8 @@ class Durations(Protocol):
     def recut(self, stages: int, into: int) -> "Durations":
         """The durations of the same model, cut into ``into`` stages instead of ``stages``."""
 
-    def for_whole_backwards(self) -> "Durations":
-        """The durations for a baseline without split backwards, next to a schedule with split backwards."""
-
-    def for_split_backwards(self) -> "Durations":
-        """The durations for a baseline with split backwards, next to a schedule without split backwards."""
+    def for_baseline(self, splits: bool) -> "Durations":
+        """The durations for the baseline of a schedule; ``splits`` says whether the schedule has split backwards."""
 
     def report_costs(
         self, header: Header, path: Sequence[Operation], kinds: Collection[str]
@@ -163,18 +160,19 @@ class Costs:
         pair = None if self.pair is None else self.pair * stages / into
         return replace(self, F=F, B=B, I=I, W=W, again=self.again * stages / into, pair=pair)
 
-    def for_whole_backwards(self) -> "Costs":
-        """The costs; if the user has set only I or W, and not B, the cost of B becomes the sum of I and W."""
-        if "B" in self.user_set or not {"I", "W"} & {*self.user_set}:
-            return self
-        user_set = (*self.user_set, "B") if "I" in self.user_set else self.user_set
-        return replace(self, B=self.I + self.W, user_set=user_set)
+    def for_baseline(self, splits: bool) -> "Costs":
+        """The costs for a baseline whose backwards may be whole where the schedule's are split, or the other way round.
 
-    def for_split_backwards(self) -> "Costs":
-        """The costs; if the user has set only B, and neither I nor W, each of I and W becomes half of B."""
-        if "B" not in self.user_set or {"I", "W"} & {*self.user_set}:
-            return self
-        return replace(self, I=self.B / 2, W=self.B / 2, user_set=(*self.user_set, "I", "W"))
+        If the schedule has split backwards (``splits``) and the user has set I or W but not B, B becomes I + W. If the
+        schedule has whole backwards and the user has set B alone, each of I and W becomes half of B.
+        """
+        halves_set = not {"I", "W"}.isdisjoint(self.user_set)
+        if splits and halves_set and "B" not in self.user_set:
+            user_set = (*self.user_set, "B") if "I" in self.user_set else self.user_set
+            return replace(self, B=self.I + self.W, user_set=user_set)
+        if not splits and not halves_set and "B" in self.user_set:
+            return replace(self, I=self.B / 2, W=self.B / 2, user_set=(*self.user_set, "I", "W"))
+        return self
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""

@@ -1,7 +1,7 @@
 """The launches of gradient sums and the steps of each worker, and the free time for the sums (sections 3.2, 3.4)."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from chimera_ir.cost.simulate import Launched, Stepped, Timed, Timeline
@@ -9,6 +9,9 @@ from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import LaneParts, Program, Strategy
 from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
+
+LaunchPlaces = Sequence[Sequence[tuple[int, WeightGroup]]]
+"""The launches of each worker: the number of operations before the launch, and the group."""
 
 
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
@@ -27,8 +30,8 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     return tuple(launched for launched in all_launches if start < launched.at <= end)
 
 
-def launch_places(program: Program) -> list[list[tuple[int, WeightGroup]]]:
-    """The launches of each worker: the number of operations before the launch, and the group."""
+def launch_places(program: Program) -> LaunchPlaces:
+    """The places of all launches of a program."""
     return [
         [(done, instruction.group) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
         for parts in program.parts

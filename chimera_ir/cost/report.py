@@ -4,15 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
 from typing import NamedTuple
 
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.number_text import number
 from chimera_ir.cost.simulate import Launched, Timeline, idle, mean, simulate
 from chimera_ir.flow import live
-from chimera_ir.ir.ids import Micro
-from chimera_ir.ir.kinds import PAIR, Pairing
+from chimera_ir.ir.ids import Micro, WeightGroup
+from chimera_ir.ir.kinds import PAIR
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, singles
 from chimera_ir.plural import counted
@@ -184,33 +183,18 @@ def report(
     plain = not any(header.asynchronous or header.recomputing for header in headers)
     same = plain and size == 1 and baseline.lanes == schedule.lanes
     splits, base_splits = _splits(schedule), _splits(baseline)
-    comparable = costs.for_whole_backwards() if splits else costs.for_split_backwards() if base_splits else costs
-    comparable = comparable.recut(schedule.header.stages, baseline.header.stages)
+    comparable = costs.for_baseline(splits).recut(schedule.header.stages, baseline.header.stages)
     base_timeline = timeline if same else simulate(baseline, comparable)
     base = _figures(baseline, base_timeline, baseline_weights or stages_held(baseline.header), size, base_splits)
     figures = _figures(schedule, timeline, weights, Fraction(1), splits)
     stale = staleness(schedule)
-    remarks = (
-        *_remarks(schedule),
-        *warning(stale, schedule.header.per_update),
-        *costs.remarks(schedule),
-    )
+    remarks = (*_remarks(schedule), *warning(stale, schedule.header.per_update), *costs.remarks(schedule))
     return Report(figures, base, stale, launches, verified, remarks)
 
 
 def activations(schedule: Schedule) -> tuple[Fraction, ...]:
     """The peak of each worker's activations, of stages that do not recompute, in M_a."""
     return live.whole(schedule.header, live.activations(schedule))
-
-
-def stashed_inputs(schedule: Schedule) -> tuple[Fraction, ...]:
-    """The most inputs that each worker keeps for recomputation, in whole micro-batches."""
-    return live.whole(schedule.header, live.inputs(schedule))
-
-
-def between_halves(schedule: Schedule) -> tuple[Fraction, ...]:
-    """The peak of the part of each worker's `activations` that only a weight gradient still needs, in M_a."""
-    return live.whole(schedule.header, live.between_halves(schedule))
 
 
 def stages_held(header: Header) -> tuple[int, ...]:
@@ -252,9 +236,8 @@ def warning(stale: Staleness, of: int) -> Iterator[str]:
 
 def _splits(schedule: Schedule) -> bool:
     """Whether the schedule has split backwards: operations that are the first half of one."""
-    kinds = {operation.kind for lane in schedule.lanes for operation in lane}
-    parts = chain.from_iterable(kind.kinds if isinstance(kind, Pairing) else [kind] for kind in kinds)
-    return any(part.keeps and not part.opens for part in parts)
+    kinds = {operation.kind for lane in schedule.lanes for operation in singles(lane)}
+    return any(kind.keeps and not kind.opens for kind in kinds)
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool) -> Figures:
@@ -262,27 +245,27 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
 
     ``splits`` says whether its backwards are split.
     """
+    header = schedule.header
+    halves = live.whole(header, live.between_halves(schedule)) if splits else (Fraction(0),) * len(schedule.lanes)
     return Figures(
-        header=schedule.header,
+        header=header,
         costs=timeline.costs,
         path=timeline.critical_path.operations,
         makespan=timeline.makespan,
         work=tuple(work * timeline.tick for work in timeline.work),
-        spans=() if schedule.header.asynchronous else tuple(span * timeline.tick for span in timeline.spans),
+        spans=() if header.asynchronous else tuple(span * timeline.tick for span in timeline.spans),
         steady_period=timeline.steady_period * timeline.tick,
         counts=timeline.critical_path.counts,
         clock_span=timeline.clock_span,
         weights=tuple(size * copies for copies in weights),
-        activations=tuple(size * live for live in activations(schedule)),
-        between_halves=tuple(size * kept for kept in between_halves(schedule))
-        if splits
-        else (Fraction(0),) * len(schedule.lanes),
-        stashed_inputs=tuple(size * kept for kept in stashed_inputs(schedule)),
+        activations=tuple(size * peak for peak in activations(schedule)),
+        between_halves=tuple(size * peak for peak in halves),
+        stashed_inputs=tuple(size * peak for peak in live.whole(header, live.inputs(schedule))),
     )
 
 
 def _remarks(schedule: Schedule) -> tuple[str, ...]:
-    """Remarks that a user needs before paying for the schedule, in addition to the answers of `predict.summary`."""
+    """Remarks on stages that share parameters, and on workers without an operation."""
     remarks = []
     header = schedule.header
     for tie in header.ties:
@@ -335,13 +318,17 @@ def _repeated(figures: Figures) -> _Json:
 def _launch(launched: Launched) -> _Json:
     return {
         "worker": launched.worker,
-        "stage": launched.group[0],
-        **({"tied": list(launched.group)} if len(launched.group) > 1 else {}),
+        **group_entries(launched.group),
         "strategy": launched.strategy.value,
         "launched": number(launched.at),
         "free": number(launched.free),
         "flush": number(launched.flush),
     }
+
+
+def group_entries(group: WeightGroup) -> dict[str, object]:
+    """The entries of a group in a JSON object: its first stage and, for a tie, all of its stages."""
+    return {"stage": group[0], **({"tied": list(group)} if len(group) > 1 else {})}
 
 
 def _communicators(choice: CommunicatorChoice) -> _Json:

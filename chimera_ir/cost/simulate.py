@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import islice
 from typing import NamedTuple
 
 from chimera_ir.cost.critical import CriticalPath, Structure, critical_path, structure_of, update_length
@@ -143,13 +142,11 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
     operations = structure.net.operations
     run = earliest(header, structure, costs)
     path, ends = critical_path(header, structure, run.durations)
-    # The net numbers operations lane by lane, so the lanes are consecutive parts of this list.
     timed = [
         Timed(operation, end - duration, end)
         for operation, end, duration in zip(operations, ends, run.durations, strict=True)
     ]
-    remaining = iter(timed)
-    lanes = tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes)
+    lanes = tuple(tuple(timed[lane.start : lane.stop]) for lane in structure.net.lanes)
     return Timeline(
         header=header,
         costs=costs,

@@ -15,7 +15,7 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted
 
 IN_FULL = 16
-"""The most workers for which a quantity is listed worker by worker; for more workers it is listed in runs."""
+"""The most workers or stages whose values are listed one by one; of more, runs or the extremes are listed."""
 
 
 Show = Callable[[Fraction], str]

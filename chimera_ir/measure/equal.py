@@ -5,8 +5,9 @@ buffers, the optimizer, and all that was recorded of a layer on its first micro-
 parameters. A value that cannot be compared equals itself alone, so that in doubt a layer is measured.
 """
 
+import operator
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -20,50 +21,38 @@ from chimera_ir.measure.stations import Station
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
 
 
-@dataclass(frozen=True)
-class _Same:
-    """A value that is equal to itself alone."""
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """A value in a signature, with the function that compares two values: by default, whether they are one object."""
 
     value: Any
+    are_equal: Callable[[Any, Any], bool] = operator.is_
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-@dataclass(frozen=True)
-class _SameContent:
-    """A tensor that is equal to one of the same content."""
-
-    tensor: torch.Tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SameContent) and torch.equal(self.tensor, other.tensor)
-
-    def __hash__(self) -> int:
-        return hash(self.tensor.shape)
+        return isinstance(other, _Compared) and self.are_equal(self.value, other.value)
 
 
 def passes(station: Station) -> object:
-    """Key of all that decides how long passes through a station (a stage, ready to run) take."""
+    """Key that is equal for two stations (stages, ready to run) only if passes through them take equally long."""
     recorded = station.size, station.before, station.after, station.traits, station.footprint
     return recorded, _Signature().layers(station)
 
 
 def step(station: Station) -> object:
-    """Key of all that decides how long the step of a station's optimizer takes."""
+    """Key that is equal for two stations only if the steps of their optimizers take equally long."""
     optimizer = station.optimizer
     signature = _Signature()
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return signature.layers(station), _Same(optimizer)
+        return signature.layers(station), _Compared(optimizer)
     groups = [signature.of(group) for group in optimizer.param_groups]
     return signature.layers(station), type(optimizer), groups
 
 
 class _Signature:
-    """Makes signatures: nested lists that are equal for equal values; a repeated object is named by its first place."""
+    """Makes signatures, nested lists that are equal for equal values.
+
+    An object that occurs again has the number of its first occurrence as its signature.
+    """
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
@@ -88,9 +77,9 @@ class _Signature:
                 yield self._pairs(vars(value))
             case torch.Tensor():
                 yield value.shape, value.dtype, value.device, value.layout, value.requires_grad
-                yield value.stride() if value.layout is torch.strided else _Same(value)
+                yield value.stride() if value.layout is torch.strided else _Compared(value)
                 if not isinstance(value, torch.nn.Parameter):
-                    yield _SameContent(value)
+                    yield _Compared(value, torch.equal)
             case dict() if type(value) in (dict, OrderedDict):
                 yield self._pairs(value)
             case list() | tuple():
@@ -100,7 +89,7 @@ class _Signature:
             case partial():
                 yield [self.of(part) for part in (value.func, value.args, value.keywords)]
             case FunctionType():
-                yield value.__code__, _Same(value.__globals__)
+                yield value.__code__, _Compared(value.__globals__)
                 yield [self.of(part) for part in (value.__defaults__, value.__kwdefaults__, value.__closure__)]
             case MethodType():
                 yield [self.of(part) for part in (value.__func__, value.__self__)]
@@ -109,7 +98,7 @@ class _Signature:
             case BuiltinFunctionType():
                 yield value
             case _:
-                yield _Same(value)
+                yield _Compared(value)
 
     def _pairs(self, pairs: Mapping[Any, object]) -> list[object]:
         return [(self.of(name), self.of(value)) for name, value in pairs.items()]

@@ -67,7 +67,9 @@ class _MessageNames(Names):
 
 
 def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: ShowProgress) -> LinkTimes | None:
-    """Times of messages and sums on rank 0, None on other ranks. Every rank calls it; pairs measure one by one.
+    """Measures messages and sums. Returns their times on rank 0, and None on other ranks.
+
+    To be called on every rank; pairs of ranks measure one after another.
 
     Raises `Misuse` if a GPU is missing, or ``sum_ranks`` does not fit the number of ranks. Raises `PeerLost` if another
     rank has died, or does not answer within the time-out.
@@ -80,8 +82,8 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     world = join(job, store, rank, size, "pipeline", request.backend, request.timeout, request.device)
     names = _MessageNames(rank, rank, len(groups), request.timeout)
     world = replace(world, control_group=replace(world.control_group, names=names))
-    forks = chosen_forks(pairs, [node.place for node in nodes])
-    steps = (len(pairs) + len(groups)) * len(request.sizes) + len(forks)
+    fan_outs = chosen_fan_outs(pairs, [node.place for node in nodes])
+    steps = (len(pairs) + len(groups)) * len(request.sizes) + len(fan_outs)
     bench = _Bench(world, request, progress, steps)
     # Messages of every pair, then sums of every group, then two streams at once from one rank.
     messages: dict[tuple[bool, int], list[float]] = {}
@@ -100,7 +102,7 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
             seconds, posted = bench.group(number, group, count)
             launches += posted if count == min(request.sizes) else []
             sums.setdefault((len(group), count), []).extend(seconds)
-    forked = {within: bench.fork(hub, ends, max(request.sizes)) for within, (hub, ends) in forks.items()}
+    at_once = {within: bench.fan_out(hub, ends, max(request.sizes)) for within, (hub, ends) in fan_outs.items()}
     world.control_group.barrier("for everybody to finish")
     dist.destroy_process_group()
     if rank != 0:
@@ -109,7 +111,7 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
         nodes=nodes,
         messages=_samples(messages),
         streams=_samples(streams),
-        forks=_samples(forked),
+        fan_outs=_samples(at_once),
         sums=_samples(sums),
         posts=_samples(posts),
         launches=Samples(tuple(launches)),
@@ -130,22 +132,22 @@ def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
     return within[:_PAIRS] + between[:_PAIRS]
 
 
-def chosen_forks(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> dict[bool, tuple[int, tuple[int, int]]]:
-    """Forks to measure, within a node (True) and between nodes: a rank that sends to two others at once, and the two.
+def chosen_fan_outs(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> dict[bool, tuple[int, tuple[int, int]]]:
+    """Fan-outs to measure, within a node (True) and between nodes: a rank and the two others to which it sends at once.
 
-    A fork is the middle of two pairs of one kind (both within a node, or both between nodes) that share a rank.
+    The rank is the one that two pairs of one kind (both within a node, or both between nodes) have in common.
 
     Examples
     --------
-    >>> chosen_forks([(0, 1), (1, 2), (0, 3)], ["a", "a", "a", "b"])
+    >>> chosen_fan_outs([(0, 1), (1, 2), (0, 3)], ["a", "a", "a", "b"])
     {True: (1, (0, 2))}
     """
-    forks: dict[bool, tuple[int, tuple[int, int]]] = {}
+    fan_outs: dict[bool, tuple[int, tuple[int, int]]] = {}
     for (a, hub), (same, b) in pairwise(pairs):
         within = names[a] == names[hub]
         if hub == same and within == (names[hub] == names[b]):
-            forks.setdefault(within, (hub, (a, b)))
-    return forks
+            fan_outs.setdefault(within, (hub, (a, b)))
+    return fan_outs
 
 
 def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> list[tuple[int, ...]]:
@@ -190,7 +192,7 @@ class _Bench:
         self._tag = 0
 
     def pair(self, pair: tuple[int, int], size: int) -> tuple[list[float], list[float], list[float]]:
-        """Lists of seconds: of messages (half a ping-pong without pauses), between messages sent in a row, of posts."""
+        """Returns seconds of messages (half a ping-pong, no pauses), between messages sent in a row, and of posts."""
         me, (a, b) = self._world.place.rank, pair
         self._tag = 0
         if me in pair:
@@ -208,7 +210,7 @@ class _Bench:
         self._end(f"messages of {size} B between ranks {a} and {b}")
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
-    def fork(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
+    def fan_out(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
         """Seconds from message to message at both receivers (``ends``) while rank ``hub`` sends to both at once."""
         me = self._world.place.rank
         self._tag = 0
@@ -229,7 +231,7 @@ class _Bench:
         return [gap for _, _, gaps in published for gap in gaps]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
-        """Two lists of seconds: from the last member's launch of a sum to the end of the sum, and of the launches."""
+        """Returns seconds from the last member's launch of a sum to the end of the sum, and seconds of the launches."""
         if self._world.place.rank in members:
             self._sum(number, size, WARM_UP)
             seconds, _ = self._sum(number, size, WARM_UP)
@@ -250,7 +252,7 @@ class _Bench:
         return int(self._world.control_group.wait_for_key(key, first, "for the number of rounds"))
 
     def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Sends messages. Returns the seconds to each answer, and of a post: the mean of a round's two posts."""
+        """Sends messages. Returns the seconds to each answer, and the mean seconds of each round's two posts."""
         seconds, posts = [], []
         for tag in self._tags(rounds):
             begin = time.perf_counter()
@@ -267,7 +269,7 @@ class _Bench:
         return seconds, posts
 
     def _pong(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Answers messages. Returns the seconds from each arrival to the post of the answer, and none of posts."""
+        """Answers messages. Returns the seconds from each arrival to the post of the answer, and an empty list."""
         seconds = []
         for tag, arriving in self._arriving(peer, buffers, rounds):
             arriving.wait()
@@ -307,7 +309,7 @@ class _Bench:
             yield ahead
 
     def _sum(self, number: int, size: int, rounds: int) -> tuple[list[float], list[float]]:
-        """Two lists of seconds: from the launch of each sum to its end, and of the launch alone."""
+        """Returns the seconds from the launch of each sum to its end, and those of the launch alone."""
         group, members = self._world.sums[number,]
         flat, seconds, posts = self._zeros(size), [], []
         others = [rank for rank in members if rank != self._world.place.rank]

@@ -42,7 +42,8 @@ class Host:
 class LinkTimes:
     """Measured times of messages and sums, in seconds.
 
-    Messages, streams and posts are by (whether within a node, bytes), sums by (ranks, bytes), forks by the first alone.
+    Messages, streams and posts are by (whether within a node, bytes), fan-outs by whether they are within a node, sums
+    by (ranks, bytes).
 
     Attributes
     ----------
@@ -51,10 +52,10 @@ class LinkTimes:
     messages
         Times of a message: half a ping-pong, posting included.
     streams
-        Times from a message to the next one, sent right after it.
-    forks
-        As `streams`, for the largest size, while the sender sends as many messages to another rank; missing if no rank
-        has two neighbours to send to.
+        Times from a message to the next one, which the sender sends right after it.
+    fan_outs
+        Times as in ``streams``, for the largest size, while the sender sends as many messages to another rank; missing
+        if no rank has two neighbours to send to.
     sums
         Times of a sum from the start of its last launch to its end.
     posts
@@ -66,7 +67,7 @@ class LinkTimes:
     nodes: tuple[Host, ...]
     messages: Mapping[tuple[bool, int], Samples]
     streams: Mapping[tuple[bool, int], Samples]
-    forks: Mapping[bool, Samples]
+    fan_outs: Mapping[bool, Samples]
     sums: Mapping[tuple[int, int], Samples]
     posts: Mapping[tuple[bool, int], Samples]
     launches: Samples
@@ -128,19 +129,19 @@ def _message_link(measured: LinkTimes, within: bool) -> Link:
     sizes = sorted(size for where, size in measured.messages if where == within)
     post = measured.posts[within, sizes[0]].median
     line = fit.messages([_point(size, 2, measured.messages[within, size], post) for size in sizes])
-    return replace(_rounded(line, post), shared=_fork(measured, within) > _SHARED)
+    return replace(_rounded(line, post), shared=_slowdown(measured, within) > _SHARED)
 
 
-def _fork(measured: LinkTimes, within: bool) -> float:
+def _slowdown(measured: LinkTimes, within: bool) -> float:
     """Factor on the time of messages if their sender sends to two ranks at once; 0 if it was not measured."""
-    if within not in measured.forks:
+    if within not in measured.fan_outs:
         return 0.0
     alone = measured.streams[within, max(size for where, size in measured.streams if where == within)]
-    return measured.forks[within].median / alone.median
+    return measured.fan_outs[within].median / alone.median
 
 
 def _at_once(measured: LinkTimes, within: bool) -> str:
-    where, longer = _where(within), _fork(measured, within)
+    where, longer = _where(within), _slowdown(measured, within)
     if not longer:
         return f"Whether messages {where} share anything was not measured: no rank had two neighbours there."
     return f"Messages {where} to two ranks at once take {longer:.2f} times as long as to one."

@@ -109,31 +109,16 @@ def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int)
     return together(figures)
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """Quality of a figure: its name, the uncertainty of its median, and the number of rounds."""
-
-    what: str
-    uncertainty: float
-    rounds: int
-    is_noisy: bool
-
-    @staticmethod
-    def of(where: str, figures: Sequence[tuple[str, Samples]]) -> "list[Quality]":
-        """The quality of each figure; ``where`` names the stage in messages."""
-        return [Quality(f"{name} of {where}", s.uncertainty, len(s.values), s.is_noisy) for name, s in figures]
-
-
-def noise(qualities: Sequence[Quality]) -> tuple[str, ...]:
+def noise(figures: Sequence[tuple[str, Samples]]) -> tuple[str, ...]:
     """One warning about all figures that are too noisy to use, then a line for each, the worst first; or nothing."""
-    noisy = sorted((quality for quality in qualities if quality.is_noisy), key=lambda quality: -quality.uncertainty)
+    noisy = sorted((named for named in figures if named[1].is_noisy), key=lambda named: -named[1].uncertainty)
     if not noisy:
         return ()
-    worst, rounds = noisy[0], max(quality.rounds for quality in noisy)
-    lines = (f"{quality.what}: {percent(quality.uncertainty)}" for quality in noisy)
+    rounds = max(len(samples.values) for _, samples in noisy)
+    (worst, samples), lines = noisy[0], [f"{name}: {percent(samples.uncertainty)}" for name, samples in noisy]
     return (
-        f"too noisy to use: {len(noisy)} of {counted(len(qualities), 'figure')}, whose medians may be off by more than "
-        f"{percent(NOISY)} after {counted(rounds, 'round')}, the {worst.what} by {percent(worst.uncertainty)}; measure "
+        f"too noisy to use: {len(noisy)} of {counted(len(figures), 'figure')}, whose medians may be off by more than "
+        f"{percent(NOISY)} after {counted(rounds, 'round')}, the {worst} by {percent(samples.uncertainty)}; measure "
         "on an idle machine, or with more --rounds",
         *lines,
     )

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_ir.measure import equal
-from chimera_ir.measure.samples import Quality, Samples, ShowProgress, in_rounds, noise, rounded
-from chimera_ir.measure.stations import ModelCut, Station, message_bytes, running, stations
+from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, noise, rounded
+from chimera_ir.measure.stations import MeasuredTurn, ModelCut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
 from chimera_runtime.errors import Misuse
@@ -65,17 +65,6 @@ _Figures = TypeVar("_Figures")
 _NAMES = tuple(name.replace("_", " ") for name in _Passes._fields)
 
 
-class _Measure(Protocol):
-    def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
-        """Costs of the passes of a station, and their noise (None if counted)."""
-
-    def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
-        """Cost of the optimizer's step of a station's stage, and its noise (None if counted)."""
-
-    def overhead(self, cut: ModelCut) -> Overhead:
-        """The cost of an operation without work."""
-
-
 def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
     """Profile in seconds: each figure is the median of rounds, ``noise`` the largest scatter of a round, at most 1.
 
@@ -94,46 +83,45 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
     profile = _profile(model, request, device, once if request.once else times, note, progress)
     equal = once.described
     profile = replace(profile, note=f"{profile.note}; {equal}") if equal else profile
-    return TimedProfile(profile, noise(times.qualities))
+    return TimedProfile(profile, noise(times.figures))
 
 
 class _StageClock:
-    """Measures in seconds; ``qualities`` has the quality of every figure."""
+    """Measures in seconds; ``figures`` has the samples of every figure with its name."""
 
     def __init__(self, rounds: int, clock: "_Clock") -> None:
-        self.qualities: list[Quality] = []
+        self.figures: list[tuple[str, Samples]] = []
         self._rounds = rounds
         self._clock = clock
 
     def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
         """Medians of the times, and the largest of their scatters."""
-        samples = self._rounds_of(station, self._rounds)
-        where = f"{cut.part(number)}, micro-batch size {station.size}"
-        self.qualities += Quality.of(where, [*zip(_NAMES, samples, strict=True)])
-        return _Passes(*(rounded(figure.median) for figure in samples)), _noise(*samples)
+        return self._measured(f"{cut.part(number)}, micro-batch size {station.size}", station, self._rounds)
 
-    def _rounds_of(self, station: Station, most: int) -> tuple[Samples, ...]:
-        micros = count()
-        return in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, most)
+    def _measured(self, where: str, station: Station, most: int) -> tuple[_Passes, float]:
+        turns = count()
+        samples = in_rounds(lambda: _round(station, next(turns), self._clock), WARM_UP, most)
+        self.figures += [(f"{name} of {where}", figure) for name, figure in zip(_NAMES, samples, strict=True)]
+        return _Passes(*(rounded(figure.median) for figure in samples)), _noise(*samples)
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
         """Median and scatter of a step; every round starts from the initial weights."""
-        micros = count()
+        turns = count()
         initial = [parameter.detach().clone() for parameter in station.trained]
 
         def measured() -> tuple[float]:
             for parameter, value in zip(station.trained, initial, strict=True):
                 parameter.data.copy_(value)
             # A micro-batch, so that there are gradients, and the caches are as after a backward.
-            turn = next(micros)
+            turn = MeasuredTurn.of(next(turns))
             station.refill()
-            station.forward(turn)
-            station.backward(turn)
+            station.forward(turn.ordinary)
+            station.backward(turn.ordinary)
             station.forget_losses(turn)
             return (self._clock(station.step),)
 
         (samples,) = in_rounds(measured, WARM_UP, self._rounds)
-        self.qualities += Quality.of(cut.part(number), [("step", samples)])
+        self.figures.append((f"step of {cut.part(number)}", samples))
         return rounded(samples.median), _noise(samples)
 
     def overhead(self, cut: ModelCut) -> Overhead:
@@ -142,9 +130,7 @@ class _StageClock:
         nothing = _empty_model()
         small = replace(cut, model=nothing, dataset=nothing.items(), stages=3, sizes=(1,))
         (station,) = dict(stations(small, lambda _doing: None))[1]
-        samples = self._rounds_of(station, SHORT * self._rounds)
-        self.qualities += Quality.of("an operation", [*zip(_NAMES, samples, strict=True)])
-        forward, backward, recomputing, *halves = (rounded(figure.median) for figure in samples)
+        forward, backward, recomputing, *halves = self._measured("an operation", station, SHORT * self._rounds)[0]
         return Overhead(forward, backward, recomputing, (halves[0], halves[1]))
 
 
@@ -172,7 +158,7 @@ def _empty_model() -> ModelFile:
 class _Once:
     """Measures only the first of equal stations; the others get its figures."""
 
-    def __init__(self, measure: _Measure) -> None:
+    def __init__(self, measure: _StageClock) -> None:
         self._measure = measure
         self._passes: list[tuple[object, int, tuple[_Passes, float | None]]] = []
         self._steps: list[tuple[object, int, tuple[float, float | None]]] = []
@@ -235,11 +221,16 @@ class _Work:
     """Counts work in FLOP; torch.utils.flop_counter counts none in a step."""
 
     def passes(self, cut: ModelCut, _number: int, station: Station) -> tuple[_Passes, float | None]:
-        runs = (station.forward, station.backward, station.forward_for_halves, station.backward_input)
+        turn, totals = MeasuredTurn.of(0), [0]
         with cut.here(), FlopCounterMode(display=False) as flops:
-            totals = [0]
-            for run in (*runs, station.backward_weights):
-                run(0)
+            for run, micro in (
+                (station.forward, turn.ordinary),
+                (station.backward, turn.ordinary),
+                (station.forward, turn.halved),
+                (station.backward_input, turn.halved),
+                (station.backward_weights, turn.halved),
+            ):
+                run(micro)
                 totals.append(flops.get_total_flops())
         forward, backward, _, *halves = (float(end - start) for start, end in pairwise(totals))
         return _Passes(forward, backward, forward + backward, *halves), None
@@ -250,6 +241,10 @@ class _Work:
     def overhead(self, _cut: ModelCut) -> Overhead:
         """No overhead: only a device has one."""
         return Overhead()
+
+
+_Measure = _StageClock | _Once | _Work
+"""Source of the costs of passes, steps and operations without work; the noise of a counted cost is None."""
 
 
 def _profile(
@@ -330,18 +325,18 @@ def _timing(station: Station, costs: _Passes, noise: float | None) -> Timing:
     )
 
 
-def _round(station: Station, turn: int, clock: "_Clock") -> _Passes:
-    # Forward and backward, then a backward that recomputes, then one in two halves.
+def _round(station: Station, number: int, clock: "_Clock") -> _Passes:
+    turn = MeasuredTurn.of(number)
     station.refill()
-    forward = clock(lambda: station.forward(turn))
-    backward = clock(lambda: station.backward(turn))
+    forward = clock(lambda: station.forward(turn.ordinary))
+    backward = clock(lambda: station.backward(turn.ordinary))
     station.refill()
-    station.forward_keep_input(turn)
-    recomputing = clock(lambda: station.backward_recompute(turn))
+    station.forward(turn.recomputed)
+    recomputing = clock(lambda: station.backward(turn.recomputed))
     station.refill()
-    station.forward_for_halves(turn)
-    input_gradient = clock(lambda: station.backward_input(turn))
-    weight_gradient = clock(lambda: station.backward_weights(turn))
+    station.forward(turn.halved)
+    input_gradient = clock(lambda: station.backward_input(turn.halved))
+    weight_gradient = clock(lambda: station.backward_weights(turn.halved))
     station.forget_losses(turn)
     return _Passes(forward, backward, recomputing, input_gradient, weight_gradient)
 

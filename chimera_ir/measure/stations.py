@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,8 +35,21 @@ from chimera_runtime.values.tensors import Tensors, draw_seed
 
 _TIMEOUT = 60.0
 
-_MICROS, _AGAIN, _HALVES = 3, 1, 2
-"""Number of micro-batches of a turn, and which of them is recomputed, and which has a split backward."""
+
+class MeasuredTurn(NamedTuple):
+    """The micro-batches of a turn, one for each form of a backward: ordinary, with a recomputation, in two halves."""
+
+    ordinary: int
+    recomputed: int
+    halved: int
+
+    @staticmethod
+    def of(number: int) -> "MeasuredTurn":
+        """The micro-batches of a turn, by its number."""
+        return MeasuredTurn(*(number * len(_FIRST) + micro for micro in _FIRST))
+
+
+_FIRST = MeasuredTurn(0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -90,10 +103,7 @@ class _FirstPass:
 
 @dataclass(frozen=True)
 class Station:
-    """A stage on micro-batches of ``size`` items, ready to run.
-
-    A turn has three micro-batches: the first has an ordinary backward, the second one that recomputes, the third one
-    in two halves.
+    """A stage on micro-batches of ``size`` items, ready to run one turn (`MeasuredTurn`) after the other.
 
     ``handed`` is the output of the stage before, None for the first stage. ``before`` and ``after`` describe what the
     stage receives and sends, ``footprint`` what one forward leaves in memory, ``traits`` how it runs.
@@ -116,51 +126,33 @@ class Station:
         for slot, tensor in zip(self.stage.inputs[0] if self.handed else (), self.handed or (), strict=True):
             slot.copy_(tensor)
 
-    def input(self, micro: int) -> Any:
-        """Argument of a forward; the first stage loads it."""
-        return self.load_input(micro) if self.handed is None else self.stage.inputs[0]
-
-    def forward(self, turn: int) -> None:
-        """A forward that keeps its activations; the last stage's with the loss."""
-        self._forward(_MICROS * turn)
-
-    def backward(self, turn: int) -> None:
-        """The backward of a forward that kept its activations."""
-        self._backward(self.stage.backward, _MICROS * turn)
-
-    def forward_keep_input(self, turn: int) -> None:
-        """A forward that keeps its input alone."""
-        self._forward(_MICROS * turn + _AGAIN)
-
-    def backward_recompute(self, turn: int) -> None:
-        """The backward of a forward that kept its input; it runs the forward again."""
-        self._backward(self.stage.backward, _MICROS * turn + _AGAIN)
-
-    def forward_for_halves(self, turn: int) -> None:
-        """A forward of a micro-batch whose backward is split."""
-        self._forward(_MICROS * turn + _HALVES)
-
-    def backward_input(self, turn: int) -> None:
-        """The first half of a backward."""
-        self._backward(self.stage.backward_input, _MICROS * turn + _HALVES)
-
-    def backward_weights(self, turn: int) -> None:
-        """The second half of a backward."""
-        self.stage.backward_weights(_MICROS * turn + _HALVES)
-
-    def _forward(self, micro: int) -> None:
-        self.stage.forward(micro, self.input(micro), self.load_target(micro) if self.after is None else None)
+    def forward(self, micro: int) -> None:
+        """A forward; the first stage loads the input, and the last stage also computes the loss."""
+        loaded = self.load_input(micro) if self.handed is None else self.stage.inputs[0]
+        self.stage.forward(micro, loaded, self.load_target(micro) if self.after is None else None)
         if self.after is not None:
             self.stage.outputs(micro)
+
+    def backward(self, micro: int) -> None:
+        """A whole backward, which runs the forward again for the recomputed micro-batch of a turn."""
+        self._backward(self.stage.backward, micro)
+
+    def backward_input(self, micro: int) -> None:
+        """The first half of a backward."""
+        self._backward(self.stage.backward_input, micro)
+
+    def backward_weights(self, micro: int) -> None:
+        """The second half of a backward."""
+        self.stage.backward_weights(micro)
 
     def _backward(self, run: Callable[[int, Tensors], None], micro: int) -> None:
         run(micro, () if self.after is None else self.stage.gradients[0])
         if self.before is not None:
             self.stage.input_gradients(micro)
 
-    def forget_losses(self, turn: int) -> None:
+    def forget_losses(self, turn: MeasuredTurn) -> None:
         """Frees the losses of a turn."""
-        for micro in range(_MICROS * turn, _MICROS * (turn + 1)):
+        for micro in turn:
             self.stage.take_loss(micro)
 
     def step(self) -> None:
@@ -300,11 +292,12 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
     # The stage as a rank would have it, with one micro-batch at a time and without other ranks.
     batches, device = cut.batches(size), cut.device
     names = Names(0, 0, cut.stages, _TIMEOUT)
-    numbering = Numbering(cut.seed, copy=0, passes=1, cycle=_MICROS)
+    numbering = Numbering(cut.seed, copy=0, passes=1, cycle=len(_FIRST))
     ending: StageOutput = LossOutput(cut.model.judge, 1.0, numbering, first_pass.trace.count is not None)
     if first_pass.after:
         ending = SendOutput(stage, first_pass.after)
-    optimizer = _optimizer(cut, module)
+    # A step makes the optimizer's state; tensors on the meta device have none, and no step.
+    optimizer = None if device.type == "meta" else cut.model.steps(_trained(module))
     runnable = Stage(
         stage,
         module,
@@ -314,7 +307,7 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
         GradientSum(f"s{stage}", _trained(module), None, (0,), names, waiter(_TIMEOUT)),
         first_pass.trace.traits,
         numbering,
-        recomputed={_AGAIN},
+        recomputed={_FIRST.recomputed},
         load_keywords=_keywords(batches, device, first_pass.trace.traits.keywords),
         is_compared=in_none,
     )
@@ -350,11 +343,6 @@ def _keywords(batches: Batches, device: torch.device, names: Sequence[str]) -> C
     """Function that loads the keyword arguments of a micro-batch."""
     load = _loader(batches.keywords, device, wanted=bool(names))
     return lambda _, micro: load(micro)
-
-
-def _optimizer(cut: ModelCut, module: torch.nn.Module) -> Any:
-    """The optimizer, without state before the first step; None on the meta device."""
-    return None if cut.device.type == "meta" else cut.model.steps(_trained(module))
 
 
 def _trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Costs of a program's instructions: all of them in seconds, in a setting, or its operations alone, in any unit.
+"""Costs of a program's instructions, in seconds on a cluster, or of its operations alone, in any unit.
 
 A profile has the parameters of each stage, but not which of them stages share. So the sum and the step of a stage are
 charged for all its parameters. The sum of a tie is charged as if it were as large as possible, with all gradients of
@@ -6,65 +6,14 @@ the smallest of its stages: T may be too high, but is never too low. The step of
 """
 
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from chimera_ir.cost.durations import Durations
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Message,
-    Operation,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
+from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Message, Operation, Pair, Recv, Send, Step
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Link
-
-
-@dataclass(frozen=True, slots=True)
-class FreeMessages:
-    """Costs of a program whose operations alone take time, as in a timeline."""
-
-    header: Header
-    durations: Durations
-
-    def compute(self, operation: Operation) -> float:
-        """The time of an operation."""
-        return float(self.durations.duration(operation, self.header))
-
-    def step(self, _: WeightGroup) -> float:
-        """The time of an optimizer step."""
-        return 0.0
-
-    def size(self, _: Message) -> float:
-        """The bytes of a message."""
-        return 0.0
-
-    def link(self, _: Worker, __: Worker) -> Link:
-        """The link from a worker to another."""
-        return FREE
-
-    def overhead(self, _: Worker, __: Instruction) -> float:
-        """The time for which posting an instruction occupies its lane."""
-        return 0.0
-
-    def ranks(self, group: WeightGroup) -> int:
-        """The number of ranks that sum the gradients of a group."""
-        return len(self.header.members(group))
-
-    def all_reduce(self, _: WeightGroup) -> float:
-        """The time of a sum of gradients."""
-        return 0.0
+from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.costs import StageCosts, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +45,9 @@ class Charges:
                 return max(self.noise(forward), self.noise(backward))
             case Step((stage,)):
                 return self.setting.stages[stage].step_noise or 0.0
-            case Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
-                return 0.0
             case _:
-                assert_never(instruction)
+                pass
+        return 0.0
 
     def size(self, message: Message) -> float:
         """Bytes of a message: a stage's output to the next stage, or the gradient of that output back."""
@@ -121,15 +69,33 @@ class Charges:
                 return self.link(worker, other).overhead
             case AllReduce(group):
                 return self.setting.cluster.sums.overhead if self.ranks(group) > 1 else 0.0
-            case Compute() | Pair() | WaitSend() | WaitRecv() | WaitAllReduce() | Step() | Stash() | Drop():
-                return 0.0
             case _:
-                assert_never(instruction)
+                pass
+        return 0.0
 
     def ranks(self, group: WeightGroup) -> int:
-        """r: the number of ranks, of all copies, that sum the gradients of a group."""
+        """The number r of ranks, of all copies together, that sum the gradients of a group."""
         return self.setting.ranks(self.header, group)
 
     def all_reduce(self, group: WeightGroup) -> float:
         """Comm_allreduce of a group's gradients over its r ranks."""
         return self.setting.all_reduce(self.header, group)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCharges(Charges):
+    """Costs of a program whose operations take the times of ``durations``, in any unit."""
+
+    durations: Durations
+
+    def compute(self, operation: Operation) -> float:
+        """The time of an operation, in the unit of the durations."""
+        return float(self.durations.duration(operation, self.header))
+
+
+def operations_alone(header: Header, durations: Durations) -> OperationCharges:
+    """Costs of a program whose operations alone take time, as in a timeline: messages, sums and steps are free."""
+    free_stage = StageCosts(0, 0, 0, {1: Timing(0.0, 0.0, 0.0, 0, 0, 0, 0)})
+    cluster = Cluster("free messages", header.workers, header.workers, 0, 0, FREE, FREE, FREE)
+    setting = Setting((free_stage,) * header.stages, cluster, copies=1, micro_batch_size=1)
+    return OperationCharges(header, setting, durations)

@@ -9,15 +9,16 @@ B_t + Comm_p2p. All stages of a worker share them, as `_overlap` says.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from math import lcm
+from operator import itemgetter
 
 from chimera_ir.cost.critical import Structure, structure_of
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import launch_places
+from chimera_ir.cost.launches import LaunchPlaces, launch_places
 from chimera_ir.cost.simulate import TimedRun, earliest
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import PAIR
@@ -40,7 +41,10 @@ class FreeRegion:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A further term of equation 1, for pairs or one half of split backwards: letter, seconds of one, number (C)."""
+    """A further term of equation 1, for pairs or for one half of split backwards.
+
+    ``kind`` is the letter of the operations, ``seconds`` the time of one, ``count`` their number on the critical path.
+    """
 
     kind: str
     seconds: float
@@ -99,9 +103,7 @@ def equation(program: Program, setting: Setting) -> Equation:
     return _EquationTerms(schedule, structure_of(schedule), launch_places(program), setting).equation()
 
 
-def seconds_of(
-    schedule: Schedule, structure: Structure, launched: Sequence[Sequence[tuple[int, WeightGroup]]], setting: Setting
-) -> float:
+def seconds_of(schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> float:
     """T of equation 1 for a verified schedule, without the other terms.
 
     Parameters
@@ -119,13 +121,7 @@ class _EquationTerms:
     ``_run`` is the earliest run in which an operation takes its F_t or B_t, with Comm_p2p if it sends a message.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        structure: Structure,
-        launched: Sequence[Sequence[tuple[int, WeightGroup]]],
-        setting: Setting,
-    ) -> None:
+    def __init__(self, schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> None:
         header = schedule.header
         self._header, self._costs, self._p2p = header, _costs(schedule, setting), _p2p(header, setting)
         self._run = earliest(header, structure, _with_message(self._costs, Fraction(self._p2p)))
@@ -247,24 +243,12 @@ def _p2p(header: Header, setting: Setting) -> float:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """A sum of gradients on a worker: its earliest start and its length, in ticks."""
-
-    group: WeightGroup
-    begin: int
-    length: Fraction
-
-
 _Overlap = tuple[tuple[FreeRegion, ...], float]
 """Free regions of a worker, and its Comm_unoverlapped."""
 
 
 def _flushed(
-    structure: Structure,
-    run: TimedRun,
-    launched: Sequence[Sequence[tuple[int, WeightGroup]]],
-    sums: Mapping[WeightGroup, float],
+    structure: Structure, run: TimedRun, launched: LaunchPlaces, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
     """Overlaps of workers with a flush, where a sum can begin once all workers that hold its group have launched it."""
     begin: dict[WeightGroup, int] = defaultdict(int)
@@ -273,7 +257,7 @@ def _flushed(
             begin[group] = max(begin[group], run.ends[lane[done - 1]] if done else 0)
     lengths = {group: Fraction(seconds) / run.tick for group, seconds in sums.items()}
     return [
-        _overlap([_Sum(group, begin[group], lengths[group]) for _, group in places], lane, run)
+        _overlap([(group, begin[group], lengths[group]) for _, group in places], lane, run)
         for lane, places in zip(structure.net.lanes, launched, strict=True)
     ]
 
@@ -315,22 +299,22 @@ class _Gaps:
         return self._ends[gap] * self._parts - (self._through[gap] * self._parts - target)
 
 
-def _overlap(sums: Iterable[_Sum], lane: range, run: TimedRun) -> _Overlap:
+def _overlap(sums: Iterable[tuple[WeightGroup, int, Fraction]], lane: range, run: TimedRun) -> _Overlap:
     """Free regions and Comm_unoverlapped of a worker whose sums run in its gaps, in the order in which they can begin.
 
-    With two stages on each worker the free regions are those of Figure 6. The part of the sums that remains when the
-    last operation of the iteration ends is not overlapped.
+    Each sum has its group, its earliest start and its length, both in ticks. With two stages on each worker the free
+    regions are those of Figure 6. The part of the sums that remains when the last operation of the iteration ends is
+    not overlapped.
     """
-    ordered = sorted(sums, key=lambda gradient_sum: gradient_sum.begin)
+    ordered = sorted(sums, key=itemgetter(1))
     # Integers instead of fractions: a tick has as many parts as all lengths need.
-    parts = lcm(*(gradient_sum.length.denominator for gradient_sum in ordered))
+    parts = lcm(*(length.denominator for _, _, length in ordered))
     idle, done, regions = _Gaps(lane, run, parts), 0, []
     numerator, denominator = (run.tick / parts).as_integer_ratio()
-    for gradient_sum in ordered:
-        begin = gradient_sum.begin * parts
-        regions.append(FreeRegion(gradient_sum.group, (idle.total - idle.before(begin)) * numerator / denominator))
-        length = gradient_sum.length.numerator * (parts // gradient_sum.length.denominator)
-        done = idle.end(max(begin, done), length)
+    for group, start, length in ordered:
+        begin = start * parts
+        regions.append(FreeRegion(group, (idle.total - idle.before(begin)) * numerator / denominator))
+        done = idle.end(max(begin, done), length.numerator * (parts // length.denominator))
     return tuple(regions), max(0, done - parts * run.span) * numerator / denominator
 
 

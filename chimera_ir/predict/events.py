@@ -24,24 +24,10 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Message,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
-from chimera_ir.predict.charges import Charges, FreeMessages
+from chimera_ir.predict.charges import Charges
 from chimera_ir.profile.cluster import Link
 
 
@@ -67,7 +53,7 @@ class Node(NamedTuple):
     """
 
     role: Role
-    instruction: Instruction
+    instruction: ops.Instruction
     workers: tuple[Worker, ...]
     seconds: float
 
@@ -90,7 +76,8 @@ class Events(NamedTuple):
     before
         The events that each event waits for.
     posted
-        The events at whose ends a wire or a sum is posted: one at each end of a message, one at each member of a sum.
+        For a message or a sum, and for each wait for it, the events at whose ends it is posted: one at each end of the
+        message, one at each member of the sum.
     lanes
         The events of each worker in order: its begin, if it has any instruction, then computes and waits, and the posts
         and steps that take time.
@@ -113,7 +100,7 @@ class Events(NamedTuple):
         return after
 
 
-def events_of(program: Program, charges: Charges | FreeMessages) -> Events:
+def events_of(program: Program, charges: Charges) -> Events:
     """The events of a verified program, in time linear in its instructions."""
     gathered = _Gathered(charges)
     for number, lane in enumerate(program.lanes):
@@ -127,69 +114,74 @@ class _Gathered:
     A message or a sum has its event from the first lane that posts it; later lanes add what the event waits for.
     """
 
-    def __init__(self, charges: Charges | FreeMessages) -> None:
+    def __init__(self, charges: Charges) -> None:
         self.nodes: list[Node] = []
         self.before: list[list[int]] = []
         self.posted: dict[int, list[int]] = {}
         self.lanes: list[list[int]] = []
         self.ports: dict[int, tuple[Port, Port]] = {}
         self._charges = charges
-        self._wires: dict[Message, int] = {}
+        self._wires: dict[ops.Message, int] = {}
         self._sums: dict[tuple[WeightGroup, int | None], int] = {}
 
-    def lane(self, worker: Worker, instructions: Sequence[Instruction]) -> None:
+    def lane(self, worker: Worker, instructions: Sequence[ops.Instruction]) -> None:
         """Adds the events of a worker; events of other workers that they wait for may be added later."""
-        lane = [self._add(Role.BEGIN, instruction, (worker,), 0.0, []) for instruction in instructions[:1]]
+        lane: list[int] = []
+
+        def follow(role: Role, instruction: ops.Instruction, seconds: float = 0.0, awaited: int | None = None) -> None:
+            event = self._add(role, instruction, (worker,), seconds, lane[-1:])
+            lane.append(event)
+            if awaited is not None:
+                self.before[event].append(awaited)
+                self.posted[event] = self.posted[awaited]
+
+        for first in instructions[:1]:
+            follow(Role.BEGIN, first)
         # ``now`` is the last event of the lane, which the next one waits for. The last wire to each worker and the last
         # sum are kept as well, because wires on a link and the sums of a worker run one after another.
         on_link: dict[Worker, list[int]] = {}
         last_sum: list[int] = []
         for instruction in instructions:
-            lane += self._overhead(worker, instruction, lane[-1:])
+            if overhead := self._charges.overhead(worker, instruction):
+                follow(Role.POST, instruction, overhead)
             now = lane[-1:]
             match instruction:
-                case Compute() | Pair():
-                    lane.append(
-                        self._add(Role.COMPUTE, instruction, (worker,), self._charges.compute(instruction), now)
-                    )
-                case Send(message, to):
+                case ops.Compute() | ops.Pair():
+                    follow(Role.COMPUTE, instruction, self._charges.compute(instruction))
+                case ops.Send(message, to):
                     wire = self._wire(instruction, worker, to)
                     self._post(wire, now, on_link.get(to, []))
                     on_link[to] = [wire]
-                case Recv(message, source):
+                case ops.Recv(message, source):
                     # The wire has to wait for the notice; its flight, which has the next number, knows the latency.
-                    wire = self._wire(Send(message, worker), source, worker)
+                    wire = self._wire(ops.Send(message, worker), source, worker)
                     alpha = self.nodes[wire + 1].seconds
                     notice = self._add(Role.NOTICE, instruction, (worker, source), alpha, now)
                     self.before[wire].append(notice)
                     self.posted[wire] += now
-                case WaitSend(message):
-                    lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, [*now, self._wires[message]]))
-                case WaitRecv(message):
-                    lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, [*now, self._wires[message] + 1]))
-                case AllReduce(group):
+                case ops.WaitSend(message):
+                    follow(Role.WAIT, instruction, awaited=self._wires[message])
+                case ops.WaitRecv(message):
+                    follow(Role.WAIT, instruction, awaited=self._wires[message] + 1)
+                case ops.AllReduce(group):
                     if self._charges.ranks(group) > 1:
                         total = self._sum(instruction)
                         self._post(total, now, last_sum)
                         last_sum = [total]
-                case WaitAllReduce(group, version=version):
-                    awaited = [self._sums[group, version]] if self._charges.ranks(group) > 1 else []
-                    lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, now + awaited))
-                case Step(group):
+                case ops.WaitAllReduce(group, version=version):
+                    is_alone = self._charges.ranks(group) == 1
+                    follow(Role.WAIT, instruction, awaited=None if is_alone else self._sums[group, version])
+                case ops.Step(group):
                     if seconds := self._charges.step(group):
-                        lane.append(self._add(Role.STEP, instruction, (worker,), seconds, now))
-                case Stash() | Drop():
+                        follow(Role.STEP, instruction, seconds)
+                case ops.Stash() | ops.Drop():
                     pass
                 case _:
                     assert_never(instruction)
         self.lanes.append(lane)
 
-    def _overhead(self, worker: Worker, instruction: Instruction, now: list[int]) -> list[int]:
-        seconds = self._charges.overhead(worker, instruction)
-        return [self._add(Role.POST, instruction, (worker,), seconds, now)] if seconds else []
-
     def _add(
-        self, role: Role, instruction: Instruction, workers: tuple[Worker, ...], seconds: float, before: list[int]
+        self, role: Role, instruction: ops.Instruction, workers: tuple[Worker, ...], seconds: float, before: list[int]
     ) -> int:
         self.nodes.append(Node(role, instruction, workers, seconds))
         self.before.append(before)
@@ -199,19 +191,20 @@ class _Gathered:
         self.before[event] += now + queue
         self.posted[event] += now
 
-    def _wire(self, send: Send, source: Worker, target: Worker) -> int:
+    def _wire(self, send: ops.Send, source: Worker, target: Worker) -> int:
         """Returns the wire of a message; the flight has the next number. The first call for a message adds both."""
         message = send.message
         if message not in self._wires:
             link, ends = self._charges.link(source, target), (source, target)
             wire = self._add(Role.WIRE, send, ends, link.beta * self._charges.size(message), [])
             self._add(Role.FLIGHT, send, ends, link.alpha, [wire])
-            self._wires[message], self.posted[wire] = wire, []
+            self._wires[message] = wire
+            self.posted[wire] = self.posted[wire + 1] = []
             if link.shared:
                 self.ports[wire] = Port(source, True, link), Port(target, False, link)
         return self._wires[message]
 
-    def _sum(self, launch: AllReduce) -> int:
+    def _sum(self, launch: ops.AllReduce) -> int:
         key = launch.group, launch.version
         if key not in self._sums:
             members = self._charges.header.members(launch.group)

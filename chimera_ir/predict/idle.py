@@ -1,11 +1,10 @@
 """Idle time of workers in a replay, by cause."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Version, WeightGroup
-from chimera_ir.ir.ops import AllReduce, Message, Send, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import Instruction, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Event, Replay
 
@@ -22,6 +21,14 @@ class Cause(Enum):
     SUM = "waiting for a sum"
 
 
+_CAUSES: dict[type[Instruction], Cause] = {
+    WaitSend: Cause.MESSAGE,
+    WaitRecv: Cause.MESSAGE,
+    WaitAllReduce: Cause.SUM,
+}
+"""The cause of the idle time in a wait once all have posted what it waits for."""
+
+
 class Stretch(NamedTuple):
     """A stretch of idle time of a worker, in seconds from the start."""
 
@@ -32,13 +39,7 @@ class Stretch(NamedTuple):
 
 def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
     """Idle times of each worker in order: between its operations, and after the last of them."""
-    sent = {event.instruction.message: event.posted for event in replay.messages if isinstance(event.instruction, Send)}
-    launched = {
-        (event.instruction.group, event.instruction.version): event.posted
-        for event in replay.sums
-        if isinstance(event.instruction, AllReduce)
-    }
-    return tuple(tuple(_idle(lane, sent, launched, replay.span)) for lane in replay.lanes)
+    return tuple(tuple(_idle(lane, replay.span)) for lane in replay.lanes)
 
 
 def shares(replay: Replay) -> dict[Cause, float]:
@@ -51,28 +52,12 @@ def shares(replay: Replay) -> dict[Cause, float]:
     return share_of
 
 
-_Sent = Mapping[Message, float]
-_Launched = Mapping[tuple[WeightGroup, Version | None], float]
-
-
-def _idle(lane: tuple[Event, ...], sent: _Sent, launched: _Launched, span: float) -> Iterator[Stretch]:
+def _idle(lane: tuple[Event, ...], span: float) -> Iterator[Stretch]:
     for event in lane:
-        if event.role is Role.WAIT and event.end > event.start:
-            cause, since = _awaited(event, sent, launched)
-            under_way = min(max(since, event.start), event.end)
-            yield from _stretches((Cause.BUBBLE, event.start, under_way), (cause, under_way, event.end))
+        if event.role is Role.WAIT:
+            cause = _CAUSES[type(event.instruction)]
+            yield from _stretches((Cause.BUBBLE, event.start, event.posted), (cause, event.posted, event.end))
     yield from _stretches((Cause.BUBBLE, lane[-1].end if lane else 0.0, span))
-
-
-def _awaited(wait: Event, sent: _Sent, launched: _Launched) -> tuple[Cause, float]:
-    """Cause of a wait, and the time at which its message or sum began to be under way."""
-    match wait.instruction:
-        case WaitRecv(message) | WaitSend(message):
-            return Cause.MESSAGE, sent[message]
-        case WaitAllReduce(group, version=version):
-            return Cause.SUM, launched[group, version]
-        case _:
-            raise ValueError(f"{wait.instruction} is no wait")
 
 
 def _stretches(*parts: tuple[Cause, float, float]) -> Iterator[Stretch]:

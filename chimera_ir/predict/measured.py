@@ -3,11 +3,10 @@
 Messages take no time, as in every timeline (section 2); only the replay counts them.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
 from math import ceil, floor, lcm
 
 from chimera_ir.cost.number_text import Unit
@@ -24,7 +23,7 @@ _Part = tuple[Stage, Fraction]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Durations of operations in a setting; by ``cut``, each stage consists of shares of the profile's stages."""
+    """Durations of operations in a setting; ``cut`` has the stages of the profile in each stage, with their shares."""
 
     setting: Setting
     cut: tuple[tuple[_Part, ...], ...]
@@ -52,20 +51,13 @@ class Measured:
     def tick(self, header: Header) -> Fraction:
         """A unit of time of which the durations of operations of every size are multiples."""
         stages = self.setting.stages
-        timings: Iterator[Timing | Overhead] = chain(
-            (stage.overhead for stage in stages), *(stage.at.values() for stage in stages)
-        )
-        times = (
-            _exact(timing.seconds(kind, recomputing=again))
-            for timing in timings
-            for kind in KINDS
-            for again in (False, True)
-        )
-        pairs = (timing.pair for stage in stages for timing in stage.at.values() if timing.pair is not None)
-        shares = (share for parts in self.cut for _, share in parts)
-        together = chain(times, map(_exact, pairs))
-        sizes = lcm(*(time.denominator for time in together)), lcm(*(share.denominator for share in shares))
-        return Fraction(1, sizes[0] * sizes[1] * header.parts)
+        timings = [timing for stage in stages for timing in stage.at.values()]
+        costs: list[Timing | Overhead] = [*timings, *(stage.overhead for stage in stages)]
+        times = [cost.seconds(kind, recomputing=again) for cost in costs for kind in KINDS for again in (False, True)]
+        times += [timing.pair for timing in timings if timing.pair is not None]
+        second = lcm(*(_exact(time).denominator for time in times))
+        stage_size = lcm(*(share.denominator for parts in self.cut for _, share in parts))
+        return Fraction(1, second * stage_size * header.parts)
 
     def recut(self, stages: int, into: int) -> "Measured":
         """Durations of the same model where a stage is several stages of the profile, or a part of one."""
@@ -75,21 +67,17 @@ class Measured:
         self, header: Header, path: Sequence[Operation], _: Collection[str]
     ) -> tuple[tuple[str, Fraction], ...]:
         """Mean cost of each kind over a path; these costs times the counts of the path give its length."""
-        return tuple(self._means(header, path))
-
-    def _means(self, header: Header, path: Sequence[Operation]) -> Iterator[tuple[str, Fraction]]:
+        means = []
         for letter, kind in COSTED.items():
             operations = [operation for operation in path if operation.kind is kind]
             if operations:
                 micro_batches = Fraction(sum(operation.size for operation in operations), header.parts)
-                yield letter, sum((self.duration(operation, header) for operation in operations), _ZERO) / micro_batches
+                total = sum((self.duration(operation, header) for operation in operations), _ZERO)
+                means.append((letter, total / micro_batches))
+        return tuple(means)
 
-    def for_whole_backwards(self) -> "Measured":
-        """Durations without a change: a profile has the times of whole backwards."""
-        return self
-
-    def for_split_backwards(self) -> "Measured":
-        """Durations without a change: if a profile lacks the times of halves, each counts as half a backward."""
+    def for_baseline(self, splits: bool) -> "Measured":
+        """Durations without a change: a profile has all times, or else each half counts as half a backward."""
         return self
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:

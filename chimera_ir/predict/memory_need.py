@@ -1,12 +1,12 @@
 """Memory that each worker needs, in bytes, from the sizes of each stage."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
 
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.costs import Timing
 from chimera_ir.verify.holdings import Holdings, Moment, Receiving, holdings
 
 
@@ -17,7 +17,7 @@ class MemoryNeed:
     Attributes
     ----------
     weights
-        All copies of its stages' weights, one for each version.
+        All copies of the weights of the worker's stages, one for each version.
     optimizer
         The optimizer's state, or this worker's share of it.
     messages
@@ -54,27 +54,14 @@ def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tup
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
-class _Sizes(NamedTuple):
-    """Bytes that a stage keeps of a micro-batch outside receive buffers.
-
-    ``activations`` or, if it recomputes, ``input`` wait for the backward; ``halfway`` is kept between the halves of a
-    split backward; ``halving`` is kept in addition while the first half runs.
-    """
-
-    activations: int
-    input: int
-    halfway: int
-    halving: int
-
-
 class _Worker:
-    """Memory of one worker; sizes are those of whole micro-batches, although the program may count halves."""
+    """Computes the memory of a worker; sizes are of whole micro-batches, while the program may count halves."""
 
     def __init__(self, header: Header, setting: Setting, worker: int) -> None:
         self._header = header
         self._setting = setting
         self._worker = worker
-        self._sizes: dict[Stage, _Sizes] = {}
+        self._sizes: dict[Stage, Timing] = {}
 
     def need(self, held: Holdings) -> MemoryNeed:
         """The worker's memory, by purpose."""
@@ -106,14 +93,17 @@ class _Worker:
             most = max(most, sizes.halving * (begun > 0))
         return total + most
 
-    def _stage_sizes(self, stage: Stage) -> _Sizes:
+    def _stage_sizes(self, stage: Stage) -> Timing:
+        """Costs of a micro-batch on a stage; of the bytes that it keeps, those outside receive buffers."""
         if stage not in self._sizes:
             timing, received = self._setting.timing(stage), self._received_input(stage)
-            operands = max(0, timing.operands - self._received_gradient(stage))
             activations = max(0, timing.activations - received)
-            released = min(activations, timing.released)
-            self._sizes[stage] = _Sizes(
-                activations, max(0, timing.input - received), activations - released + operands, min(released, operands)
+            self._sizes[stage] = replace(
+                timing,
+                activations=activations,
+                input=max(0, timing.input - received),
+                released=min(activations, timing.released),
+                operands=max(0, timing.operands - self._received_gradient(stage)),
             )
         return self._sizes[stage]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from chimera_ir.cost.number_text import number, rounded
-from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.cost.report import group_entries
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.measured import Measured
@@ -72,7 +72,7 @@ class Prediction:
                 "Comm_p2p": terms.p2p,
                 "Comm_allreduce": list(terms.all_reduce),
                 "free_regions": [
-                    [{**_group_entries(region.group), "region": region.seconds} for region in regions]
+                    [{**group_entries(region.group), "region": region.seconds} for region in regions]
                     for regions in terms.regions
                 ],
                 "Comm_unoverlapped": list(terms.unoverlapped),
@@ -89,11 +89,6 @@ class Prediction:
                 "warnings": list(self.warnings),
             }
         )
-
-
-def _group_entries(group: WeightGroup) -> dict[str, object]:
-    """The entries of a group in a JSON object: its first stage and, for a tie, all of its stages."""
-    return {"stage": group[0], **({"tied": list(group)} if len(group) > 1 else {})}
 
 
 class BaselinePrediction(NamedTuple):
@@ -130,8 +125,8 @@ class Forecast:
     def durations(self, header: Header) -> Measured:
         """Durations of the operations of a program or schedule with this header.
 
-        Raises `Unfit` if the profile has no costs for them, or the cluster too few workers. Raises `OptionError` if a
-        schedule without a flush is to share the optimizer's state: its stages step inside it.
+        Raises `Unfit` if the profile has no costs for them, or the cluster too few workers. Raises `OptionError` if
+        ``sharded_optimizer`` is set for a schedule without a flush, inside which stages step.
         """
         return Measured.of(self._setting(header))
 
@@ -144,7 +139,8 @@ class Forecast:
     def baseline(self, program: Program, like: Header) -> BaselinePrediction | None:
         """The prediction for a verified program that trains the same model as one with the header ``like``.
 
-        If it has fewer stages, each is several consecutive stages of the other program; None if that cannot be even.
+        If ``program`` has fewer stages, each consists of an equal number of consecutive stages of the other program;
+        None if there is no such number.
         """
         larger, rest = divmod(like.stages, program.header.stages)
         if rest:

@@ -8,12 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.cost.number_text import decimal, seconds
+from chimera_ir.cost.table import IN_FULL
 from chimera_ir.ir.text.printer import group_text
 from chimera_ir.plural import counted
 from chimera_ir.predict.prediction import Prediction
-
-IN_FULL = 16
-"""The most workers or stages that are listed one by one; of more, only the smallest and largest value are shown."""
 
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 

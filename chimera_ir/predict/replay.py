@@ -4,8 +4,9 @@ The module `events` has the events and their waits. All copies run in the same w
 make its sums take longer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from chimera_ir.cost.durations import Durations
@@ -16,7 +17,7 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.plural import counted
-from chimera_ir.predict.charges import Charges, FreeMessages
+from chimera_ir.predict.charges import Charges, operations_alone
 from chimera_ir.predict.events import Events, Role, events_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.shares import with_shared_ports
@@ -27,8 +28,8 @@ from chimera_ir.predict.steady import period, turn_of
 class Event(NamedTuple):
     """An event with its times in seconds: an operation, step, post, wait, message (with its send), sum or notice.
 
-    ``posted`` is the time at which both ends of a message or all members of a sum have posted it; for any other event
-    it is the start.
+    ``posted`` is the time at which both ends of a message or all members of a sum have posted it. In a wait for a
+    message or a sum it is the same time, but not before the start of the wait; in any other event it is the start.
     """
 
     role: Role
@@ -91,7 +92,7 @@ def free_replay(program: Program, durations: Durations) -> Replay:
     kinds = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
     conditions = f"{durations.summary(header, kinds)}, free messages"
     with uncollected():
-        return _replay(header, events_of(program, FreeMessages(header, durations)), durations.unit, conditions)
+        return _replay(header, events_of(program, operations_alone(header, durations)), durations.unit, conditions)
 
 
 def pace(program: Program, setting: Setting) -> float:
@@ -131,21 +132,17 @@ def _events(program: Program, setting: Setting) -> Events:
 def _replay(header: Header, events: Events, unit: Unit, conditions: str) -> Replay:
     times = _times(events)
     span = max(times.ends, default=0.0)
-    event_of = {number: _event(events, times, number) for number in range(len(events.nodes))}
+    timed = [_event(events, times, number) for number in range(len(events.nodes))]
     return Replay(
         header=header,
         unit=unit,
         conditions=conditions,
         seconds=period(turn_of(header, events, times.order)) if header.asynchronous else span,
         span=span,
-        lanes=tuple(tuple(event_of[number] for number in lane[1:]) for lane in events.lanes),
-        messages=_by_start(
-            _whole(event_of[number], event_of[number + 1])
-            for number in event_of
-            if events.nodes[number].role is Role.WIRE
-        ),
-        sums=_by_start(event_of[number] for number in event_of if events.nodes[number].role is Role.SUM),
-        critical=tuple(_critical(event_of, times)),
+        lanes=tuple(tuple(timed[number] for number in lane[1:]) for lane in events.lanes),
+        messages=_by_start(_whole(wire, flight) for wire, flight in pairwise(timed) if wire.role is Role.WIRE),
+        sums=_by_start(event for event in timed if event.role is Role.SUM),
+        critical=tuple(_critical(timed, times)),
     )
 
 
@@ -177,10 +174,10 @@ def _event(events: Events, times: _EventTimes, number: int) -> Event:
     """An event with its times; a wait begins when the event before it on its lane ends."""
     role, instruction, workers, _ = events.nodes[number]
     start, end = times.starts[number], times.ends[number]
+    posted = max((times.ends[other] for other in events.posted.get(number, ())), default=start)
     if role is Role.WAIT:
         start = times.ends[events.before[number][0]]
-    # Only wires and sums are posted by several workers.
-    posted = max((times.ends[other] for other in events.posted.get(number, ())), default=start)
+        posted = max(start, posted)
     return Event(role, instruction, workers, posted, start, end)
 
 
@@ -192,29 +189,24 @@ def _whole(wire: Event, flight: Event) -> Event:
     return wire._replace(end=flight.end)
 
 
-def _critical(event_of: dict[int, Event], times: _EventTimes) -> Iterator[Event]:
-    """Yields the critical events from 0 to the event that ends last, without waits, which take no time themselves."""
-    if not event_of:
-        return
+def _critical(events: Sequence[Event], times: _EventTimes) -> list[Event]:
+    """The critical events from 0 to the event that ends last, without waits, which take no time themselves.
+
+    The wire and the flight of a message are one event, if both are critical.
+    """
+    if not events:
+        return []
     # Back from the event that ends last, always to the event that decides the start.
-    number = max(event_of, key=times.ends.__getitem__)
+    number = max(range(len(events)), key=times.ends.__getitem__)
     path = [number]
     while times.decided[number] != number:
         number = times.decided[number]
         path.append(number)
-    timed = (event_of[number]._replace(start=times.starts[number]) for number in reversed(path))
-    yield from _joined(event for event in timed if event.end > event.start)
-
-
-def _joined(path: Iterable[Event]) -> Iterator[Event]:
-    """The path with the wire and the flight of a message as one event, if both are on it."""
-    last: Event | None = None
-    for event in path:
-        if last and last.role is Role.WIRE and event.role is Role.FLIGHT and last.instruction == event.instruction:
-            last = _whole(last, event)
-            continue
-        if last:
-            yield last
-        last = event
-    if last:
-        yield last
+    critical: list[Event] = []
+    for event in (events[number]._replace(start=times.starts[number]) for number in reversed(path)):
+        last = critical[-1] if critical else event
+        if last.role is Role.WIRE and event.role is Role.FLIGHT and last.instruction == event.instruction:
+            event = _whole(critical.pop(), event)
+        if event.end > event.start:
+            critical.append(event)
+    return critical

@@ -204,7 +204,7 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
-    """The exposed sums: the first ones by name, and the number of the others."""
+    """The first of the sums that are not hidden by name, and the number of the others; empty if all are hidden."""
     if not groups:
         return ""
     further = f" and {len(groups) - len(names)} more" if len(groups) > len(names) else ""

@@ -1,4 +1,4 @@
-"""Setting of a program: the costs of its stages, its links, and the number of copies."""
+"""Setting of a program: the costs of its stages, the cluster, the number of copies, the size of a micro-batch."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,8 +16,9 @@ _WHOLE = Fraction(1)
 class Setting:
     """A program's stages on a cluster; ``copies`` is W, and ``micro_batch_size`` is B.
 
-    ``replica_layout`` places rank = worker * W + copy, else rank = copy * workers + worker (CONTRACT: ``--layout``).
-    ``sharded_optimizer`` says that the replicas of a stage share the optimizer's state, where there is a flush.
+    With ``replica_layout`` (``--layout replica``) a worker of a copy is rank worker * W + copy, else it is rank
+    copy * workers + worker. With ``sharded_optimizer`` each replica of a stage keeps one share of the optimizer's state
+    if the schedule has a flush.
     """
 
     stages: tuple[StageCosts, ...]
@@ -42,7 +43,7 @@ class Setting:
         return self.stages[stage].at[self.micro_batch_size]
 
     def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
-        """Cost of an operation over ``micros`` parts of a micro-batch on a stage: a timing, and a factor on its times.
+        """Returns a timing and a factor on its times, for an operation over ``micros`` of a micro-batch's ``parts``.
 
         The timing is for as many items as the operation has, if the profile has one: a large operation uses a device
         better than two small ones. Otherwise it is the timing of a micro-batch, with a factor in proportion.
@@ -55,7 +56,7 @@ class Setting:
         return (self.timing(stage), share) if timing is None else (timing, _WHOLE)
 
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
-        """Time of an operation outside a pair, as terms of a sum: F_t or B_t in seconds, and the factor on it.
+        """Time of an operation outside a pair, as a sum of terms, each F_t or B_t in seconds and a factor on it.
 
         An operation over a part of a micro-batch takes that part of the time, except for the overhead that every
         operation has, of whatever size: a second term adds the rest of it.
@@ -78,7 +79,7 @@ class Setting:
         return self.cluster.sums.all_reduce(gradients, self.ranks(header, group))
 
     def ranks(self, header: Header, group: WeightGroup) -> int:
-        """r: the number of ranks, of all copies, that hold a group and sum its gradients."""
+        """The number r of ranks, of all copies together, that hold a group and sum its gradients."""
         return self.copies * len(header.members(group))
 
     def shares(self, header: Header, stage: Stage) -> int:

@@ -5,6 +5,7 @@ streams of TCP do: all get equal shares, except for a message to which the port 
 fairness, Bertsekas and Gallager, Data Networks, section 6.5.2).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from math import inf
@@ -54,7 +55,7 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 
 
 class _Flows:
-    """Wires under way: what is left of each, in seconds that it would take alone, and its share of its ports.
+    """Wires under way, with the rest of each, in seconds that it would take alone, and its share of its ports.
 
     ``seconds_of`` has the seconds that each finished wire took.
     """
@@ -102,10 +103,7 @@ def _fair(wires: dict[int, tuple[Port, Port]]) -> Iterator[tuple[int, float]]:
     """Yields the max-min fair share of every wire: first for the wires at the fullest port, which share it equally."""
     left = {port: 1.0 for ports in wires.values() for port in ports}
     while wires:
-        users: dict[Port, int] = {}
-        for ports in wires.values():
-            for port in ports:
-                users[port] = users.get(port, 0) + 1
+        users = Counter(port for ports in wires.values() for port in ports)
         fullest = min(users, key=lambda port: left[port] / users[port])
         share = left[fullest] / users[fullest]
         for number in [number for number, ports in wires.items() if fullest in ports]:

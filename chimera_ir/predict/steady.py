@@ -47,14 +47,7 @@ def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
     Messages that share ports may take longer in one turn than in another; the middle one of its turns gives the time
     of an event.
     """
-
-    def place(number: int) -> tuple[tuple[object, ...], int] | None:
-        node = events.nodes[number]
-        if node.role is Role.BEGIN:
-            return None
-        return _reduced(header, node)
-
-    turn = folded(order, events.before, place)
+    turn = folded(order, events.before, lambda number: _reduced(header, events.nodes[number]))
     seconds = [events.nodes[numbers[len(numbers) // 2]].seconds for numbers in turn.events]
     return TimedTurn(turn.numbers, turn.waits, seconds, updates_a_turn(header))
 
@@ -86,8 +79,10 @@ def period(turn: TimedTurn) -> float:
     return float(cycle.ratio / unit) / turn.updates
 
 
-def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
-    """Key of an event, which is the same in every turn, and the number of its turn."""
+def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int] | None:
+    """Key of an event, which is the same in every turn, and the number of its turn; None for the begin of a lane."""
+    if node.role is Role.BEGIN:
+        return None
     match node.instruction:
         case Compute(kind, micros, stage):
             return _of_micros(header, node, kind, micros, stage)

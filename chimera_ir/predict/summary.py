@@ -1,13 +1,12 @@
 """Answers to a user's first three questions: how fast is it, does it fit, and what limits it."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
-from typing import assert_never
 
-from chimera_ir.cost.number_text import Unit
+from chimera_ir.cost.number_text import Unit, number, rounded
 from chimera_ir.cost.report import Figures, Report
 from chimera_ir.cost.simulate import mean
 from chimera_ir.ir.ids import WeightGroup
@@ -168,7 +167,7 @@ class Limit:
 
     def as_json(self) -> _Json:
         """The answer in the shape of report.json."""
-        shares = {part.value.replace(" ", "_"): float(f"{float(share):.12g}") for part, share in self.shares.items()}
+        shares = {part.value.replace(" ", "_"): rounded(float(share)) for part, share in self.shares.items()}
         return {"worker": self.worker, "largest": self.largest.value.replace(" ", "_"), "shares": shares}
 
 
@@ -241,7 +240,7 @@ def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
     """Seconds of a replay in which a worker does not compute, by cause."""
     times: defaultdict[TimePart, float] = defaultdict(float)
     for stretch in idle(replay)[worker]:
-        times[_part(stretch.cause)] += stretch.end - stretch.start
+        times[_PARTS[stretch.cause]] += stretch.end - stretch.start
     posts = [event for event in replay.lanes[worker] if event.role is Role.POST]
     for post in posts:
         times[TimePart.SUMS if isinstance(post.instruction, AllReduce) else TimePart.MESSAGES] += post.end - post.start
@@ -249,16 +248,7 @@ def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
     return {part: Fraction(seconds) for part, seconds in times.items()}
 
 
-def _part(cause: Cause) -> TimePart:
-    match cause:
-        case Cause.BUBBLE:
-            return TimePart.BUBBLES
-        case Cause.MESSAGE:
-            return TimePart.MESSAGES
-        case Cause.SUM:
-            return TimePart.SUMS
-        case _:
-            assert_never(cause)
+_PARTS = {Cause.BUBBLE: TimePart.BUBBLES, Cause.MESSAGE: TimePart.MESSAGES, Cause.SUM: TimePart.SUMS}
 
 
 def exposed(replay: Replay) -> dict[WeightGroup, float]:
@@ -266,23 +256,19 @@ def exposed(replay: Replay) -> dict[WeightGroup, float]:
 
     Without a flush: how long, on average over the updates, the worker that waits longest waits for the group's sum.
     """
-    groups = sorted({event.instruction.group for event in replay.sums if isinstance(event.instruction, AllReduce)})
+    ends = sorted(
+        (event.instruction.group, event.end) for event in replay.sums if isinstance(event.instruction, AllReduce)
+    )
+    last_ends = dict(ends)
     if replay.header.asynchronous:
-        waits = {group: [0.0] * len(replay.lanes) for group in groups}
+        waits = {group: [0.0] * len(replay.lanes) for group in last_ends}
         for worker, lane in enumerate(replay.lanes):
             for event in lane:
-                if (
-                    event.role is Role.WAIT
-                    and isinstance(event.instruction, WaitAllReduce)
-                    and event.instruction.group in waits
-                ):
+                if isinstance(event.instruction, WaitAllReduce) and event.instruction.group in waits:
                     waits[event.instruction.group][worker] += event.end - event.start
         return {group: max(seconds) / replay.header.updates for group, seconds in waits.items()}
     computed = max((event.end for lane in replay.lanes for event in lane if event.role is Role.COMPUTE), default=0.0)
-    ends: Sequence[tuple[WeightGroup, float]] = [
-        (event.instruction.group, event.end) for event in replay.sums if isinstance(event.instruction, AllReduce)
-    ]
-    return {group: max(0.0, max(end for of, end in ends if of == group) - computed) for group in groups}
+    return {group: max(0.0, end - computed) for group, end in last_ends.items()}
 
 
 def hiding_time(report: Report) -> dict[WeightGroup, Fraction]:
@@ -295,4 +281,4 @@ def hiding_time(report: Report) -> dict[WeightGroup, Fraction]:
 
 
 def _number(value: Fraction) -> int | float:
-    return value.numerator if value.denominator == 1 else float(f"{float(value):.12g}")
+    return rounded(number(value))

@@ -188,18 +188,18 @@ def test_the_option_every_measures_every_layer() -> None:
 
 def test_noise_is_one_warning_and_a_line_for_each_figure_the_worst_first() -> None:
     figures = [
-        ("forward", spread_samples(16, 0.02)),
-        ("backward", spread_samples(16, 0.4)),
-        ("step", spread_samples(16, 0.9)),
+        ("forward of layer 2", spread_samples(16, 0.02)),
+        ("backward of layer 2", spread_samples(16, 0.4)),
+        ("step of layer 2", spread_samples(16, 0.9)),
     ]
-    warning, *lines = noise(stages.Quality.of("layer 2", figures))
+    warning, *lines = noise(figures)
     assert warning.startswith(
         "too noisy to use: 2 of 3 figures, whose medians may be off by more than 5 % after 16 rounds"
     )
     step, backward = (samples.percent(quantity.uncertainty) for _, quantity in (figures[2], figures[1]))
     assert f"the step of layer 2 by {step}" in warning
     assert lines == [f"step of layer 2: {step}", f"backward of layer 2: {backward}"]
-    assert noise(stages.Quality.of("layer 2", figures[:1])) == ()
+    assert noise(figures[:1]) == ()
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chimera_ir.measure.links import chosen_forks, chosen_pairs
+from chimera_ir.measure.links import chosen_fan_outs, chosen_pairs
 from chimera_ir.measure.network import Described, Host, LinkTimes, described
 from chimera_ir.measure.samples import Samples
 from chimera_ir.profile.cluster import Link
@@ -17,13 +17,13 @@ def test_pairs_are_neighbours_within_nodes_and_first_ranks_between_them() -> Non
 
 
 def test_a_fork_is_a_rank_between_two_others_of_the_same_kind() -> None:
-    def forks(places: str) -> dict[bool, tuple[int, tuple[int, int]]]:
-        return chosen_forks(chosen_pairs([*places]), [*places])
+    def fan_outs(places: str) -> dict[bool, tuple[int, tuple[int, int]]]:
+        return chosen_fan_outs(chosen_pairs([*places]), [*places])
 
-    assert forks("ab") == forks("aa") == forks("aabb") == {}
-    assert forks("aaaa") == {True: (1, (0, 2))}
-    assert forks("abcd") == {False: (1, (0, 2))}
-    assert forks("aaabbcc") == {True: (1, (0, 2)), False: (3, (0, 5))}
+    assert fan_outs("ab") == fan_outs("aa") == fan_outs("aabb") == {}
+    assert fan_outs("aaaa") == {True: (1, (0, 2))}
+    assert fan_outs("abcd") == {False: (1, (0, 2))}
+    assert fan_outs("aaabbcc") == {True: (1, (0, 2)), False: (3, (0, 5))}
 
 
 def network(places: str, slow: float = 1.0, at_once: dict[bool, float] | None = None) -> Described:
@@ -43,9 +43,9 @@ def network(places: str, slow: float = 1.0, at_once: dict[bool, float] | None = 
     posts = {(kind, size): exactly(links[kind].overhead) for kind, size in messages}
     taken = {(r, size): exactly(sums.overhead + sums.all_reduce(size, r)) for r in (2, len(places)) for size in SIZES}
     nodes = tuple(Host(place, 0, 6 << 20, shared=True) for place in places)
-    forks = {kind: exactly(longer * messages[kind, SIZES[-1]].median) for kind, longer in (at_once or {}).items()}
+    fan_outs = {kind: exactly(longer * messages[kind, SIZES[-1]].median) for kind, longer in (at_once or {}).items()}
     launches = exactly(sums.overhead)
-    return described("here", LinkTimes(nodes, messages, messages, forks, taken, posts, launches))
+    return described("here", LinkTimes(nodes, messages, messages, fan_outs, taken, posts, launches))
 
 
 def test_links_are_shared_where_two_messages_at_once_take_longer() -> None:
