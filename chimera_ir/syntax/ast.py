@@ -144,7 +144,7 @@ class Endless(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Stages(SyntaxNode):
-    """``stages s in 0..D on [worker =] place``."""
+    """The line ``stages s in 0..D on [worker =] place``: the stages of a pipe and the worker of each."""
 
     variable: Word
     range: Range
@@ -159,7 +159,7 @@ class Halves(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Micros(SyntaxNode):
-    """``micros m in range [halves] [by step] [as number]``."""
+    """The line ``micros m in range [halves] [by step] [as number]``: the micro-batches of a pipe."""
 
     variable: Word
     range: Range | Endless
@@ -197,7 +197,7 @@ class Subject(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Operation(SyntaxNode):
-    """``subject [& subject] @ clock [when guard]``; with two subjects the operation is a pair."""
+    """The line ``subject [& subject] @ clock [when guard]``; with two subjects the operation is a pair."""
 
     subjects: tuple[Subject, ...]
     clock: Expression
@@ -206,14 +206,14 @@ class Operation(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Reads(SyntaxNode):
-    """``reads version expression``."""
+    """The line ``reads version expression``: the version of the weights that a micro-batch reads."""
 
     version: Expression
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute(SyntaxNode):
-    """``recompute [when guard]``."""
+    """The line ``recompute [when guard]``: the stages that run their forward again before the backward."""
 
     guard: Expression | None
 
@@ -228,7 +228,7 @@ class SyncMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sync(SyntaxNode):
-    """``sync mode [when guard]``."""
+    """The line ``sync mode [when guard]``: when the gradients of the stages are summed."""
 
     mode: SyncMode
     guard: Expression | None
@@ -247,14 +247,14 @@ class Parameter(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Workers(SyntaxNode):
-    """``workers count``."""
+    """The line ``workers count``: the number of workers."""
 
     count: Expression
 
 
 @dataclass(frozen=True, slots=True)
 class Let(SyntaxNode):
-    """``let name = value``."""
+    """The line ``let name = value``: a value with a name."""
 
     name: Word
     value: Expression
@@ -262,7 +262,7 @@ class Let(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Function(SyntaxNode):
-    """``fn name(parameters) = body``."""
+    """The line ``fn name(parameters) = body``: a function for formulas."""
 
     name: Word
     parameters: tuple[Word, ...]
@@ -271,7 +271,7 @@ class Function(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Require(SyntaxNode):
-    """``require condition, "message"``."""
+    """The line ``require condition, "message"``: a condition on the parameters."""
 
     condition: Expression
     message: str
@@ -279,7 +279,7 @@ class Require(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class Update(SyntaxNode):
-    """``update every count``."""
+    """The line ``update every count``: the number of micro-batches of an update without a flush."""
 
     count: Expression
 
@@ -293,7 +293,7 @@ class MemoryQuantity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Memory(SyntaxNode):
-    """``memory quantity <= limit``."""
+    """The line ``memory quantity <= limit``: a bound that the schedule promises to keep."""
 
     quantity: MemoryQuantity
     limit: Expression
@@ -309,7 +309,7 @@ class Index(SyntaxNode):
 
 @dataclass(frozen=True, slots=True)
 class PipeBlock(SyntaxNode):
-    """``pipe name[index] { clauses }``."""
+    """The block ``pipe name[index] { clauses }``, which describes one pipe, or one for each value of the index."""
 
     name: Word
     index: Index | None

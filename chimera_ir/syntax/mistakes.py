@@ -108,7 +108,7 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
 
 
 def _inside_pipe(stop: Stop, token: Token, opened: Span) -> Diagnostic:
-    """The mistake of a scheme's line in a pipe; a ``let`` that uses the pipe's variables can become a function."""
+    """Reports a line that belongs outside of pipes; a ``let`` with variables of the pipe can become a function."""
     tokens, at = stop.tokens, stop.position
     line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
     variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "[")]

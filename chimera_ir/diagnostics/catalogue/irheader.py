@@ -140,7 +140,7 @@ class UnevenTurn(Diagnostic, code="CH520"):
 
 
 class KindLacking(Diagnostic, code="CH525"):
-    """A ``kinds`` line that names a kind of operation, but not the kind that makes the values which it reads."""
+    """A ``kinds`` line without the kind of operation that makes what another kind of the line reads."""
 
     title = "`{line}`: no operation makes what a {reader} reads"
     label = "as {reason}"

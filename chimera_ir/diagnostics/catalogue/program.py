@@ -297,6 +297,6 @@ class ScriptDiffers(Diagnostic, code="CH422"):
         return f"`{self.expected}`" if self.expected else "nothing more"
 
     def notes(self) -> tuple[Note, ...]:
-        """Line of the script, and its effect."""
+        """Returns a note with the line of the script and what the line does."""
         where = f"line {self.number} of {self.script}, `{self.text}`," if self.text else f"{self.script}"
         return (Note(f"{where} {self.done}"),)
