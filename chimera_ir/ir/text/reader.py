@@ -164,7 +164,7 @@ class _BodyReader:
                 return None
 
     def _slot(self, token: Token, message: ops.Message, slot: int, count: int | None) -> bool:
-        """Returns whether a receive has a slot in range, or records a mistake; a turn also names the ``count`` of slots."""
+        """Returns whether a receive has a slot in range, or records a mistake; in a turn, ``count`` slots exist."""
         if not self._stream:
             if count is not None:
                 self._reject(say.MalformedLine(span(token), "recv", FORMS["recv"]))
