@@ -22,7 +22,7 @@ _IMPORTING = "<frozen "
 
 @dataclass(frozen=True)
 class LaneOperation:
-    """An operation of a lane as error messages name it: kind and micro-batches as in schedule.sir, stage and update.
+    """An operation of a lane, for error messages. Its text is as in schedule.sir, such as ``F m2 s1``.
 
     A step of the optimizer has no micro-batches. Updates count from 0, but ``words`` counts them from 1. ``stage`` is a
     tuple for the step of parameters that several stages share.
@@ -36,11 +36,8 @@ class LaneOperation:
     def __str__(self) -> str:
         stages = self.stage if isinstance(self.stage, tuple) else (self.stage,)
         group = "+".join(f"s{stage}" for stage in stages)
-        return " ".join([self.kind, *([self._numbers] if self.micro_batches else []), group])
-
-    @property
-    def _numbers(self) -> str:
-        return ",".join(f"m{micro}" for micro in self.micro_batches)
+        micro_batches = ",".join(f"m{micro}" for micro in self.micro_batches)
+        return " ".join(filter(None, (self.kind, micro_batches, group)))
 
     @property
     def words(self) -> str:
@@ -88,7 +85,7 @@ class ModelError(Exception):
 
 
 class UserCode:
-    """Context in which the user's code is called: an error inside becomes a `ModelError`. It can be entered many times.
+    """Context that can be used many times; the user's code is called inside, and its errors become a `ModelError`.
 
     SystemExit becomes a `ModelError`, too, and so does a KeyboardInterrupt if Ctrl-C cannot have raised it. A
     `ModelError` of an inner context and a `PeerLost` stay as they are.
@@ -108,22 +105,22 @@ class UserCode:
     ) -> None:
         if error is None or isinstance(error, ModelError | PeerLost):
             return
-        if isinstance(error, KeyboardInterrupt) and _ctrl_c_raises():
-            return
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            return  # from Ctrl-C
         inside = None if trace is None else trace.tb_next
         begin = _behind(inside, _OURS, _TORCH, _IMPORTING) or _behind(inside, _OURS, _IMPORTING)
         raise ModelError(self._doing, self._status) from error.with_traceback(begin)
 
 
 class Located:
-    """Context for calls of this package by the user: completes and shortens the errors that leave them.
+    """Context for calls of this package by the user: adds facts to the errors inside, and shortens their tracebacks.
 
-    A `ModelError` gets the rank and the worker. It and the errors of this package lose the frames inside of the call,
-    so that the traceback ends with the user's line that called us. An error for lack of memory gets a note with the
-    text of ``memory_report``. ``leak_groups`` is called with the error when another rank is lost.
+    A `ModelError` gets the rank and the worker. A `ModelError` or an error of this package loses the frames inside the
+    call, so that the traceback ends with the user's line that called this package. An error for lack of memory gets a
+    note with the text of ``memory_report``. ``leak_groups`` is called with the error when another rank is lost.
 
     ``failed`` is true after an error: messages may still be under way, and the rank must run nothing more. ``closed``
-    says that the pipeline was closed.
+    is true once the pipeline was closed.
     """
 
     def __init__(
@@ -140,7 +137,7 @@ class Located:
         self.failed = self.closed = False
 
     def for_loader(self) -> "Located":
-        """Returns a context of the same rank for loading data: an error in that one does not set ``failed`` here."""
+        """Returns a context of the same rank for loading data. Errors in it do not set ``failed`` of this context."""
         return Located(self._rank, self._worker, self._memory_report, self._leak_groups)
 
     def __enter__(self) -> None:
@@ -165,10 +162,6 @@ def ran_out(error: BaseException | None) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def _ctrl_c_raises() -> bool:
-    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class RemoteTraceback(Exception):
@@ -218,17 +211,17 @@ def _words(error: BaseException) -> str:
 
 
 def _behind(trace: TracebackType | None, *prefixes: str) -> TracebackType | None:
-    """The traceback from the first frame on whose file begins with none of the prefixes."""
+    """The rest of a traceback, from the first frame on whose file begins with none of the prefixes."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(prefixes):
         trace = trace.tb_next
     return trace
 
 
 def _place(error: BaseException) -> str:
-    """The last line that ran in the user's files, as text.
+    """Text that names the last line that ran in the user's files.
 
-    If this line is in another file than the one that we called, the last line in the called file is added. If no line
-    of the user's files ran, the text names the last line outside of torch.
+    If this line is not in the file that this package called, the last line in the called file is added. If no line of
+    the user's files ran, the text names the last line outside of torch.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}: "

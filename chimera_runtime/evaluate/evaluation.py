@@ -7,6 +7,7 @@ calls of the script for this micro-batch do nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,25 +33,25 @@ from chimera_runtime.values.shared_memory import Slots, unshared
 from chimera_runtime.values.tensors import Tensors, join, plain
 
 
+@dataclass(frozen=True)
 class SentOutput:
     """Output of a stage that has a next one. ``whole`` is the number of items of a whole micro-batch."""
 
-    def __init__(self, number: int, current: "_CurrentRound", whole: int) -> None:
-        self._number = number
-        self._current = current
-        self._whole = whole
+    number: int
+    current: "_CurrentRound"
+    whole: int
 
     def finish(self, micro: int, items: int, returned: Any, _target: Any) -> Tensors:
         """Returns the tensors to send, from what the module ``returned`` for a micro-batch of ``items`` items.
 
         Raises `BadModel` if the tensors differ from those in training in more than their number of items.
         """
-        boundary = self._current.boundaries[self._number]
-        expected = boundary if items == self._whole else boundary.of_items(items, self._whole)
+        boundary = self.current.boundaries[self.number]
+        expected = boundary if items == self.whole else boundary.of_items(items, self.whole)
         assert expected is not None, "Evaluation.evaluation_batches has refused that"
         tensors, form = taken_apart(returned)
         if difference := expected.mismatch(tensors, form, 1):
-            raise mistakes.evaluation_output_differs(self._number, micro, difference)
+            raise mistakes.evaluation_output_differs(self.number, micro, difference)
         return tuple([plain(tensor.detach()) for tensor in tensors])
 
 
@@ -118,58 +119,45 @@ class _CurrentRound:
         return to_device(self.round.load(micro)[which], device) if self.has(micro) else None
 
 
+@dataclass
 class EvaluationStage:
     """A stage for forwards alone, which keeps nothing but its outputs until they are sent."""
 
-    def __init__(
-        self,
-        number: int,
-        module: torch.nn.Module,
-        before: Boundary | None,
-        output: SentOutput | LossTotal | OutputStore,
-        current: _CurrentRound,
-        last: bool,
-        load_keywords: Callable[[int], Keywords] = lambda _micro: {},
-    ) -> None:
-        self._module = module
-        self._before = before
-        self._output = output
-        self._current = current
-        self._last = last
-        self._load_keywords = load_keywords
-        self._outputs: dict[Micros, Tensors] = {}
-        self._running = UserCode(f"the forward of stage {number} in an evaluation", FAILED)
-
-    def begin(self, _update: int) -> None:
-        """Does nothing: an evaluation numbers its micro-batches anew in every round."""
+    number: int
+    module: torch.nn.Module
+    before: Boundary | None
+    output: SentOutput | LossTotal | OutputStore
+    current: _CurrentRound
+    load_keywords: Callable[[int], Keywords]
+    _outputs: dict[Micros, Tensors] = field(default_factory=dict)
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
         """Runs the stage on a micro-batch, or on several one after the other; arguments as of `Stage.forward`."""
-        if not self._current.has(micros):
+        if not self.current.has(micros):
             return
         arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._split(micros, inputs, targets)
-        outputs = [self._run(micro, *values) for micro, *values in arguments if self._current.has(micro)]
-        if not self._last:
+        outputs = [self._run(micro, *values) for micro, *values in arguments if self.current.has(micro)]
+        if isinstance(self.output, SentOutput):
             self._outputs[micros] = outputs[0] if len(outputs) == 1 else join(outputs)
 
     def outputs(self, micros: Micros) -> Tensors:
         """Returns the outputs of a forward and forgets them; an empty tuple if the micro-batches have no items."""
-        return self._outputs.pop(micros) if self._current.has(micros) else ()
+        return self._outputs.pop(micros) if self.current.has(micros) else ()
 
     def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
         """Yields each micro-batch with its inputs and its target. Received inputs are joined along dimension 0."""
-        total, end = self._current.size(micros), 0
+        total, end = self.current.size(micros), 0
         for number, micro in enumerate(micros):
-            start, end = end, end + self._current.size(micro)
-            shares = inputs[number] if self._before is None else tuple(_share(t, start, end, total) for t in inputs)
+            start, end = end, end + self.current.size(micro)
+            shares = inputs[number] if self.before is None else tuple(_share(t, start, end, total) for t in inputs)
             yield micro, shares, None if targets is None else targets[number]
 
     def _run(self, micro: int, inputs: Any, target: Any) -> Tensors:
-        argument = inputs if self._before is None else self._before.form.filled(inputs)
-        keywords = self._load_keywords(micro)
-        with self._running:
-            returned = self._module(argument, **keywords)
-        outputs = self._output.finish(micro, self._current.size(micro), returned, target)
+        argument = inputs if self.before is None else self.before.form.filled(inputs)
+        keywords = self.load_keywords(micro)
+        with UserCode(f"the forward of stage {self.number} in an evaluation", FAILED):
+            returned = self.module(argument, **keywords)
+        outputs = self.output.finish(micro, self.current.size(micro), returned, target)
         del returned  # only then does `unshared` see whether the module still holds the memory of an output
         return tuple(map(unshared, outputs))
 
@@ -296,8 +284,8 @@ class Evaluation:
                 raise mistakes.rows_are_not_items(items, self._whole, stage)
 
     def _stage(self, number: int, stage: Stage) -> EvaluationStage:
-        """Makes a stage for forwards alone with the module of a stage of training."""
-        names, is_last = self._keywords[number], number == len(self._boundaries)
+        """Makes a stage for forwards alone, with the module of a stage that trains."""
+        names = self._keywords[number]
 
         def load_keywords(micro: int) -> Keywords:
             loaded = self._current.load(micro, 2, self._device) if names else {}
@@ -309,9 +297,8 @@ class Evaluation:
             number=number,
             module=stage.module,
             before=self._boundaries[number - 1] if number else None,
-            output=self._output if is_last else SentOutput(number, self._current, self._whole),
+            output=self._output if number == len(self._boundaries) else SentOutput(number, self._current, self._whole),
             current=self._current,
-            last=is_last,
             load_keywords=load_keywords,
         )
 

@@ -12,10 +12,7 @@ Load = Callable[[int, int], Any]
 
 
 class Lane:
-    """A worker's stages, ties and links, and the micro-batches of an update.
-
-    The key of a link is the stage that sends, the stage that receives, and the other worker.
-    """
+    """A worker's stages, ties and links, and the inputs and targets of an update."""
 
     def __init__(
         self,
@@ -57,11 +54,11 @@ class Lane:
         return self._outgoing[source, target, worker]
 
     def input(self, micros: Micros) -> Any:
-        """Returns the inputs of a micro-batch, for stage 0; for several micro-batches, a tuple."""
+        """Returns the input of a micro-batch, for stage 0; for several micro-batches, a tuple of inputs."""
         return self._loaded(self._load_input, micros)
 
     def target(self, micros: Micros) -> Any:
-        """Returns the targets of a micro-batch, for the loss; for several micro-batches, a tuple."""
+        """Returns the target of a micro-batch, for the loss; for several micro-batches, a tuple of targets."""
         return self._loaded(self._load_target, micros)
 
     def _loaded(self, load: Load, micros: Micros) -> Any:

@@ -10,7 +10,7 @@ from chimera_runtime.values.tensors import Tensors, part
 
 
 class _MessageLink:
-    """Link from a stage to a neighbouring stage on another worker; a message is known by its micro-batches."""
+    """Link from a stage to a neighbouring stage on another worker; a message is identified by its micro-batches."""
 
     def __init__(self, peer: Any, source: int, target: int, stages: int) -> None:
         self._peer = peer
@@ -58,7 +58,7 @@ class Incoming(_MessageLink):
         self._under_way[micros].wait()
 
     def take(self, micros: Micros) -> Tensors:
-        """Takes the tensors of a message that has arrived; their memory is the slot."""
+        """Returns the tensors of a message that has arrived, which lie in the slot."""
         tensors: Tensors = self._under_way.pop(micros).tensors
         return tensors
 

@@ -9,17 +9,17 @@ from torch.profiler import record_function
 
 from chimera_runtime.lane.message_links import Outgoing
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.program.weight_groups import Group, group_text
 
 Within = Callable[[str], AbstractContextManager[Any]]
 """Function that returns a context: the range with the given name."""
 
 Lines = Mapping[str, Callable[..., str]]
-"""Functions by the name of a method: from its arguments to the line of the program that the call runs."""
+"""Functions by the name of a method, each from the arguments of a call to the line of the program that it runs."""
 
 
 class Ranged:
-    """Wrapper of a tie or a link: a call of a method in ``lines`` is a range, named by its line of the program."""
+    """Wrapper of a tie or a link. A call of a method in ``lines`` is a range with the name of its program line."""
 
     def __init__(self, part: Any, within: Within, lines: Lines) -> None:
         self._part = part
@@ -40,7 +40,7 @@ class Ranged:
 
 
 class RangedStage(Ranged):
-    """Wrapper of a stage whose calls are ranges; an operation's name includes the version of the weights, if chosen."""
+    """Wrapper of a stage whose calls are ranges. The name of an operation has the version chosen by `at`, if any."""
 
     def __init__(self, number: int, stage: Any, within: Within) -> None:
         self._version = ""
@@ -121,7 +121,7 @@ def _text(micros: Micros) -> str:
 
 
 def _of_weights(group: Group) -> dict[str, Callable[..., str]]:
-    weights = "+".join(f"s{stage}" for stage in group)
+    weights = group_text(group)
     return {
         "all_reduce": lambda: f"all_reduce {weights}",
         "wait_all_reduce": lambda: f"wait all_reduce {weights}",

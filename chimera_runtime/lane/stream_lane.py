@@ -95,7 +95,7 @@ class StreamStage(StreamWeights):
             self._stage.at(self._version).forward(micros, inputs, targets)
 
     def outputs(self, micros: Micros) -> Tensors:
-        """Takes the results of a forward; none for micro-batches outside the run."""
+        """Returns the results of a forward; none for micro-batches outside the run."""
         return self._stage.outputs(micros) if self._run.has(micros) else ()
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
@@ -114,35 +114,35 @@ class StreamStage(StreamWeights):
             self._stage.at(self._version).backward_weights(micros)
 
     def input_gradients(self, micros: Micros) -> Tensors:
-        """Takes the input gradients of a backward; none for micro-batches outside the run."""
+        """Returns the input gradients of a backward; none for micro-batches outside the run."""
         return self._stage.input_gradients(micros) if self._run.has(micros) else ()
 
 
+@dataclass(frozen=True)
 class StreamLink:
     """An `Incoming` or `Outgoing` link whose calls do nothing unless ``is_run`` is true of their micro-batches."""
 
-    def __init__(self, link: Any, is_run: Callable[[Micros], bool]) -> None:
-        self._link = link
-        self._is_run = is_run
+    link: Any
+    is_run: Callable[[Micros], bool]
 
     def isend(self, micros: Micros, tensors: Tensors) -> None:
         """Posts the sending of a message."""
-        if self._is_run(micros):
-            self._link.isend(micros, tensors)
+        if self.is_run(micros):
+            self.link.isend(micros, tensors)
 
     def irecv(self, micros: Micros, into: int) -> None:
         """Posts the receive of a message into a slot."""
-        if self._is_run(micros):
-            self._link.irecv(micros, into)
+        if self.is_run(micros):
+            self.link.irecv(micros, into)
 
     def wait(self, micros: Micros) -> None:
         """Returns when a message has arrived, or the peer has taken it."""
-        if self._is_run(micros):
-            self._link.wait(micros)
+        if self.is_run(micros):
+            self.link.wait(micros)
 
     def take(self, micros: Micros) -> Tensors:
-        """Takes the tensors of a message that has arrived; none for micro-batches that are not run."""
-        return self._link.take(micros) if self._is_run(micros) else ()
+        """Returns the tensors of a message that has arrived; none for micro-batches that are not run."""
+        return self.link.take(micros) if self.is_run(micros) else ()
 
 
 class StreamLane(Lane):

@@ -16,7 +16,7 @@ _NAME = "_name_in_model"
 
 
 def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
-    """Binds the offered arguments that a function takes by name; a call then gives ``positional`` other arguments.
+    """Returns a function with the offered arguments that it takes by name bound; calls give ``positional`` others.
 
     Raises `Misuse` if the function needs an argument that is not offered.
     """
@@ -51,7 +51,7 @@ def _by_name(function: Any, positional: int) -> list[inspect.Parameter]:
 
 
 def takes_names(optimizer: Callable[..., Any]) -> bool:
-    """Whether the parameter of the function that makes an optimizer is called ``named_parameters``."""
+    """Whether the first parameter of a function that makes an optimizer is called ``named_parameters``."""
     try:
         return next(iter(inspect.signature(optimizer).parameters), None) == _NAMED
     except (TypeError, ValueError):
@@ -65,7 +65,7 @@ def label(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 
 def with_names(optimizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Turns an ``optimizer(named_parameters)`` into a function of parameters in which `label` has stored the names."""
+    """Returns ``optimizer``, which takes named parameters, as a function of parameters that `label` has named."""
 
     @wraps(optimizer)
     def of_parameters(parameters: Sequence[torch.nn.Parameter]) -> Any:

@@ -1,4 +1,4 @@
-"""A model as a list of layers, which a split cuts into stages: names and weights follow from a layer's index alone."""
+"""A model as a list of layers, which a split cuts into stages. Names and weights depend only on a layer's index."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from chimera_runtime.errors import model as mistakes
 class Layers:
     """A model as a list of layers, for a `Pipeline` in place of ``build_stage``.
 
-    Parameter p of layer i is ``layers.<i>.p`` of the model, and its initial value follows from the seed and i: neither
-    depends on the number of stages or on the split. ``tied`` and ``name`` number layers, not stages. The
-    module of a stage has its layers as children by their index: ``pipe.stages[0]["3"]``.
+    Parameter p of layer i has the name ``layers.<i>.p``, and an initial value that depends on the seed and i. Both are
+    the same for any number of stages and any split. ``tied`` and ``name`` number layers in place of stages. The module
+    of a stage has its layers as children by their index: ``pipe.stages[0]["3"]``.
 
     Parameters
     ----------
     layers
-        A function for each layer. Ranks that hold the layer's stage call it to make the layer. A layer is called with
-        the output of the layer before, and with the keyword arguments that it accepts.
+        A function for each layer, which makes the layer on the ranks that hold its stage. A layer is called with the
+        output of the layer before, and with the keyword arguments that it accepts.
     split
         The first layer of each stage, from 0 upwards. By default stages have equal numbers of layers, or
         numbers that differ by one.

@@ -51,8 +51,8 @@ class Model:
     """Functions of a user that make a model; error messages name ``file`` as the place of the functions.
 
     Errors that the functions raise become a `ModelError`. ``name(stage, parameter)`` returns the model's own name for a
-    parameter of a stage, and ``tied(num_stages)`` the parameters that stages share; with layers, both number layers in
-    place of stages.
+    parameter of a stage, and ``tied(num_stages)`` returns the parameters that stages share. With layers, both functions
+    number layers in place of stages.
     """
 
     file: Path
@@ -81,11 +81,10 @@ class Model:
     def stage(
         self, stage: int, stages: int, seed: int, device: torch.device, members: Sequence[int] | None = None
     ) -> torch.nn.Module:
-        """Builds a stage with its initial weights, which depend on the seed and the stage, or the layer, alone.
+        """Builds a stage with its initial weights, which depend only on the seed and on the stage or the layer.
 
-        A stage that is built on the meta device gets zeros; `is_unfilled` is true of them until they are loaded.
-
-        ``members`` are the ranks of the pipelines, if the stage may be spread over other ranks.
+        The weights of a stage that is built on the meta device are zeros, and `is_unfilled` is true of them until they
+        are loaded. ``members`` are the ranks of the pipelines, if the stage may be spread over other ranks.
         """
         build: Any = self.build_stage
         if isinstance(build, Layers):
@@ -154,7 +153,7 @@ class ModelFile(Model):
     autocast: torch.dtype | None = None
 
     def items(self) -> Any:
-        """Returns the result of ``dataset``; `Batches.check` checks it."""
+        """Returns the result of ``dataset``, which `Batches.check` checks later."""
         with UserCode("dataset()", MISUSED):
             return self.dataset()
 
@@ -233,7 +232,7 @@ def _kind(value: object) -> str:
 
 
 def _on_device(module: torch.nn.Module, device: torch.device, stage: int, file: Path) -> torch.nn.Module:
-    """Moves the module of a stage to its device; a module on any device but this and the CPU is a mistake."""
+    """Moves the module of a stage from the CPU to ``device``; `Misuse` if a tensor is on another device."""
     for name, tensor in _tensors(module):
         if not is_on(tensor, device) and tensor.device.type != "cpu":
             raise mistakes.tensor_is_elsewhere(file, stage, name, place=str(tensor.device), device=str(device))
@@ -253,8 +252,8 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int] | None = None) -> ModelFile:
     """Loads a model file. Its functions may take ``offered`` arguments by name; ``split`` cuts its layers into stages.
 
-    Raises `Misuse` if the file cannot be read, lacks a function, or a function needs an argument that is not offered;
-    if ``args`` are offered and no function takes them; if the split does not fit the layers. Raises `ModelError` if
+    Raises `Misuse` if the file cannot be read or lacks a function, if a function needs an argument that is not offered,
+    if ``args`` are offered and no function takes them, or if the split does not fit the layers. Raises `ModelError` if
     importing the file raises an error.
     """
     try:

@@ -23,7 +23,7 @@ _DYNAMIC_ATTRIBUTES = {"__dict__", "import_module", "modules"}
 def require_plausible(path: Path) -> None:
     """Passes unless a model file is certain to fail when ranks import it.
 
-    Raises `Misuse` if its text is not Python, or defines a required function nowhere.
+    Raises `Misuse` if the text of the file is not Python, or does not define a required function.
     """
     if path.suffix != ".py" or not path.is_file():
         return

@@ -39,8 +39,8 @@ def names_in_model(model: Model, stage: int, module: torch.nn.Module) -> dict[st
 def parameters_by_name(model: Model, built: Modules, ties: Sequence[Tie]) -> dict[str, torch.nn.Parameter]:
     """Returns the parameters of some stages, each once, by the model's own names.
 
-    A parameter that stages share has the name of its first declared end, the same on every rank. An end is a stage and
-    the parameter's name there.
+    A parameter that stages share has the name of its first end, a stage and the parameter's name in that stage; so the
+    name is the same on every rank.
 
     Raises `Misuse` if two parameters have the same name.
     """

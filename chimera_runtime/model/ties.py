@@ -1,4 +1,4 @@
-"""Ties: parameters that stages share. The model declares them, and here they become one object on each rank."""
+"""Ties: parameters that stages share. The model declares them; `unite` makes each one object on this rank."""
 
 import re
 from collections import defaultdict
@@ -19,7 +19,7 @@ from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.values.mesh_tensors import is_spread
 
 End = tuple[int, str]
-"""End of a tie: a parameter by its stage and its name in the stage, which begins with the layer's index, if any."""
+"""End of a tie: a stage, and the name of a parameter in it. With layers, the name begins with the layer's index."""
 
 Modules = Mapping[int, torch.nn.Module]
 """The modules of stages, by their number."""
@@ -29,8 +29,8 @@ Modules = Mapping[int, torch.nn.Module]
 class Tie:
     """Parameters that the same stages share: one weight group, with one sum and one step.
 
-    ``parameters`` has the ends of each parameter, whose initial value is that of the first end. ``stages`` are
-    ascending. If layers of a single stage share parameters, these belong to the weight group of the stage.
+    ``parameters`` has the ends of each parameter; the first end gives the initial value. ``stages`` are ascending.
+    There is also a tie with one stage if layers of that stage share parameters; these are in its own weight group.
     """
 
     stages: Group
@@ -57,7 +57,7 @@ def declared(model: Model, job: Job) -> tuple[Tie, ...]:
 
 
 def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]:
-    """Yields the ends of each tied parameter, after a check; the numbers of layers become those of stages."""
+    """Checks what ``tied`` returned, and yields the ends of each tied parameter with stages in place of layers."""
     layers, ends_before = model.layers, set[End]()
     kind, count = ("stage", stages) if layers is None else ("layer", len(layers.layers))
     try:
@@ -126,7 +126,7 @@ def _unite(built: Modules, ends: Sequence[End]) -> None:
 
 
 def _describe(control_group: ControlGroup, built: Modules, ends: Sequence[End], model: Model) -> None:
-    """Leaves in the store a text about each end that this rank holds: dtype, shape, and whether it is frozen."""
+    """Puts text about each end that this rank holds into the store: dtype, shape, and whether it is frozen."""
     for stage, name in ends:
         if stage not in built:
             continue
@@ -153,7 +153,7 @@ def _require_equal(control_group: ControlGroup, job: Job, ends: Sequence[End], m
 
 
 def _described(control_group: ControlGroup, job: Job, end: End) -> str:
-    """Shape, dtype and requires_grad of an end, as the first rank that holds it describes it."""
+    """Text about an end, from the first rank that holds it: see `_describe`."""
     stage, name = end
     what = f"for what {name} of stage {stage} is like, which another stage shares"
     holder = control_group.place.ranks_of(job.members((stage,)))[0]
@@ -161,7 +161,7 @@ def _described(control_group: ControlGroup, job: Job, end: End) -> str:
 
 
 def _send_initial(control_group: ControlGroup, job: Job, built: Modules, *, tie: Tie, ends: Sequence[End]) -> None:
-    """Sends the initial value from the first rank that holds the first end to the ranks that hold only others."""
+    """Sends an initial value from the first rank with the first end to the ranks that hold only other ends."""
     first, name = ends[0]
     place = control_group.place
     holders = place.ranks_of(job.members((first,)))
@@ -214,11 +214,11 @@ def shared(built: Modules, model: Model) -> Iterator[tuple[End, End]]:
 
 
 def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None:
-    """Passes if stages, or layers of a stage, share only parameters that are tied, as far as that can be found out.
+    """Passes if stages, or layers of a stage, are known to share only parameters that are tied.
 
-    It can be found out for stages of one process, and for modules that have ``_tied_weights_keys``.
+    Known are the stages of this process, and parameters that a module lists in ``_tied_weights_keys``.
 
-    Raises `Misuse` if they share a parameter that is not tied; the message has the line that declares the tie.
+    Raises `Misuse` if a shared parameter is not tied; the message has the line that declares the tie.
     """
     tied = {end for tie in ties for ends in tie.parameters for end in ends}
     for first, other in shared(built, model):
@@ -244,7 +244,7 @@ def _end(model: Model, end: End) -> str:
 
 
 def _tied_elsewhere(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields the parameters that a module calls tied but does not share within itself: their names and partners."""
+    """Yields name and partner of each parameter that a module lists as tied but does not share within itself."""
     names: dict[torch.nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[parameter].append(name)

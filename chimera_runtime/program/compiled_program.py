@@ -24,7 +24,7 @@ class RankScript(Protocol):
     """A ``rank_<k>.py``: the operations of a worker, as functions of its `Lane`.
 
     It has ``update`` if every update ends before the next one begins, else ``turn``; ``evaluate`` runs forwards alone.
-    ``PROGRAM`` is the digest of its program, ``INTERFACE`` the interface of this package for which it was written.
+    ``PROGRAM`` is the digest of the program; ``INTERFACE`` is the interface of this package that the script needs.
     """
 
     INTERFACE: int
@@ -43,7 +43,9 @@ class CompiledProgram:
     ranks: tuple[RankFacts, ...]
 
     def script(self, worker: int) -> RankScript:
-        """Loads the script of a worker. Scripts are written last: if this one is of the program, so is program.json.
+        """Loads the script of a worker.
+
+        Scripts are written last: a script with the digest of program.json proves that program.json is complete.
 
         Raises `Misuse` if the script is missing, or of another program.
         """
@@ -96,14 +98,15 @@ def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
     """
     facts = json.loads(text)
     ranks = tuple(map(_rank, facts.pop("ranks")))
-    return Job(**{name: _frozen(value) for name, value in facts.items() if name != "interface"}), ranks
+    del facts["interface"]
+    return Job(**_frozen(facts)), ranks
 
 
 def _rank(facts: dict[str, Any]) -> RankFacts:
     turns = facts["turns"]
     return RankFacts(
-        stages={int(stage): StageFacts(**_values(of_stage)) for stage, of_stage in facts["stages"].items()},
-        ties=tuple(TieFacts(**_values(of_tie)) for of_tie in facts["ties"]),
+        stages={int(stage): StageFacts(**_frozen(of_stage)) for stage, of_stage in facts["stages"].items()},
+        ties=tuple(TieFacts(**_frozen(of_tie)) for of_tie in facts["ties"]),
         incoming=_frozen(facts["incoming"]),
         outgoing=_frozen(facts["outgoing"]),
         kept=tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in facts["kept"]),
@@ -119,10 +122,8 @@ def _evaluation(slots: dict[str, Any], incoming: Any, outgoing: Any) -> Evaluati
     return EvaluationFacts(rooms, _frozen(incoming), _frozen(outgoing))
 
 
-def _values(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: _frozen(value) for name, value in facts.items()}
-
-
 def _frozen(value: Any) -> Any:
     """Returns a JSON value with tuples in place of lists, at every depth."""
+    if isinstance(value, dict):
+        return {name: _frozen(inside) for name, inside in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

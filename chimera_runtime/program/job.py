@@ -11,23 +11,22 @@ from chimera_runtime.program.weight_groups import Group
 class Job:
     """Facts about a program that all its ranks share.
 
-    ``program`` is a digest of all generated files together: it differs where a byte of any file differs.
+    ``program`` is a digest of the bytes of all generated files.
 
-    ``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes. ``evaluated`` is the
-    number of micro-batches of a round of an evaluation: N, or more where there is no flush. ``links`` are the pairs of
-    workers of which the first sends to the second.
+    ``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` is N, over all pipes. ``evaluated`` is the
+    number of micro-batches of a round of an evaluation: N, or more if there is no flush. ``links`` are pairs of workers
+    of which the first sends to the second. ``ties`` are the groups of stages that share parameters.
 
-    ``ties`` are the groups of stages that share parameters.
-
-    A micro-batch is cut into ``parts``. ``recomputing`` are the stages that recompute, ``grouped`` those with
-    operations over several micro-batches, ``split_backward`` those with backwards in two halves. ``kinds`` are the
+    A micro-batch is cut into ``parts``. ``recomputing`` are the stages that recompute, ``grouped`` the stages with
+    operations over several micro-batches, ``split_backward`` the stages with backwards in two halves. ``kinds`` are the
     letters of all kinds of operations.
 
-    Where updates overlap, the lanes repeat every ``period`` micro-batches, and ``reads[s]`` says which version of its
-    weights stage s reads for each of them, relative to the updates in the periods before: runs of (offset, count).
-    After ``lag`` further updates have begun, every stage has made its step of an update. With a flush both are 0.
+    Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` gives the version of the weights that
+    stage s reads for each micro-batch of a period, as an offset to the number of updates in the periods before; it is
+    written as runs of (offset, count). Once ``lag`` further updates have begun, every stage has made the step of an
+    update. With a flush ``period`` and ``lag`` are 0.
 
-    ``communicators`` are the choices of communicators that the program is proven to finish with.
+    ``communicators`` are the choices of communicators with which the program is proven to finish.
     """
 
     name: str
@@ -78,7 +77,8 @@ class Job:
 class Place:
     """The place of a rank among all ranks, which make W = ``copies`` copies of the workers.
 
-    In the layout ``pipeline`` the ranks of a copy follow each other, else those of a worker."""
+    In the layout ``pipeline`` the ranks of a copy have consecutive numbers, in the other layout the ranks of a worker.
+    """
 
     rank: int
     workers: int

@@ -33,7 +33,7 @@ class Numbering:
     first: int = 0
 
     def place(self, micro: int) -> tuple[int, int]:
-        """The update of a micro-batch, and its number there."""
+        """The update of a micro-batch, and the number of the micro-batch within the update."""
         later, number = divmod(micro, self.passes)
         return self.first + later, number
 

@@ -17,17 +17,17 @@ class StageFacts:
     Attributes
     ----------
     inputs, gradients
-        Sizes of the receive buffers for activations and for gradients, in micro-batches.
+        Sizes of the receive buffers (slots) for activations and for gradients, in micro-batches.
     copies
-        Number of copies of its weights.
+        Number of copies of the stage's weights.
     sending
-        The largest number of micro-batches, or parts of them, of which activations are being sent at one time, and
-        that of which gradients are.
+        Two largest numbers of micro-batches, or parts of them, that are being sent at one time: of activations, and of
+        gradients.
     recomputed
         The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
     initial
-        Two versions, 0 or less: of the `stash` line that keeps the initial weights, and of the `drop` line that frees
-        them. Versions below 0 have the weights of version 0.
+        Two versions, 0 or less: in the `stash` line that keeps the initial weights, and in the `drop` line that frees
+        these. All versions below 0 stand for the weights of version 0.
     """
 
     inputs: tuple[int, ...]
@@ -40,7 +40,7 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class TieFacts:
-    """Facts for a worker about the parameters that ``stages`` share, if it holds some of these; see `StageFacts`."""
+    """Facts for a worker about the parameters that ``stages``, some of them its own, share; as in `StageFacts`."""
 
     stages: Group
     copies: int
@@ -51,7 +51,7 @@ class TieFacts:
 class Turns:
     """The turns of a worker: every ``step``-th number from ``first`` to below the number of updates plus ``behind``.
 
-    Turn t can run to its end once update t + ``ahead`` has been given; without it, the turn might wait for ever.
+    Turn t can run to its end once update t + ``ahead`` has been started; otherwise the turn might wait for ever.
     """
 
     first: int
@@ -64,7 +64,7 @@ class Turns:
         return range(self.first, updates + self.behind, self.step)
 
     def safe(self, updates: int) -> range:
-        """Returns the numbers of the turns that can run to their end once ``updates`` updates are given."""
+        """Returns the numbers of the turns that can run to their end once ``updates`` updates have been started."""
         return range(self.first, updates - self.ahead, self.step)
 
 
@@ -81,10 +81,10 @@ class EvaluationFacts:
 
 
 class KeptMicros(NamedTuple):
-    """Counts of the micro-batches that a stage keeps at one moment, by what it keeps.
+    """Numbers of micro-batches of which a stage keeps something at one moment.
 
-    Before the backward it keeps all ``activations`` of a micro-batch, or, to recompute the rest, its input alone.
-    ``begun`` counts the micro-batches between the two halves of a backward.
+    ``activations`` counts the micro-batches of which all activations are kept, ``inputs`` those of which only the input
+    is, to recompute the rest, and ``begun`` the micro-batches between the two halves of their backward.
     """
 
     stage: int
@@ -97,9 +97,9 @@ class KeptMicros(NamedTuple):
 class RankFacts:
     """Facts for a worker, in addition to its script.
 
-    ``kept`` are the moments at which the worker keeps most, each with an entry for every stage. ``turns``
-    is None where every update ends before the next. ``inputs`` and ``targets`` are the micro-batches of a cycle whose
-    inputs and targets the worker loads, as half-open runs.
+    ``kept`` are the moments at which the worker keeps most, each with an entry for every stage. ``turns`` is None if
+    every update ends before the next begins. ``inputs`` and ``targets`` are the micro-batches of a cycle of the
+    schedule whose inputs and targets the worker loads, as half-open runs (start, stop).
     """
 
     stages: dict[int, StageFacts]
@@ -114,7 +114,7 @@ class RankFacts:
 
     @property
     def initial(self) -> dict[Group, tuple[int, int]]:
-        """Versions of the lines that stash and drop the initial weights, by weight group: see `StageFacts`."""
+        """``initial`` of each weight group, as in `StageFacts`."""
         stages = {(stage,): facts.initial for stage, facts in self.stages.items()}
         return stages | {tie.stages: tie.initial for tie in self.ties}
 

@@ -1,9 +1,9 @@
 """Auxiliary losses: terms of the loss that any stage adds from within its forward."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,23 +23,23 @@ _COLLECTED: ContextVar[Auxiliary | None] = ContextVar("auxiliary losses", defaul
 def auxiliary_loss(name: str, value: torch.Tensor) -> None:
     """Adds a term to the loss of a micro-batch; call it within the forward of a stage.
 
-    Outside of a pipeline, where the module is used by itself, it does nothing. Nor does it in a backward, in which
-    torch.utils.checkpoint runs again what has been counted before.
+    It does nothing if the module is used by itself, outside of a pipeline. It also does nothing in a backward, in which
+    torch.utils.checkpoint runs a forward again whose losses have been counted before.
 
     Parameters
     ----------
     name
         The key of the loss in `Outcome.auxiliary`; losses of one name are added up, over layers and stages.
     value
-        A tensor of one number, already multiplied by its weight: a mean over the micro-batch; or a sum, if ``loss``
-        returns a sum and a count, and then it is divided by the same count.
+        A tensor of one number, already multiplied by its weight: the mean over the micro-batch. If ``loss`` returns a
+        sum and a count, the value is a sum, which is divided by the same count.
 
     Raises
     ------
     TypeError
         If the value is not a tensor of one number.
     BadModel
-        If torch records no graph there, so that the loss would have no gradient.
+        If torch records no graph at the call, so that the loss would have no gradient.
     """
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         raise TypeError(f"the auxiliary loss {name} is to be a tensor of one number")
@@ -63,32 +63,33 @@ def collecting() -> Iterator[Auxiliary]:
 
 
 def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
-    """The auxiliary losses that have a graph: a backward begins at them, too."""
+    """The auxiliary losses that have a graph, at which a backward begins."""
     return tuple([value for _, value in auxiliary if value.requires_grad])
 
 
+@dataclass
 class AuxiliaryLosses:
-    """The auxiliary losses of a stage, added up by update; ``names`` are those of the first micro-batch."""
+    """The auxiliary losses of a stage, by update.
 
-    def __init__(self, stage: int, names: Collection[str], read: Reader) -> None:
-        self._stage = stage
-        self._names = names
-        self._read = read
-        self._losses: defaultdict[int, list[tuple[Sequence[str], Numbers]]] = defaultdict(list)
+    ``names`` are the names of the losses of the first micro-batch; ``read`` reads losses from the device.
+    """
+
+    stage: int
+    names: Collection[str]
+    read: Reader
+    _losses: dict[int, list[tuple[Sequence[str], Numbers]]] = field(default_factory=dict)
 
     def add(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
-        """Begins to read the losses of a forward; a stage that has any runs micro-batches one at a time.
+        """Begins to read the losses of the forward of one micro-batch.
 
-        Raises
-        ------
-        BadModel
-            If the first micro-batch had no loss of one of the names.
+        Raises `BadModel` if the first micro-batch had no loss of one of the names.
         """
         names = [name for name, _ in auxiliary]
-        if unknown := [name for name in names if name not in self._names]:
-            raise mistakes.auxiliary_loss_is_new(self._stage, unknown[0], micro)
+        if unknown := [name for name in names if name not in self.names]:
+            raise mistakes.auxiliary_loss_is_new(self.stage, unknown[0], micro)
         if names:
-            self._losses[update].append((names, self._read([value.detach() for _, value in auxiliary])))
+            numbers = self.read([value.detach() for _, value in auxiliary])
+            self._losses.setdefault(update, []).append((names, numbers))
 
     def take(self, update: int) -> Tally:
         """Returns the auxiliary losses of an update, added up, and forgets them."""

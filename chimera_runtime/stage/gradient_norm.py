@@ -20,8 +20,8 @@ def total_norm(
 ) -> torch.Tensor:
     """Returns the norm over all weights, a number in float64, the same on every rank. Every rank must call it.
 
-    ``gradients`` are the gradients on this rank by weight group. Replicas of a group have equal gradients: the first
-    rank that holds the group counts them.
+    ``gradients`` are the gradients on this rank by weight group. All ranks that hold a group have equal gradients, so
+    only the first of them counts the group.
     """
     counted = [g for group, tensors in gradients.items() if _counts(control_group.place, job, group) for g in tensors]
     norms = [whole(torch.nn.utils.get_total_norm(tensors, norm_type)) for tensors in by_layout(counted)]
@@ -63,9 +63,9 @@ def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: 
 def agree_on_infinite(
     control_group: ControlGroup, device: torch.device, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Makes all ranks skip the step if any rank has found infinite gradients in ``scaler.unscale_(optimizer)``.
+    """Makes all ranks skip the step if ``scaler.unscale_(optimizer)`` found infinite gradients on any rank.
 
-    Every rank must call it. A rank without gradients, such as one with a frozen stage, has found none.
+    Every rank must call it. A rank without gradients, such as a rank with a frozen stage, counts as finite.
     """
     flags: dict[Any, torch.Tensor] = scaler._found_inf_per_device(optimizer)
     if not flags:

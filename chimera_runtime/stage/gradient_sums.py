@@ -17,15 +17,15 @@ from chimera_runtime.values.tensors import Tensors
 class GradientSum:
     """The gradients of a weight group in flat buffers, and their sum over all ranks that hold any of its stages.
 
-    ``name`` is the group's name in schedule.sir. There is a flat buffer for each dtype and device of the parameters, or
-    for ``dtype`` if that is given. At its end is one number per parameter: how many ranks have a gradient for it. If no
-    rank has one, ``grad`` of the parameter stays None. Of a parameter that is spread over a mesh of other ranks the
-    buffer holds the local part, and ``grad`` is spread in the same way.
+    ``name`` is the group's name in schedule.sir. There is a flat buffer for each dtype and device of the parameters,
+    whose elements have that dtype, or ``dtype`` if it is given. The buffer ends with one number per parameter: how many
+    ranks have a gradient for the parameter. If no rank has one, ``grad`` stays None. For a parameter that is spread
+    over a mesh of other ranks, the buffer holds the local part, and ``grad`` is spread in the same way.
 
-    A ``count``, if given, is summed as well; then the gradients are divided by what the update counts. Gradients that
-    FSDP has averaged over the ranks of a mesh are divided by the mean of their counts, so that the result is the sum of
-    all gradients by the count of all; with tensor parallelism the ranks of a mesh have the same count. A ``staging``,
-    if given, carries the sums through pinned memory, and what must be known of them is read there.
+    ``count``, if given, is summed as well, and then the gradients are divided by the count of the whole update. FSDP
+    averages gradients over the ranks of a mesh: such gradients are divided by the mean of the counts of these ranks, so
+    that the result is the sum of all gradients divided by the sum of all counts. With tensor parallelism the ranks of a
+    mesh have the same count. ``staging``, if given, carries the sums through pinned memory, where the counts are read.
     """
 
     def __init__(
@@ -107,9 +107,8 @@ class GradientSum:
         summed = [*self._flats, *([] if self._count is None else [self._count.tensor])]
         try:
             if self._staging is None:
-                self._works = _posted(
-                    [unrecorded(dist.all_reduce, t, group=self._group, async_op=True) for t in summed]
-                )
+                posted = [unrecorded(dist.all_reduce, t, group=self._group, async_op=True) for t in summed]
+                self._works = [work for work in posted if work is not None]
             else:
                 staged = [self._staging.all_reduce(t, self._group) for t in summed]
                 self._works, self._readable = staged, [work.summed for work in staged]
@@ -118,7 +117,7 @@ class GradientSum:
         return self
 
     def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The element of the buffer that counts the ranks with a gradient for a parameter."""
+        """The element of the buffer that counts the ranks which have a gradient for a parameter."""
         flat, place = self._places[parameter]
         return self._flats[flat][place]
 
@@ -156,7 +155,7 @@ class GradientSum:
         except RuntimeError as error:
             raise self._lost(error) from None
         self._works = ()
-        # The buffers have the sums. With a count they are divided by it, which differs between meshes.
+        # Now the buffers have the sums. If there are counts, they are divided by the count, which differs by mesh.
         if self._count is not None and self._views:
             summed = self._readable[-1] if self._readable else self._count.tensor
             for mesh, views in self._views_of.items():
@@ -179,7 +178,7 @@ class GradientSum:
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:
-        """A parameter whose collected gradient was replaced or cleared in the middle of an update, if there is one."""
+        """A parameter whose collected gradient was replaced or cleared before the end of the update, or None."""
         absent = {*self._absent}
         changed = (p for p in self._parameters if p not in absent and p.grad is not self._views[p])
         return next(changed, None)
@@ -196,9 +195,9 @@ class GradientSum:
 
 
 class WideGradientSum(GradientSum):
-    """Gradients that are summed in a wider dtype than that of their parameters, over micro-batches and over ranks.
+    """Gradients that are summed in a wider dtype than their parameters have, over micro-batches and over ranks.
 
-    After `wait` a parameter has the sum as ``main_grad``, and rounded to its own dtype as ``grad``.
+    After `wait` a parameter has the sum as ``main_grad``, and the sum rounded to the parameter's dtype as ``grad``.
     """
 
     def collect(self) -> None:
@@ -215,7 +214,7 @@ class WideGradientSum(GradientSum):
         self._absent = [p for p in self._absent if p not in set(new)]
 
     def wait(self) -> None:
-        """Waits as `GradientSum.wait`; if no rank has a gradient for a parameter, both of its attributes stay None."""
+        """Waits as `GradientSum.wait`, then sets ``main_grad`` and ``grad``; without any gradient both stay None."""
         absent = set(self._absent)
         self._settle_all()
         for parameter in self._parameters:
@@ -224,7 +223,7 @@ class WideGradientSum(GradientSum):
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:
-        """None: the flat buffer keeps the sum, whatever happens to ``grad``."""
+        """None, as the flat buffer keeps the sum, whatever happens to ``grad``."""
         return None
 
     def clear(self) -> None:
@@ -241,16 +240,12 @@ def main_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def set_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-    """Sets ``grad`` of a parameter; a gradient of another dtype becomes ``main_grad``, and rounded ``grad``."""
+    """Sets ``grad`` of a parameter; a gradient of another dtype becomes ``main_grad``, and ``grad`` is rounded."""
     if gradient.dtype == parameter.dtype:
         parameter.grad = gradient
     else:
         parameter.main_grad = gradient  # type: ignore[attr-defined]
         parameter.grad = gradient.to(parameter.dtype)
-
-
-def _posted(works: Sequence[dist.Work | None]) -> list[dist.Work]:
-    return [work for work in works if work is not None]
 
 
 def _dense(parameter: torch.nn.Parameter) -> torch.Tensor:

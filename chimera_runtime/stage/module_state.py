@@ -1,8 +1,8 @@
 """State of a module except its parameters: its buffers, attributes and random generators.
 
-A module is made of containers, which hold elements: its ``__dict__`` and those of its submodules, and the dicts, lists
-and sets in them. The attributes of other objects count unless their class is from torch or Python. Containers are
-compared and restored element by element, tensors by their values.
+The state is in containers: the ``__dict__`` of the module and of each submodule, and all dicts, lists and sets inside
+them. The ``__dict__`` of any other object inside is a container, too, unless its class is of torch or Python.
+Containers are compared and restored element by element, tensors by their values.
 """
 
 import pickle
@@ -21,7 +21,7 @@ from chimera_runtime.values.mesh_tensors import local
 _KINDS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 _PLAIN = (bool, int, float, str)
 _CLOSED = frozenset({"builtins", "torch", "numpy", "chimera_runtime", *sys.stdlib_module_names})
-"""The packages whose objects have no containers for us, except modules."""
+"""The packages whose objects, except modules, are compared as a whole: their attributes are no container."""
 
 
 class TensorVersion(NamedTuple):
@@ -51,8 +51,8 @@ class ModuleState:
     """Takes snapshots of a module's state around its forwards, and restores them.
 
     Snapshots share the copy of a tensor until the tensor changes. An ordinary snapshot covers buffers, whose version
-    counters tell changes, and the containers in which something has changed before. A ``thorough`` one covers all
-    containers and compares values; it is slower.
+    counters show whether they were written, and containers in which something has changed before. A ``thorough``
+    snapshot covers all containers and compares values, which is slower.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -91,7 +91,7 @@ class ModuleState:
         return StateSnapshot(copies, versions, generators)
 
     def with_changes(self, before: StateSnapshot, thorough: bool = False) -> StateSnapshot:
-        """Returns the snapshot ``before`` a forward with ``written`` filled in. Call it after the forward."""
+        """Returns a snapshot from before a forward, with ``written`` filled in. Call it after the forward."""
         written = self._changes(before, thorough)
         if not written:
             return before
@@ -103,10 +103,10 @@ class ModuleState:
 
     @contextmanager
     def as_of(self, former: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
-        """Context for running a forward again: inside, the module has the state ``former``; afterwards the present one.
+        """Context for the second run of a forward. Inside, the module has its ``former`` state; then the present again.
 
-        Yields a list, empty until the context ends. Then the list has the names of what the second run has changed
-        although the first run had not.
+        Yields a list, which is empty until the context ends. Then the list names everything that the second run has
+        changed and the first run had not.
         """
         strays: list[str] = []
         present = self.snapshot(thorough)
@@ -156,7 +156,7 @@ class ModuleState:
             _set_state(generator, state)
 
     def changed(self, before: StateSnapshot) -> list[str]:
-        """The names of what has changed since a snapshot, as far as the snapshot covers it."""
+        """Names of everything that has changed since a snapshot, among what the snapshot covers."""
         return self.names(before, self._changes(before, thorough=True))
 
     def names(self, before: StateSnapshot, keys: Set[int]) -> list[str]:
@@ -186,13 +186,13 @@ class ModuleState:
         return TensorVersion(tensor, number, tensor.detach().clone())
 
     def _changes(self, before: StateSnapshot, thorough: bool) -> set[int]:
-        """The ids of what has changed since a snapshot."""
+        """Ids of the containers, tensors and generators that have changed since a snapshot."""
         if not before.containers:
             return set()
         return self._differing(before, self.snapshot(thorough).versions)
 
     def _differing(self, before: StateSnapshot, versions: Mapping[int, TensorVersion]) -> set[int]:
-        """The ids of what differs between a snapshot and now; ``versions`` are the present versions of tensors."""
+        """Ids of everything that differs between a snapshot and now; ``versions`` are those of the tensors now."""
         differing = {key for key, (container, copy) in before.containers.items() if not _same(container, copy)}
         for key, version in before.versions.items():
             later = versions.get(key)
@@ -205,7 +205,7 @@ class ModuleState:
 
 
 def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The containers of a module, each with the prefix of the names of its elements."""
+    """Yields the containers of a module, each after the prefix of the names of its elements."""
     reached: set[int] = set()
     stack: list[tuple[str, Any]] = [("", module)]
     while stack:
@@ -222,7 +222,7 @@ def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _named(name: str, container: Any) -> Iterator[tuple[str, Any]]:
-    """The elements of a container with their names, except the parameters of a module."""
+    """Yields the elements of a container after their names, except the parameters of a module."""
     if not isinstance(container, dict):
         yield from ((name, element) for element in container)
         return
@@ -236,7 +236,7 @@ def _name(name: str, key: Any) -> str:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether the attributes of an object count as a container of the module."""
+    """Whether the ``__dict__`` of an object is a container of the module."""
     if isinstance(value, torch.nn.Module | SimpleNamespace):
         return True
     package = str(type(value).__module__).split(".")[0]
@@ -264,7 +264,7 @@ def _same_element(element: Any, former: Any) -> bool:
 
 
 def _different(place: str, copy: Any, container: Any) -> Iterator[str]:
-    """The names of the elements in which a container differs from its copy."""
+    """Yields the names of the elements in which a container differs from its copy."""
     if not isinstance(container, dict):
         yield place
         return
@@ -281,7 +281,6 @@ def _mapped(copy: Any, change: Any) -> Any:
 
 
 def _put(container: Any, elements: Any) -> None:
-    """Replaces the elements of a container."""
     if not isinstance(container, dict):
         container.clear()
         (container.update if isinstance(container, set) else container.extend)(elements)

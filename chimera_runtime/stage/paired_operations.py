@@ -1,8 +1,8 @@
 """Pairs: a forward and a backward of different micro-batches that a rank runs as one operation.
 
 A module may have a method for both, ``forward_and_backward(inputs, backward, **keywords)``: it returns what its forward
-returns for the inputs, and also runs a `Backward`, in any order and on any CUDA streams. Without the method the forward
-runs first and then the backward; so they do if the forward is recomputed or is over several micro-batches.
+returns for the inputs, and also runs a `Backward`, in any order and on any CUDA streams. The forward runs first and
+then the backward if there is no such method, or if the forward is recomputed or is over several micro-batches.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class Backward:
 
     @property
     def roots(self) -> Tensors:
-        """Tensors at which the backward begins. Whoever reads this property must run the backward."""
+        """Tensors at which the backward begins. A method that reads this property must run the backward."""
         self.begun = True
         return self._roots
 
@@ -59,7 +59,7 @@ class Backward:
 
 
 class ModuleCalls:
-    """Functions that a stage calls for a forward of its module and for a backward; a running pair replaces them."""
+    """Functions that a stage calls for a forward of its module and for a backward; a pair replaces them for a while."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module

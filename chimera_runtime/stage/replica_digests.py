@@ -7,23 +7,21 @@ import torch
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import Fact
 from chimera_runtime.ranks.device_to_host import Numbers, Reader
+from chimera_runtime.stage.rerun_comparison import INTEGERS
 from chimera_runtime.values.mesh_tensors import local
 
 _EVERY = 100
 _PRIME = 1048573
 """The largest prime below 2**20, so that remainders fit into a fact."""
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integer type for each number of bytes."""
-
 
 def is_due(update: int) -> bool:
-    """Whether weights are compared after a number of updates: 1, 2, 4, 8 .. and every 100th."""
+    """Whether weights are compared after ``update`` updates: after 1, 2, 4, 8 .., and after every 100th."""
     return update > 0 and (update & (update - 1) == 0 or update % _EVERY == 0)
 
 
 class Replicas:
-    """Weights that other ranks hold as well, by weight group, in the same order on all ranks."""
+    """Weights on this rank that other ranks hold as well, by weight group, in the same order on all ranks."""
 
     def __init__(self, parameters: Mapping[Group, Sequence[torch.Tensor]], read: Reader) -> None:
         self._parameters = {group: of_group for group, of_group in parameters.items() if of_group}
@@ -53,5 +51,5 @@ def _sum(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of a tensor's bits as integers, which may overflow."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    kind = _INTEGERS[tensor.element_size()]
+    kind = INTEGERS[tensor.element_size()]
     return tensor.view(kind).sum(dtype=torch.int64).remainder(_PRIME)

@@ -1,8 +1,8 @@
 """Comparison of the two runs of a recomputed forward.
 
-The second run of a forward over one micro-batch must give the same bits. The second run of a forward over several
-micro-batches is over each of them alone, and may round differently: then samples are compared with a tolerance, which
-finds items that influence each other.
+If the first run is over one micro-batch, the second must give the same bits. If the first run is over several
+micro-batches, there is a second run for each of them alone, which may round differently: then samples are compared with
+a tolerance, and the comparison finds items that influence each other.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,11 +29,13 @@ _TOLERANCES = {torch.float64: 1e-6, torch.float32: 5e-3}
 """Largest relative difference of two samples, by the coarsest dtype of outputs and weights; 5e-2 for half precision."""
 
 _FACTOR = 0x9E3779B97F4A7C1
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integer type for each number of bytes."""
 
 
 def in_some(update: int) -> bool:
-    """Whether an update is one of the first 3 of the run, or a 100th one: the default choice of updates to compare."""
+    """Whether an update is one of the first 3, or its number a multiple of 100: by default these are compared."""
     return update < _AT_FIRST or update % _EVERY == 0
 
 
@@ -48,7 +50,7 @@ def in_none(_update: int) -> bool:
 
 
 class ForwardDigest(NamedTuple):
-    """Short form of a forward's result for one micro-batch: shape, dtype and a digest or sample of each tensor."""
+    """Short form of a forward's result for one micro-batch: shape and dtype of each tensor, and its hash or sample."""
 
     kinds: list[tuple[tuple[int, ...], torch.dtype]]
     numbers: list[torch.Tensor]
@@ -66,9 +68,9 @@ class RerunComparison:
         self._open: dict[int, list[tuple[BadModel, Numbers]]] = {}
 
     def compare(self, update: int, micro: int, count: int, first: ForwardDigest, second: ForwardDigest) -> None:
-        """Begins to compare the runs of a forward, of which the first was over ``count`` micro-batches.
+        """Begins to compare the two runs of a forward. The first run was over ``count`` micro-batches.
 
-        Raises `BadModel` if the runs differ and this is known at once, as on the CPU; otherwise `check` raises it.
+        Raises `BadModel` on the CPU if the runs differ. On a GPU the result is known later, and `check` raises it.
         """
         if count == 1:
             error = mistakes.second_run_differs(self._stage, micro, update + 1)
@@ -95,7 +97,7 @@ class RerunComparison:
     def _far(
         self, kind: tuple[tuple[int, ...], torch.dtype], first: torch.Tensor, second: torch.Tensor
     ) -> torch.Tensor:
-        """Whether two samples differ by more than rounding; values that are not numbers are passed over."""
+        """Whether two samples differ by more than rounding; differences that are NaN count as 0."""
         dtypes = {dtype for dtype in {kind[1], *self._dtypes} if dtype.is_floating_point or dtype.is_complex}
         tolerance = max(_TOLERANCES.get(dtype.to_real(), 5e-2) for dtype in dtypes)
         difference = (first - second).nan_to_num(0.0).abs().square().sum()
@@ -109,14 +111,14 @@ def whole(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
 
 
 def parts(tensors: Iterable[torch.Tensor], count: int) -> Iterator[ForwardDigest]:
-    """Yields a digest, made of samples, for each micro-batch of a forward over ``count`` micro-batches."""
+    """Yields a digest, which has samples, for each micro-batch of a forward over ``count`` micro-batches."""
     compared = _comparable(tensors)
     for number in range(count):
         yield sampled([rows(t, number * (len(t) // count), len(t) // count) for t in compared])
 
 
 def sampled(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
-    """Returns a digest of samples of one micro-batch's forward, to compare with the digests of `parts`."""
+    """Returns a digest that has samples of one micro-batch's forward, to compare with the digests of `parts`."""
     compared = [t for t in _comparable(tensors) if t.is_floating_point() or t.is_complex()]
     return ForwardDigest([_kind(t) for t in compared], [*map(_sample, compared)])
 
@@ -141,7 +143,7 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     """A hash of the bits of a tensor, in the order of its memory if that has no gaps; computed on its device."""
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     numbers = plain(torch.view_as_real(tensor) if tensor.is_complex() else tensor.permute(order)).reshape(-1)
-    bits = numbers.view(_BITS[numbers.element_size()])
+    bits = numbers.view(INTEGERS[numbers.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, bits.numel(), _BLOCK):
         block = bits[start : start + _BLOCK].long()

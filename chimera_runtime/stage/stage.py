@@ -34,20 +34,20 @@ class Stage(WeightGroup):
     """A stage on this rank: its module, its receive buffers, and what its forwards keep for their backwards.
 
     As a weight group it has the parameters that belong to this stage alone. ``ties`` are the groups of parameters that
-    it shares with other stages, ``groups`` all of its groups.
+    the stage shares with others, ``groups`` are this group and the ties.
 
     ``inputs`` and ``gradients`` are the receive buffers, or slots. A message of gradients ends with the loss counts of
-    its micro-batches, if the loss has counts. The results of a forward stay here until `outputs` takes them, those of a
-    backward until `input_gradients` does.
+    its micro-batches, if the loss has counts. The results of a forward stay here until `outputs` takes them, the
+    results of a backward until `input_gradients` takes them.
 
     Parameters
     ----------
     before
-        The boundary to the stage before; None for the first stage.
+        Structure, shapes and dtypes of the tensors of the stage before; None for the first stage.
     output
         Sends the result of the module to the next stage, or computes the loss.
     recomputed
-        The micro-batches, modulo ``numbering.cycle``, whose forward keeps its input alone and is run again later.
+        The micro-batches, modulo ``numbering.cycle``, whose forward keeps only its input and is run again later.
     load_keywords
         Loads the keyword arguments of a micro-batch, counted from the first of an update.
     read
@@ -113,13 +113,13 @@ class Stage(WeightGroup):
             self.gradients.resize(after.gradient_views)
 
     def begin(self, update: int) -> None:
-        """Counts micro-batches from the first of an update from now on, and versions from the newest weights."""
+        """Makes the first micro-batch of an update number 0, and the newest weights version 0."""
         self._numbering.first = update
         for group in self.groups:
             group.weights.begin()
 
     def count_from(self, updates: int) -> None:
-        """Continues a run that has made some updates: random numbers depend on how many there were."""
+        """Continues a run that has made ``updates`` updates; random numbers depend on that number."""
         for group in self.groups:
             group.updates = updates
         self._reruns.first_update = updates
@@ -163,9 +163,9 @@ class Stage(WeightGroup):
             self._outputs[micros] = outputs, versions(outputs)
 
     def outputs(self, micros: Micros) -> Tensors:
-        """Takes the results of a forward, to be sent or to be read by the next stage.
+        """Returns the results of a forward, for a message or the next stage on this rank, and forgets them.
 
-        Raises `BadModel` if they were written since the forward.
+        Raises `BadModel` if a result was written since the forward.
         """
         outputs, before = self._outputs.pop(micros)
         if versions(outputs) != before:
@@ -173,7 +173,7 @@ class Stage(WeightGroup):
         return outputs
 
     def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:
-        """Runs one micro-batch and keeps what its backward needs; returns the tensors for the next stage."""
+        """Runs one micro-batch and saves what the backward needs; returns the tensors for the next stage."""
         if self._is_recomputed(micro):
             outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         else:
@@ -188,9 +188,9 @@ class Stage(WeightGroup):
         return outputs
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
-        """Runs several micro-batches: in one call if they are recomputed later and the stage allows it, else singly.
+        """Runs several micro-batches, in one call if they are recomputed later and the stage allows it, else singly.
 
-        Forwards that keep their graphs run singly, because each micro-batch has a backward of its own.
+        A forward that keeps its graph runs one micro-batch, because each micro-batch has a backward of its own.
         """
         first = self._input.before is None
         batches = list(inputs) if first else [part(inputs, i, i + 1, len(micros)) for i in range(len(micros))]
@@ -205,7 +205,7 @@ class Stage(WeightGroup):
     def _forward_keeping_inputs(
         self, micros: tuple[int, ...], inputs: Any, batches: Sequence[Any], targets: Sequence[Any]
     ) -> Tensors:
-        """Runs a forward that keeps its inputs and no graph; ``batches`` are the inputs of each micro-batch."""
+        """Runs a forward that saves its inputs and no graph; ``batches`` are the inputs of each micro-batch."""
         update, count = self._numbering.place(micros[0])[0], len(micros)
         keywords = [self._keywords_of(micro) for micro in micros]
         arguments = [*zip(batches, targets, keywords, strict=True)]
@@ -254,7 +254,7 @@ class Stage(WeightGroup):
         return mapped(keywords, torch.clone) if self._traits.in_place else keywords
 
     def _run(self, seed: int, inputs: Any, keywords: Keywords) -> ForwardResult:
-        """Calls the module. Both runs of a recomputed forward come through here, and begin with the same seed."""
+        """Calls the module after seeding; both runs of a recomputed forward are made here, with the same seed."""
         self._seed(seed)
         input_leaves, argument = self._input.argument(inputs)
         watched = Watched(self.number, keywords, self._traits.shared) if self._traits.shared else None
@@ -267,7 +267,7 @@ class Stage(WeightGroup):
     # ---- backward
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Adds to the gradients of the weights; first runs a forward again that kept its input alone.
+        """Runs a backward, which adds to the gradients of the weights; a recomputed forward runs again first.
 
         Parameters
         ----------
@@ -280,11 +280,11 @@ class Stage(WeightGroup):
         self._run_backward("B", self._backward, micros, gradients)
 
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs the first half of a `backward`: the gradients of the input, for the stage before."""
+        """Runs the first half of a `backward`, which makes the gradients for the stage before."""
         self._run_backward("I", self._backward_input, micros, gradients)
 
     def backward_weights(self, micros: Micros) -> None:
-        """Runs the second half of a `backward`: adds to the gradients of the weights."""
+        """Runs the second half of a `backward`, which adds to the gradients of the weights."""
         try:
             for micro in micros if isinstance(micros, tuple) else (micros,):
                 second_half, counts = self._half_backwards.pop(micro)
@@ -296,7 +296,7 @@ class Stage(WeightGroup):
             raise
 
     def pair(self, forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
-        """Runs a pair (`paired_operations`): a forward, and a backward of this or another stage; arguments of each."""
+        """Runs a pair, see `paired_operations`, with the arguments of `forward` here and of `backward` of ``other``."""
         if isinstance(forward[0], tuple) or self._is_recomputed(forward[0]):
             self.forward(*forward)
             other.backward(*backward)
@@ -304,7 +304,7 @@ class Stage(WeightGroup):
             run_pair(self, forward, other, backward)
 
     def input_gradients(self, micros: Micros) -> Tensors:
-        """Takes the gradients that a backward made for the stage before."""
+        """Returns the gradients that a backward made for the stage before, and forgets them."""
         return self._input_gradients.pop(micros)
 
     def _run_backward(
@@ -351,7 +351,7 @@ class Stage(WeightGroup):
         return input_leaves, (*roots, *auxiliary), (*self._output.gradients(roots, gradients), *shares), counts
 
     def _graph(self, micro: int) -> SavedGraph:
-        """Returns the graph of a micro-batch: the one that the forward has kept, or a new one from a second run."""
+        """Returns the graph of a micro-batch, which the forward has saved or a second run makes now."""
         saved = self._saved.pop(micro)
         if isinstance(saved, SavedGraph):
             return saved
@@ -363,7 +363,7 @@ class Stage(WeightGroup):
         return SavedGraph(result.leaves, roots, roots_of(result.auxiliary))
 
     def _collect(self, counts: Tensors) -> None:
-        """Takes the gradients of the weights into their sums; the first stage of a group counts the micro-batch."""
+        """Adds the gradients of the weights to their sums; the first stage of a group adds the loss count."""
         for group in self.groups:
             group.gradient_sum.collect()
             if group.group[0] == self.number:
@@ -376,25 +376,23 @@ class Stage(WeightGroup):
 
     @property
     def disturbed(self) -> str | None:
-        """The name of a parameter whose gradient was replaced or cleared in the middle of an update, if any."""
-        disturbed = next((p for group in self.groups if (p := group.gradient_sum.disturbed) is not None), None)
-        if disturbed is None:
-            return None
-        return next(name for name, parameter in self.module.named_parameters() if parameter is disturbed)
+        """The name of a parameter whose collected gradient was replaced or cleared during an update, or None."""
+        disturbed = {group.gradient_sum.disturbed for group in self.groups}
+        return next((name for name, parameter in self.module.named_parameters() if parameter in disturbed), None)
 
     def scale_loss(self, scale: float) -> None:
-        """Multiplies the gradients of this stage's losses by a number from now on."""
+        """Makes later backwards multiply the gradients of this stage's losses by ``scale``."""
         self._output.scale = scale
 
     def take_loss(self, update: int) -> Tally:
-        """Takes the losses of an update that this stage computed: the loss on the last one, auxiliary losses on any.
+        """Returns the losses of an update that this stage computed, auxiliary ones included, and forgets them.
 
-        Errors as in `RerunComparison.compare`: comparisons that were left open end here.
+        Errors as in `RerunComparison.compare`: the comparisons whose results were not known yet end here.
         """
         self._reruns.check(update)
         return self._output.take_loss(update) + self._auxiliary.take(update)
 
 
 def _payload(results: Tensors) -> Tensors:
-    """Results as they are sent: without a graph, contiguous."""
+    """Returns results in the form of a message: without a graph, contiguous."""
     return tuple([plain(t.detach()) for t in results])

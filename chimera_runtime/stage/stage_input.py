@@ -1,5 +1,6 @@
 """The input of a stage: what its module is called on, and the gradients for the stage before."""
 
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -12,38 +13,38 @@ from chimera_runtime.values.shared_memory import unshared
 from chimera_runtime.values.tensors import Tensors, plain
 
 
+@dataclass
 class StageInput:
-    """The input of a stage; ``before`` is the boundary to the stage before, None for the first stage.
+    """The input of a stage; ``before`` describes the tensors of the stage before, and is None for the first stage.
 
-    With ``copies`` the first stage is called on copies of the loaded data, because it changes them.
+    With ``copies`` the first stage is called on copies of the loaded data, because it changes its input.
     """
 
-    def __init__(self, number: int, before: Boundary | None, copies: bool = False) -> None:
-        self.before = before
-        self._number = number
-        self._copies = copies
+    number: int
+    before: Boundary | None
+    copies: bool = False
 
     def argument(self, inputs: Any) -> tuple[Tensors, Any]:
         """Returns the leaves of a new graph, and the argument of the module: the leaves in new containers."""
         if self.before is None:
-            return (), mapped(inputs, torch.clone) if self._copies else fresh(inputs)
+            return (), mapped(inputs, torch.clone) if self.copies else fresh(inputs)
         leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
         return leaves, self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
         """Returns the message to the stage before: the gradients of the leaves, then the loss count, if any.
 
-        The leaves lose their gradients, which the part of the graph for the weights would otherwise keep in memory.
+        ``grad`` of the leaves is cleared: otherwise a graph that waits for its second half would keep it in memory.
 
-        Raises `BadModel` if a tensor has a gradient and had none for the first micro-batch.
+        Raises `BadModel` if a tensor has a gradient although it had none for the first micro-batch.
         """
         if self.before is None:
             return ()
         for leaf, recorded, expected in zip(leaves, self.before.recorded, self.before.differentiable, strict=True):
             if not recorded:
-                leaf.grad = None  # there if the stage called requires_grad_(), and for no parameter before it
+                leaf.grad = None  # the stage called requires_grad_(); no parameter before it needs the gradient
             elif leaf.grad is not None and not expected:
-                raise tensor_was_unused_at_first(self._number)
+                raise tensor_was_unused_at_first(self.number)
         gradients = map(self._take_gradient, compress(leaves, self.before.differentiable))
         return (*gradients, *[count.clone() for count in counts])
 

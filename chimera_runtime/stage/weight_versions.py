@@ -21,23 +21,23 @@ class Weights:
     gradients_stay = False
     overlap = False
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any = None) -> None:
         self._optimizer = optimizer
 
     def begin(self) -> None:
-        """Does nothing, as versions have no numbers."""
+        """Does nothing, because the only version needs no number."""
 
     def select(self, version: int) -> None:
-        """Does nothing, as there is one version."""
+        """Does nothing, because there is only one version."""
 
     def select_newest(self) -> None:
-        """Does nothing, as there is one version."""
+        """Does nothing, because there is only one version."""
 
     def stash(self, version: int) -> None:
-        """Does nothing, as no operation reads an older version."""
+        """Does nothing, because no operation reads an older version."""
 
     def drop(self, version: int) -> None:
-        """Does nothing, as nothing was stashed."""
+        """Does nothing, because no version was stashed."""
 
     def step(self) -> None:
         """Runs the optimizer's step."""
@@ -46,19 +46,16 @@ class Weights:
 
 
 class Unstepped(Weights):
-    """Weights that the user's loop steps after an update, with the gradients that the update leaves."""
+    """Weights that the user's loop steps after an update, with the gradients that the update has left in ``grad``."""
 
     gradients_stay = True
 
-    def __init__(self) -> None:
-        super().__init__(None)
-
     def step(self) -> None:
-        """Does nothing, as the step comes later."""
+        """Does nothing, because the user's loop steps later."""
 
 
 def masters(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Returns parameters for the optimizer: one for each parameter, in the same memory, with the same attributes."""
+    """Returns a parameter for the optimizer for each of ``parameters``, with the same memory and attributes."""
     copies = []
     for parameter in parameters:
         copies.append(torch.nn.Parameter(parameter.data))
@@ -70,9 +67,9 @@ class Versions(Weights):
     """Weights with several versions in memory: an operation reads the version that it names, a step makes the next.
 
     The parameters of the module show one version at a time, and nothing changes them in place: a step changes the
-    masters, which lie in the memory of the newest version. So a backward that selects the version of its forward finds
-    what the forward saved: autograd saved either the parameter itself, which shows the same tensor again, or a view
-    into the memory of that tensor. Autograd raises no error: the version counters of the parameters do not change.
+    masters, parameters of their own in the memory of the newest version. So a backward that selects the version of its
+    forward finds what the forward saved: autograd saved either the parameter, which shows the same tensor again, or a
+    view into the memory of that tensor. Autograd raises no error, as the parameters' version counters do not change.
     """
 
     overlap = True

@@ -42,7 +42,7 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
 
 
 def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
-    """Returns the context in which this rank makes its calls; ``explains`` is passed to `World.leak_groups`."""
+    """Returns the context for the calls of this rank; ``explains`` is passed to `World.leak_groups`."""
     abandon = partial(world.leak_groups, explains=explains)
     return Located(world.place.rank, world.place.worker, lambda: memory_report(world.device, facts), abandon)
 
@@ -50,10 +50,10 @@ def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
 def build_and_probe(
     world: World, located: Located, model: Model, feed: Feed, *, seed: int, measures: bool
 ) -> tuple[dict[int, torch.nn.Module], ProbeResult]:
-    """Builds the modules of this rank's stages, and probes them; returns both. Every rank calls it.
+    """Builds the modules of this rank's stages, and probes them; returns modules and result. Every rank calls it.
 
-    The feed must have the example already; the names of keyword arguments are put into it. If a rank raises an error,
-    the ranks that wait for this rank are told.
+    The feed must have the example already, and gets the names of the keyword arguments. If a rank raises an error, the
+    ranks that wait for it raise `PeerLost`.
     """
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)
@@ -66,7 +66,8 @@ def build_and_probe(
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:
     """Makes the modules of this rank's stages, with their initial weights; every rank calls it.
 
-    A parameter that stages share is one object here, and each parameter carries the model's own name.
+    A parameter that several stages of this rank share is one object, and each parameter is labelled with the model's
+    own name for it.
     """
     ties = declared(model, world.job)
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
@@ -79,7 +80,7 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
 
 
 def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -> list[str]:
-    """Warnings for the user: about stages that cannot run as scheduled, and settings with which ranks may hang."""
+    """Warnings for the user about stages that cannot run as scheduled, and about settings that may make ranks hang."""
     alone = [(s, probed.traits[s].alone) for s in job.grouped if s in job.recomputing]
     whole = [(s, probed.traits[s].whole) for s in job.split_backward]
     return [
@@ -105,9 +106,9 @@ def agree_on_weights(control_group: ControlGroup, job: Job, built: dict[int, tor
 
 
 def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:
-    """Weight of one micro-batch's loss in the loss of its update, over all copies; a backward begins with the weight.
+    """Weight of one micro-batch's loss in the loss of the update of all copies: the gradient of the loss.
 
-    If ``loss`` returns sums and counts, the sums of gradients are corrected by the actual count of the update.
+    If ``loss`` returns sums and counts, the weight has an estimated count; `GradientSum` corrects it by the actual one.
     """
     return 1 / (probed.expected_count or job.passes * copies)
 
@@ -129,7 +130,7 @@ def assemble(
     make_stage
         Makes a stage from the arguments of `Stage`.
     sum_dtype
-        The dtype that gradients are added up in; by default their own.
+        The dtype in which gradients are added up; by default each in the dtype of its parameter.
     """
     world, model, probed, job = context.world, context.model, context.probed, context.world.job
     share = loss_share(job, world.place.copies, probed)
@@ -160,14 +161,26 @@ def assemble(
         counted = probed.expected_count is not None
         return LossOutput(model.judge, share, of_stage, counted=counted, read=world.read, trains=trains)
 
+    def weights_of(trained: list[torch.nn.Parameter]) -> Weights:
+        if optimizer is None:
+            return Unstepped()
+        if not job.period:
+            return Weights(optimizer(trained))
+        stepped = masters(trained)  # updates overlap: the weights have several versions
+        return Versions(trained, stepped, optimizer(stepped))
+
+    def load_keywords(update: int, micro: int) -> Keywords:
+        if context.source is None:  # in a rehearsal
+            return {}
+        keywords: Keywords = to_device(context.source.keywords(update, micro), world.device)
+        return keywords
+
     # Ties come before stages: `optimizer` must be called in the order of `by_group`.
     groups = {
         group: [p for p in of_group if p.requires_grad] for group, of_group in by_group(built, context.ties).items()
     }
     ties = {
-        group: WeightGroup(
-            group, _weights(trained, optimizer, job.period > 0), gradients_of(group, trained), numbering()
-        )
+        group: WeightGroup(group, weights_of(trained), gradients_of(group, trained), numbering())
         for group, trained in groups.items()
         if len(group) > 1
     }
@@ -177,7 +190,7 @@ def assemble(
         stages[number] = make_stage(
             number=number,
             module=module,
-            weights=_weights(trained, optimizer, job.period > 0),
+            weights=weights_of(trained),
             before=probed.boundaries[number - 1] if number else None,
             output=output_of(number, module, of_stage),
             gradient_sum=gradients_of((number,), trained),
@@ -185,29 +198,9 @@ def assemble(
             numbering=of_stage,
             recomputed=frozenset(spread(facts.recomputed)),
             ties=[tie for group, tie in ties.items() if number in group],
-            load_keywords=_load_keywords(context),
+            load_keywords=load_keywords,
             read=world.read,
         )
         # Receive buffers: as many slots as the program has for activations and for gradients.
         stages[number].reserve(facts.inputs, facts.gradients, world.device)
     return stages
-
-
-def _load_keywords(context: RankContext) -> Callable[[int, int], Keywords]:
-    """Returns a function from update and micro-batch to keyword arguments on the device; none in a rehearsal."""
-    source, device = context.source, context.world.device
-
-    def load(update: int, micro: int) -> Keywords:
-        return {} if source is None else to_device(source.keywords(update, micro), device)
-
-    return load
-
-
-def _weights(trained: list[torch.nn.Parameter], optimizer: MakeOptimizer | None, overlaps: bool) -> Weights:
-    """Returns the weights of a group, which keep several versions if updates overlap."""
-    if optimizer is None:
-        return Unstepped()
-    if not overlaps:
-        return Weights(optimizer(trained))
-    stepped = masters(trained)
-    return Versions(trained, stepped, optimizer(stepped))

@@ -1,4 +1,4 @@
-"""Loaders of a pipeline: which parts of a mini-batch each worker uses, so that its rank loads nothing else."""
+"""Loaders of a pipeline, and which parts of a mini-batch each worker uses: a rank loads no other parts."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -23,9 +23,9 @@ _INPUT, _TARGET, _KEYWORDS = range(3)
 
 
 def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
-    """Returns for each micro-batch which of input, target and keyword arguments a worker uses in a step.
+    """Returns by micro-batch which of input, target and keyword arguments a worker uses in a step.
 
-    Micro-batches of which the worker uses nothing are left out.
+    Micro-batches of which the worker uses none are left out.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class LoaderMaker:
     workers
         The facts of each worker, from worker 0 on.
     traits
-        The traits of each stage, which have the keyword arguments that it takes.
+        The `Traits` of each stage, among them the names of the keyword arguments that the stage takes.
     varying
         Whether every rank looks at the shapes of each mini-batch.
     seed

@@ -1,4 +1,4 @@
-"""Note for an error that says memory has run out: how much there is and was used, and how much the schedule keeps."""
+"""Note on an error for lack of memory: how much there is, how much was used, and how much the schedule keeps."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from chimera_runtime.values.byte_text import byte_text
 
 
 def memory_report(device: torch.device, facts: RankFacts | None) -> str:
-    """Describes in a line the memory that this process uses and, with ``facts``, how much the schedule keeps."""
+    """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps."""
     used = _on_gpu(device) if device.type == "cuda" else _on_host()
     if facts is None:
         return f"memory: {used}"

@@ -1,4 +1,4 @@
-"""`RankContext`: a rank's part of a program together with the model, known before its stages are made."""
+"""`RankContext`: a rank's part of a program together with the model, as it is before the stages are made."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,11 +22,11 @@ class RankContext:
     script, facts
         This rank's part of the program: its generated file, and its entry in program.json.
     probed
-        What the probe has learned of each stage.
+        What the probe has learned about each stage.
     source
         Loads inputs, targets and keyword arguments of a micro-batch; None in a rehearsal, which loads no data.
     ranges
-        Names lines of the program in a profile, if the user has asked for that.
+        Wraps stages, ties and links for a profiler if the user has asked for that, else returns them unchanged.
     """
 
     world: World

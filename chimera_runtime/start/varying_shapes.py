@@ -1,6 +1,6 @@
-"""Updates of several shapes: for new shapes each stage runs one forward, to learn the shapes of its outputs.
+"""Updates of several shapes: when new shapes come, each stage runs one forward, which shows the shapes of its outputs.
 
-Messages of a smaller update take the first part of the memory that was reserved for the largest shapes, the example's.
+The example has the largest shapes. Memory is reserved for these, and messages of a smaller update use its first part.
 """
 
 import json
@@ -34,8 +34,8 @@ FirstInputs = tuple[Any, Keywords]
 class VaryingShapes:
     """Fits the stages of this rank to the shapes of each update; other copies may have other shapes.
 
-    Make it while the feed has the example as update 0. All ranks of a copy look at the input of the same micro-batch,
-    the first of each update: so they know the shapes, and whether the shapes are new, without a message.
+    Make it while the feed has the example as update 0. All ranks of a copy look at the input of the first micro-batch
+    of each update. So they know without a message which shapes the update has, and whether these are new.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class VaryingShapes:
     def begin(self, update: int) -> None:
         """Resizes the stages for an update, after `check`; every rank calls it, before its script runs.
 
-        Raises `BadModel` if a stage hands on more than it did for the example. Raises `ModelError` if the forward of a
-        stage raises an error. Raises `PeerLost` if another rank does not answer in time, or has ended.
+        Raises `BadModel` if a stage returns more numbers than it did for the example, `ModelError` if the forward of a
+        stage raises an error, `PeerLost` if another rank does not answer in time or has ended.
         """
         inputs = self._first_inputs(update)
         if _shapes(inputs) == self._current:
@@ -74,7 +74,7 @@ class VaryingShapes:
         self._current = _shapes(inputs)
 
     def boundaries(self, inputs: FirstInputs) -> list[Boundary]:
-        """Returns the boundaries of the stages for inputs of these shapes; all ranks call it. Errors as in `begin`."""
+        """Returns the boundaries between stages for inputs of these shapes; all ranks call it. Errors as in `begin`."""
         shapes = _shapes(inputs)
         if shapes not in self._boundaries:
             with all_generators_kept():
@@ -142,7 +142,7 @@ class VaryingShapes:
 
     @torch.no_grad()
     def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
-        """Runs the forward of a stage and returns its outputs; afterwards buffers and attributes are restored."""
+        """Runs the forward of a stage and returns the outputs; buffers and attributes are restored afterwards."""
         module, largest = self._modules[number], self._largest[number]
         names = self._traits[number].keywords
         loaded = to_device(inputs[1], self._world.device) if names else {}
