@@ -12,7 +12,7 @@ from chimera_runtime.data.feed import Feed, Pair, items_of
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.data.mini_batch_facts import EvaluationDataFacts
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import pipeline as mistakes
 from chimera_runtime.evaluate.inference import Inference
 from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
@@ -239,7 +239,7 @@ class Pipeline:
         self._outcomes.require_agreement()
         self._state.require_trainable(self.updates)
         if (batch is None) == (micro_batches is None):
-            raise mistakes.step_takes_one_of_two()
+            raise Misuse(mistakes.STEP_TAKES_ONE_OF_TWO)
         # Give the mini-batch to the feed, from which the lane loads micro-batches until the update is complete.
         update = self._updates.started
         if micro_batches is None:

@@ -318,7 +318,7 @@ class Checkpoints:
     def _info(self, path: Path, reader: FileSystemReader, there: Metadata) -> CheckpointInfo:
         """Reads the facts of a checkpoint, if this version can read it."""
         read = wanted_info(there)
-        self._require_none(None if read else mistakes.is_not_ours(), path)
+        self._require_none(None if read else mistakes.IS_NOT_OURS, path)
         self._load(path, reader, read)
         fields = info_fields(read)
         if fields["format"] not in FORMATS:
@@ -335,19 +335,14 @@ class Checkpoints:
 
     def _unknown(self, there: Metadata, info: CheckpointInfo) -> str | None:
         """Returns a complaint if a checkpoint has a name of a model entry that no rank has; every rank calls it."""
-        state, stepped = self._pipe.state_dict(0), self._content.stepped
-        names = [{*state["model"]}, *({name[2:] for name in state[kind]} for kind in ("replicas", "extra")), {*stepped}]
-        model, replicas, extra, steps = (
-            set[str]().union(*(held[kind] for held in self._exchange.all_gather(names))) for kind in range(4)
-        )
-        for unknown, complaint in (
-            (names_in(there) - model, mistakes.parameter_is_unknown),
-            (names_in(there, "replicas") - replicas, mistakes.buffer_is_unknown),
-            (names_in(there, "extra") - extra, mistakes.entry_is_unknown),
-            (info.group_of(0).keys() - steps, mistakes.optimizer_state_is_unknown),
-        ):
-            if unknown:
-                return complaint(min(unknown))
+        state = self._pipe.state_dict(0)
+        names = {kind: {name[2:] for name in state[kind]} for kind in ("replicas", "extra")}
+        names |= {"model": {*state["model"]}, "optimizer": {*self._content.stepped}}
+        on_ranks = self._exchange.all_gather(names)
+        saved = {kind: names_in(there, kind) for kind in ("model", "replicas", "extra")}
+        for kind, saved_names in (saved | {"optimizer": {*info.group_of(0)}}).items():
+            if unknown := sorted(saved_names.difference(*(held[kind] for held in on_ranks))):
+                return mistakes.name_is_unknown(kind, unknown[0])
         return None
 
     def _remarks(self, there: Metadata, info: CheckpointInfo) -> tuple[str, ...]:
@@ -363,7 +358,7 @@ class Checkpoints:
         if left_out:
             remarks.append(mistakes.objects_are_not_given(left_out))
         if info.format == 1 and any(self._exchange.all_gather(self._content.exceeds_format_1)):
-            remarks.append(mistakes.format_1_has_less())
+            remarks.append(mistakes.FORMAT_1_HAS_LESS)
         return tuple(remarks)
 
     def _agreed(self, path: Path, call: Callable[[], T]) -> T:

@@ -65,7 +65,7 @@ def absent(path: Path, stored: Mapping[Path, Any]) -> str:
         case "averages":
             return mistakes.average_is_missing(path[1], str(name))
         case "scheduler":
-            return mistakes.scheduler_is_missing()
+            return mistakes.SCHEDULER_IS_MISSING
         case "of_rank":
             return mistakes.state_of_rank_is_missing(name)
         case _:

@@ -7,7 +7,7 @@ from typing import Any
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, require_cut
-from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.values.keywords import KeywordNames
@@ -107,8 +107,8 @@ def _items(batch: Triple) -> int:
     """The number of items in the inputs, targets and keyword arguments of a batch, which must agree."""
     sizes = lengths(batch)
     if len(sizes) != 1:
-        raise mistakes.evaluation_batch_has_no_size(sizes)
+        raise mistakes.sizes_differ(mistakes.ONE_BATCH, sizes)
     (items,) = sizes
     if not items:
-        raise mistakes.evaluation_batch_is_empty()
+        raise Misuse(mistakes.EVALUATION_BATCH_IS_EMPTY)
     return items

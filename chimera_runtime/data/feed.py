@@ -187,5 +187,5 @@ def items_of(example: Any) -> int:
         return example.micro_batch_size
     sizes = lengths(example)
     if len(sizes) != 1:
-        raise mistakes.example_has_no_size(sizes)
+        raise mistakes.sizes_differ(mistakes.ONE_MICRO_BATCH, sizes)
     return sizes.pop()

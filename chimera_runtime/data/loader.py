@@ -9,6 +9,7 @@ from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_
 from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
 from chimera_runtime.data.mini_batch import ItemLoading, MiniBatch, Uses
 from chimera_runtime.data.reader_messages import ReaderMessages
+from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.ranks.agreement import digest_of
 
@@ -131,7 +132,7 @@ class Loader:
         if count is not None and self._drop_last:
             require_enough(count, self._share)
         elif count == 0:
-            raise mistakes.dataset_is_empty()
+            raise Misuse(mistakes.DATASET_IS_EMPTY)
 
     def _next(self) -> MiniBatch | None:
         """The next mini-batch of the epoch, None at its end."""

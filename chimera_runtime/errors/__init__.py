@@ -41,8 +41,8 @@ class Unwritable(Exception):
 
 
 class CheckFailed(Exception):
-    """The ranks compute something else than one process does: ``--check``."""
+    """``--check`` has found that the ranks compute something else than one process does."""
 
 
 class NotFinite(Exception):
-    """The loss of an update is not a finite number, with ``--stop-on-nan``."""
+    """The loss of an update is not a finite number, and ``--stop-on-nan`` is given."""

@@ -6,6 +6,14 @@ from pathlib import Path
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
 
+IS_NOT_OURS = "it is not one that a Checkpoints of chimera_runtime has written"
+SCHEDULER_IS_MISSING = "it has no scheduler, and here is one"
+FORMAT_1_HAS_LESS = (
+    "the checkpoint is of format 1: of several schedulers each takes the state of the first, and what "
+    "modules have in their state_dict beside parameters and buffers, or optimizers beside settings and the "
+    "state of parameters, begins anew"
+)
+
 _ONE_MODEL = (
     "all ranks save one model in one directory; of pipelines of several models save pipe.state_dict() with "
     "torch.distributed.checkpoint, each over the process group of its pipeline"
@@ -101,10 +109,6 @@ def cannot_be_resumed(path: Path, why: str, others: Sequence[str]) -> BadCheckpo
     return BadCheckpoint(f"{path} cannot be resumed from: {why}{instead}")
 
 
-def is_not_ours() -> str:
-    return "it is not one that a Checkpoints of chimera_runtime has written"
-
-
 def format_is_unknown(path: Path, number: int, known: Iterable[int]) -> BadCheckpoint:
     return BadCheckpoint(
         f"{path} has format {number}, and this version of chimera_runtime reads the formats "
@@ -127,10 +131,6 @@ def average_is_missing(average: str, name: str) -> str:
     return f"it has no average {average!r} of {name}: resume without it, and begin it with these weights"
 
 
-def scheduler_is_missing() -> str:
-    return "it has no scheduler, and here is one"
-
-
 def state_of_rank_is_missing(name: str) -> str:
     return (
         f"it has no state of of_rank[{name!r}] for this rank: what each rank has of its own is resumed under "
@@ -142,26 +142,20 @@ def state_is_missing(name: str) -> str:
     return f"it has no state of {name}, which is to be resumed here"
 
 
-def parameter_is_unknown(name: str) -> str:
-    return f"it has {name}, which this model has not"
+_UNKNOWN = {
+    "model": "which this model has not",
+    "replicas": "which this model has not (yet): register it when the module is made, in the shape that it will have; "
+    "or with persistent=False, so that it is not saved",
+    "extra": "which no module of this model has in its state_dict when it is made",
+    "optimizer": "which no optimizer steps here: give one that parameter, as before; or read the weights alone, with "
+    "torch.distributed.checkpoint.load into pipe.state_dict()",
+}
 
 
-def buffer_is_unknown(name: str) -> str:
-    return (
-        f"it has the buffer {name}, which this model has not (yet): register it when the module is made, "
-        "in the shape that it will have; or with persistent=False, so that it is not saved"
-    )
-
-
-def entry_is_unknown(name: str) -> str:
-    return f"it has {name}, which no module of this model has in its state_dict when it is made"
-
-
-def optimizer_state_is_unknown(name: str) -> str:
-    return (
-        f"it has the optimizer state of {name}, which no optimizer steps here: give one that parameter, "
-        "as before; or read the weights alone, with torch.distributed.checkpoint.load into pipe.state_dict()"
-    )
+def name_is_unknown(kind: str, name: str) -> str:
+    """``kind`` says what has the name: the first part of a path in the checkpoint, or ``optimizer`` for a state."""
+    entry = {"replicas": "the buffer ", "optimizer": "the optimizer state of "}.get(kind, "")
+    return f"it has {entry}{name}, {_UNKNOWN[kind]}"
 
 
 # Files that have changed since they were written.
@@ -192,11 +186,3 @@ def buffer_was_not_saved(name: str) -> str:
 
 def objects_are_not_given(names: Sequence[str]) -> str:
     return f"the checkpoint has {', '.join(names)}, and Checkpoints was given no such object"
-
-
-def format_1_has_less() -> str:
-    return (
-        "the checkpoint is of format 1: of several schedulers each takes the state of the first, and what "
-        "modules have in their state_dict beside parameters and buffers, or optimizers beside settings and the "
-        "state of parameters, begins anew"
-    )

@@ -4,6 +4,11 @@ from collections.abc import Iterable
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
 
+ONE_MICRO_BATCH = "the example is to be one micro-batch (input, target), items in dimension 0, and has"
+ONE_BATCH = "a batch of an evaluation has items in dimension 0 of its tensors, and this one has"
+DATASET_IS_EMPTY = "the dataset has no item"
+EVALUATION_BATCH_IS_EMPTY = "a batch of an evaluation has no item"
+
 
 def items_text(count: int) -> str:
     return "1 item" if count == 1 else f"{count} items"
@@ -24,10 +29,6 @@ def order_of_iterable(name: str) -> Misuse:
         f"{name} is for a map-style dataset; this one is iterable and comes in its own order: leave that out, or give "
         "the dataset __len__ and __getitem__"
     )
-
-
-def dataset_is_empty() -> Misuse:
-    return Misuse("the dataset has no item")
 
 
 def dataset_is_too_small(items: int, formula: str) -> Misuse:
@@ -138,25 +139,10 @@ def mini_batch_has_another_size(rows: int, size: int, micro_batches: int) -> Mis
     )
 
 
-def example_has_no_size(sizes: Iterable[int]) -> Misuse:
-    return Misuse(
-        "the example is to be one micro-batch (input, target), items in dimension 0, and has " + _tensors_text(sizes)
-    )
-
-
-def evaluation_batch_has_no_size(sizes: Iterable[int]) -> Misuse:
-    return Misuse(
-        "a batch of an evaluation has items in dimension 0 of its tensors, and this one has " + _tensors_text(sizes)
-    )
-
-
-def _tensors_text(sizes: Iterable[int]) -> str:
+def sizes_differ(wanted: str, sizes: Iterable[int]) -> Misuse:
+    """``wanted`` is `ONE_MICRO_BATCH` or `ONE_BATCH`; ``sizes`` are those of dimension 0 of the tensors."""
     text = " and ".join(map(str, sorted(sizes)))
-    return f"tensors with {text} there" if text else "no tensor"
-
-
-def evaluation_batch_is_empty() -> Misuse:
-    return Misuse("a batch of an evaluation has no item")
+    return Misuse(f"{wanted} {f'tensors with {text} there' if text else 'no tensor'}")
 
 
 def evaluated_micro_batch_has_another_size(micro: int, items: int, size: int) -> Misuse:

@@ -2,6 +2,9 @@
 
 from chimera_runtime.errors import BadModel, Misuse
 
+NOTHING_TO_EVALUATE = "there is nothing to evaluate: no batch was given"
+PREDICTIONS_HAVE_NO_ITEMS = "the last stage returns something else than tensors with the items in dimension 0"
+
 
 def evaluation_output_differs(stage: int, micro: int, difference: str) -> BadModel:
     return BadModel(
@@ -19,11 +22,3 @@ def rows_are_not_items(items: int, whole: int, stage: int) -> Misuse:
 
 def evaluation_lacks_keyword(name: str) -> Misuse:
     return Misuse(f"a batch of an evaluation has no keyword argument {name}, and the example had")
-
-
-def nothing_to_evaluate() -> Misuse:
-    return Misuse("there is nothing to evaluate: no batch was given")
-
-
-def predictions_have_no_items() -> Misuse:
-    return Misuse("the last stage returns something else than tensors with the items in dimension 0")

@@ -5,19 +5,15 @@ from pathlib import Path
 
 from chimera_runtime.errors import Misuse
 
+NOT_REGULAR = "it is no regular file"
+NOT_PYTHON = "not a Python file (its name must end in .py)"
+NO_LAYERS = "layers: the list is empty; a model has one layer at least"
+
 # The file and its functions.
-
-
-def file_is_not_regular(path: Path) -> Misuse:
-    return Misuse(f"model file {path}: it is no regular file")
 
 
 def file_cannot_be_read(path: Path, why: str | None) -> Misuse:
     return Misuse(f"model file {path}: {why}")
-
-
-def file_is_not_python(path: Path) -> Misuse:
-    return Misuse(f"model file {path}: not a Python file (its name must end in .py)")
 
 
 def text_is_not_python(
@@ -82,10 +78,6 @@ def build_stage_is_wrong(kind: str, *, is_list: bool) -> Misuse:
         else "give a function build_stage(stage, num_stages), or the Layers that stages are made of"
     )
     return Misuse(f"build_stage is {kind}: {remedy}")
-
-
-def no_layers() -> Misuse:
-    return Misuse("layers: the list is empty; a model has one layer at least")
 
 
 def layer_is_made_already(index: int, kind: str) -> Misuse:
@@ -178,10 +170,6 @@ def output_is_spread(file: Path, stage: int) -> Misuse:
 
 
 # Names of parameters.
-
-
-def name_is_no_text(file: Path, number: int, parameter: str, kind: str) -> Misuse:
-    return Misuse(f"{file}: name({number}, {parameter!r}) returned a {kind}, not the name of a parameter")
 
 
 def names_are_equal(file: Path, name: str, first: str, second: str) -> Misuse:

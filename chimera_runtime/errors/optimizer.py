@@ -4,13 +4,16 @@ from collections.abc import Iterable, Sequence
 
 from chimera_runtime.errors import Misuse
 
+PARAMETER_IS_NOT_OF_THE_PIPELINE = (
+    "an optimizer steps a parameter that the pipeline does not have: make it of pipe.named_parameters()"
+)
+SHARDED_TAKES_NO_FURTHER_PARAMETERS = (
+    "a sharded optimizer takes no further parameters: make one of all that are to be stepped"
+)
+
 
 def two_optimizers_step(parameter: str) -> Misuse:
     return Misuse(f"two optimizers step {parameter}: a checkpoint keeps the state of one by its name")
-
-
-def parameter_is_not_of_the_pipeline() -> Misuse:
-    return Misuse("an optimizer steps a parameter that the pipeline does not have: make it of pipe.named_parameters()")
 
 
 def state_dict_has_another_form(optimizer: str) -> Misuse:
@@ -30,10 +33,6 @@ def sharded_may_not_be_elementwise(name: str, elementwise: Iterable[str]) -> Mis
         f"own, {', '.join(elementwise)}; others in a loop of your own, with elementwise=True if they treat every "
         "number by itself"
     )
-
-
-def sharded_takes_no_further_parameters() -> Misuse:
-    return Misuse("a sharded optimizer takes no further parameters: make one of all that are to be stepped")
 
 
 def parameters_are_spread_already(group: str) -> Misuse:
@@ -76,15 +75,9 @@ def settings_differ(first: str, other: str, setting: str, of_first: str, of_othe
     )
 
 
-def entries_differ(first: str, other: str, keys: Sequence[str]) -> str:
-    return _optimizers_were_apart(first, other, f"its {', '.join(keys)} differed")
-
-
-def schedulers_were_at_different_points(first: str, other: str) -> str:
-    return _optimizers_were_apart(first, other, "their schedulers were at different points")
-
-
-def _optimizers_were_apart(first: str, other: str, how: str) -> str:
+def optimizers_were_apart(first: str, other: str, entries: Sequence[str] = ()) -> str:
+    """``entries`` are those of their state that differ; if there are none, their schedulers differ."""
+    how = f"its {', '.join(entries)} differed" if entries else "their schedulers were at different points"
     return (
         f"one optimizer steps {first} and {other}, and when they were saved {how}: make the optimizers that there "
         "were, under the schedule that there was"

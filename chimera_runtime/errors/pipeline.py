@@ -2,13 +2,13 @@
 
 from chimera_runtime.errors import Misuse
 
+STEP_TAKES_ONE_OF_TWO = "step takes either a batch or micro_batches"
+PIPELINE_IS_CLOSED = "the pipeline is closed: call its methods before close(), or inside the with block"
+UPDATE_HAS_FAILED = "an update has failed on this pipeline: make a new one, from the last checkpoint"
+
 
 def example_cannot_be_cut(scheme: str, parts: int, items: int) -> Misuse:
     return Misuse(f"{scheme} cuts every micro-batch into {parts}, and dimension 0 of the example is {items}")
-
-
-def step_takes_one_of_two() -> Misuse:
-    return Misuse("step takes either a batch or micro_batches")
 
 
 def schedule_has_no_flush(scheme: str, consequence: str) -> Misuse:
@@ -25,11 +25,3 @@ NO_SHARDS = (
     "of whole stages"
 )
 """Consequences that `schedule_has_no_flush` names: for clip_grad_norm_, unscale_ and sharded_optimizer."""
-
-
-def pipeline_is_closed() -> Misuse:
-    return Misuse("the pipeline is closed: call its methods before close(), or inside the with block")
-
-
-def update_has_failed() -> Misuse:
-    return Misuse("an update has failed on this pipeline: make a new one, from the last checkpoint")

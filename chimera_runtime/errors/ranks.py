@@ -4,21 +4,27 @@ from collections.abc import Iterable, Sequence
 
 from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost, RanksDiffer
 
+NO_PROCESS_GROUP = "there is no process group: call torch.distributed.init_process_group() before"
+NOT_IN_THE_GROUP = "this rank is not in the group that it gave: every rank gives one that it is a part of"
+PROGRAMS_DIFFER = (
+    "the ranks run different programs: compile again before they start, or copy the whole directory to every "
+    "machine again"
+)
+NOT_STARTED_BY_TORCHRUN = (
+    "start the program with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py"
+)
+STORE_OF_RANKS_BEFORE = (
+    "ranks that torchrun starts again (--max-restarts) would look for each other where the ranks before were, "
+    "and fail: make the process group by init_process_group(BACKEND, **chimera_runtime.fresh_store())"
+)
+
 
 def place_text(rank: int, worker: int) -> str:
-    """A rank at the beginning of a message."""
+    """Names a rank at the beginning of a message."""
     return f"rank {rank} (worker {worker})"
 
 
 # Process groups.
-
-
-def no_process_group() -> Misuse:
-    return Misuse("there is no process group: call torch.distributed.init_process_group() before")
-
-
-def not_in_the_group() -> Misuse:
-    return Misuse("this rank is not in the group that it gave: every rank gives one that it is a part of")
 
 
 def copies_are_not_whole(program: str, workers: int, ranks: int) -> Misuse:
@@ -27,13 +33,6 @@ def copies_are_not_whole(program: str, workers: int, ranks: int) -> Misuse:
     return Misuse(
         f"{program} runs on {workers} workers and there {'is' if ranks == 1 else 'are'} {ranks} "
         f"{'rank' if ranks == 1 else 'ranks'}; start a multiple of {workers}: --nproc-per-node={fitting}"
-    )
-
-
-def programs_differ() -> Misuse:
-    return Misuse(
-        "the ranks run different programs: compile again before they start, or copy the whole directory to every "
-        "machine again"
     )
 
 
@@ -71,19 +70,8 @@ def communicators_are_not_proven(communicators: str, program: str) -> Misuse:
 # The store.
 
 
-def not_started_by_torchrun() -> Misuse:
-    return Misuse("start the program with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py")
-
-
 def no_store(where: str, why: str) -> Misuse:
     return Misuse(f"no store at MASTER_ADDR:MASTER_PORT ({where}): {why}; start with torchrun")
-
-
-def store_of_ranks_before() -> Misuse:
-    return Misuse(
-        "ranks that torchrun starts again (--max-restarts) would look for each other where the ranks before were, "
-        "and fail: make the process group by init_process_group(BACKEND, **chimera_runtime.fresh_store())"
-    )
 
 
 def peer_has_failed(wait: str, rank: int, headline: str) -> PeerLost:

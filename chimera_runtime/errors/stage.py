@@ -4,6 +4,13 @@ from collections.abc import Sequence
 
 from chimera_runtime.errors import BadModel, Misuse
 
+LOSS_COUNTS_AT_TIMES = "loss returns (sum, count) for one micro-batch and a mean for another"
+LOSS_HAS_NO_GRADIENT = (
+    "loss returned tensors that need no gradient for all micro-batches of an update, so nothing would be "
+    "trained: compute it from the output, without detach(), item() or no_grad()"
+)
+BACKWARD_OF_PAIR_RAN_TWICE = "the backward of a pair runs once: it was called, or its roots were taken, before"
+
 _RECOMPUTED_STAGES = (
     "a stage that recomputes may depend on its inputs, its weights, what its module holds, and the generators of torch "
     "(those of Python and NumPy only if it draws from them for the first micro-batch, too), but on no clock, file or "
@@ -35,17 +42,6 @@ def output_has_no_rows(micros: Sequence[int]) -> BadModel:
     )
 
 
-def loss_counts_at_times() -> BadModel:
-    return BadModel("loss returns (sum, count) for one micro-batch and a mean for another")
-
-
-def loss_has_no_gradient() -> BadModel:
-    return BadModel(
-        "loss returned tensors that need no gradient for all micro-batches of an update, so nothing would be "
-        "trained: compute it from the output, without detach(), item() or no_grad()"
-    )
-
-
 def auxiliary_loss_has_no_gradient(name: str) -> BadModel:
     return BadModel(
         f"the auxiliary loss {name} would have no gradient: it is added under torch.no_grad(), or in a "
@@ -58,10 +54,6 @@ def auxiliary_loss_is_new(stage: int, name: str, micro: int) -> BadModel:
         f"stage {stage} has the auxiliary loss {name} for micro-batch {micro}, and had it not for the first; have the "
         "same every time, of 0 where there is nothing to add"
     )
-
-
-def backward_of_pair_ran_twice() -> BadModel:
-    return BadModel("the backward of a pair runs once: it was called, or its roots were taken, before")
 
 
 def backward_of_pair_did_not_run(method: str, stage: int) -> BadModel:

@@ -2,6 +2,9 @@
 
 from chimera_runtime.errors import BadModel, Misuse
 
+SAMPLER_AND_SHUFFLE = "a sampler decides the order: leave shuffle=True out"
+SAMPLER_OF_ONE_RANK = "the sampler gives every rank other items, and so does the loader: use shuffle=True instead"
+
 
 def initial_weights_differ(stage: int, rank: int, first: int) -> Misuse:
     return Misuse(
@@ -49,11 +52,3 @@ def output_is_larger_than_for_example(stage: int, excess: str) -> BadModel:
 
 def loader_numbers_are_too_small(num_workers: int, prefetch_factor: int) -> Misuse:
     return Misuse(f"num_workers={num_workers}, prefetch_factor={prefetch_factor}: no such numbers of either")
-
-
-def sampler_and_shuffle() -> Misuse:
-    return Misuse("a sampler decides the order: leave shuffle=True out")
-
-
-def sampler_of_one_rank() -> Misuse:
-    return Misuse("the sampler gives every rank other items, and so does the loader: use shuffle=True instead")

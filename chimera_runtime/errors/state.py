@@ -4,6 +4,15 @@ from pathlib import Path
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
 
+NOT_REGULAR = "it is no regular file"
+NOT_OF_SAFETENSORS = "and safetensors has tensors alone: choose another suffix"
+NOT_WEIGHTS_ONLY = (
+    "which torch.load does not read with weights_only=True: keep tensors, numbers, texts, lists or dicts of these there"
+)
+TORCH_CANNOT_READ = "it is no state dict that torch.load reads with weights_only=True"
+NOT_A_STATE_DICT = "it is no state dict: one has tensors by their names, and nothing else"
+SAFETENSORS_IS_NOT_INSTALLED = "files of safetensors need a package: pip install safetensors, or choose another suffix"
+
 # ---- parameters, buffers and further state of modules
 
 
@@ -33,11 +42,8 @@ def cannot_be_saved(what: str, error: Exception) -> Misuse:
     return Misuse(f"{what} cannot be saved: {type(error).__name__}: {error}")
 
 
-def not_a_tensor_in_file(name: str, kind: str) -> BadCheckpoint:
-    return BadCheckpoint(f"{name} is a {kind} in it, and a tensor in this model")
-
-
-def shape_differs_in_file(name: str, in_file: tuple[int, ...], here: tuple[int, ...]) -> BadCheckpoint:
+def entry_differs_in_file(name: str, in_file: object, here: object) -> BadCheckpoint:
+    """``in_file`` and ``here`` are shapes, or say what the entries are."""
     return BadCheckpoint(f"{name} is {in_file} in it, and {here} in this model")
 
 
@@ -73,43 +79,17 @@ def export_has_failed(complaint: str) -> BadCheckpoint:
     return BadCheckpoint(complaint)
 
 
-def path_is_not_a_file(path: Path) -> BadCheckpoint:
-    return weights_cannot_be_written(path, "it is no regular file")
-
-
 def directory_is_missing(path: Path) -> BadCheckpoint:
     return weights_cannot_be_written(path, f"there is no directory {path.parent}")
 
 
-def safetensors_has_tensors_alone(name: str, kind: str) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{name}, which the model has in its state_dict, is a {kind}, and safetensors has tensors alone: choose "
-        "another suffix"
-    )
-
-
-def torch_would_not_read(name: str, kind: str) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{name}, which the model has in its state_dict, is a {kind}, which torch.load does not read with "
-        "weights_only=True: keep tensors, numbers, texts, lists or dicts of these there"
-    )
+def entry_cannot_be_exported(name: str, kind: str, why: str) -> BadCheckpoint:
+    return BadCheckpoint(f"{name}, which the model has in its state_dict, is a {kind}, {why}")
 
 
 def weights_cannot_be_read(error: OSError) -> BadCheckpoint:
     return BadCheckpoint(error.strerror or str(error))
 
 
-def torch_cannot_read() -> BadCheckpoint:
-    return BadCheckpoint("it is no state dict that torch.load reads with weights_only=True")
-
-
-def not_a_state_dict() -> BadCheckpoint:
-    return BadCheckpoint("it is no state dict: one has tensors by their names, and nothing else")
-
-
 def not_safetensors(error: Exception) -> BadCheckpoint:
     return BadCheckpoint(f"it is no file of safetensors: {error}")
-
-
-def safetensors_is_not_installed() -> Misuse:
-    return Misuse("files of safetensors need a package: pip install safetensors, or choose another suffix")

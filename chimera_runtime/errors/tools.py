@@ -4,6 +4,19 @@ from pathlib import Path
 
 from chimera_runtime.errors import Misuse, NotFinite, Unwritable
 
+LOG_IS_OF_ANOTHER_RUN = "another run appends to it; give each run a file of its own"
+REHEARSAL_IS_FOR_CPUS = "--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo"
+LOSS_IS_GATHERED_ELSEWHERE = (
+    "the loss of an update is gathered on rank 0 by the progress of train.py, which writes it to --metrics and "
+    "--log-file: to read outcome.loss leave out hooks="
+)
+VALIDATION_IS_NOT_MAP_STYLE = (
+    "validation() must return a map-style dataset, one with __len__ and __getitem__, with an item"
+)
+DEVICE_HAS_NO_MEMORY_OF_ITS_OWN = (
+    "--memory-limit device: the ranks are on the CPU; give a size, as in --memory-limit 16GiB"
+)
+
 
 def program_is_another(script: Path) -> Misuse:
     return Misuse(f"{script} is of another program than what lies beside it: compile again")
@@ -11,10 +24,6 @@ def program_is_another(script: Path) -> Misuse:
 
 def program_was_replaced(directory: Path) -> Misuse:
     return Misuse(f"another program has come into {directory} since this run compiled: give each run its --out")
-
-
-def rehearsal_is_for_cpus() -> Misuse:
-    return Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo")
 
 
 # Files and streams.
@@ -32,16 +41,9 @@ def directory_cannot_be_written(option: str, path: Path | str, why: str | None) 
     return Misuse(f"{option} {path}: {why}")
 
 
-def bundle_is_a_file_of_yours(path: Path) -> Misuse:
-    return Misuse(f"--bundle {path}: exists and was not written by --bundle; choose another name or remove it")
-
-
-def trace_is_a_directory_of_yours(directory: Path) -> Misuse:
-    return Misuse(f"--trace {directory}: exists and was not written by --trace; choose another directory or remove it")
-
-
-def log_is_of_another_run(path: Path) -> Unwritable:
-    return Unwritable(f"--log-file {path}: another run appends to it; give each run a file of its own")
+def path_is_yours(option: str, path: Path, other: str) -> Misuse:
+    """``other`` says what to choose another one of."""
+    return Misuse(f"{option} {path}: exists and was not written by {option}; choose another {other} or remove it")
 
 
 def metrics_are_incomplete(path: Path, why: str | None, saved: int, count: int) -> Unwritable:
@@ -72,22 +74,11 @@ def loss_is_not_finite(update: int, loss: float) -> NotFinite:
     return NotFinite(f"--stop-on-nan: the loss of update {update} is {loss}")
 
 
-def loss_is_gathered_elsewhere() -> Misuse:
-    return Misuse(
-        "the loss of an update is gathered on rank 0 by the progress of train.py, which writes it to --metrics and "
-        "--log-file: to read outcome.loss leave out hooks="
-    )
-
-
 def validation_is_missing(file: str) -> Misuse:
     return Misuse(
         f"--eval-every: {file} has no function validation() -> torch.utils.data.Dataset, with held-out "
         "items like those of dataset()"
     )
-
-
-def validation_is_not_map_style() -> Misuse:
-    return Misuse("validation() must return a map-style dataset, one with __len__ and __getitem__, with an item")
 
 
 def optimizer_cannot_be_saved(name: str) -> Misuse:
@@ -102,10 +93,6 @@ def peak_is_unknown(device: str, dtype: str) -> Misuse:
         f"--device-peak auto: the peak of {device} in {dtype} is not known; give "
         "its TFLOPS from the data sheet, without sparsity, as in --device-peak 312"
     )
-
-
-def device_has_no_memory_of_its_own() -> Misuse:
-    return Misuse("--memory-limit device: the ranks are on the CPU; give a size, as in --memory-limit 16GiB")
 
 
 def memory_is_too_little(limit: str, need: str, others: int, can_shard: bool) -> Misuse:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from chimera_runtime.errors import CheckFailed, Misuse
+from chimera_runtime.errors import CheckFailed
 
 _FAILED = "check: FAILED\n  "
 
@@ -18,10 +18,6 @@ def steps_are_not_updates(group: str, rank: int, steps: int, updates: int) -> Ch
 
 
 # The user's own model, as `reference()` of the model file returns it.
-
-
-def reference_is_not_a_module(file: str, name: str) -> Misuse:
-    return Misuse(f"{file}: reference returned a {name}, not a torch.nn.Module")
 
 
 def parameters_do_not_match(complaints: Iterable[str]) -> CheckFailed:

@@ -2,6 +2,8 @@
 
 from chimera_runtime.errors import Misuse
 
+SCALER_WITH_WIDER_SUMS = "a GradScaler unscales grad, not main_grad: scale for fp16, or sum in a wider dtype, not both"
+
 
 def training_of_parameter_changed(name: str) -> Misuse:
     return Misuse(
@@ -15,10 +17,6 @@ def gradient_is_still_there(name: str) -> Misuse:
         f"{name} still has the gradient of the step before: call optimizer.zero_grad() after optimizer.step(), of an "
         "optimizer that holds pipe.parameters(), or step(accumulate=True) to add to it"
     )
-
-
-def scaler_with_wider_sums() -> Misuse:
-    return Misuse("a GradScaler unscales grad, not main_grad: scale for fp16, or sum in a wider dtype, not both")
 
 
 def optimizer_is_missing(scheme: str) -> Misuse:

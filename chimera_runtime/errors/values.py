@@ -2,6 +2,11 @@
 
 from chimera_runtime.errors import BadModel, Misuse
 
+MICRO_BATCHES_ARE_NOT_ALIKE = (
+    "micro-batches that run together differ in structure, or in something that is not a tensor; give all "
+    "micro-batches the form of the first"
+)
+
 # Memory that stages share.
 
 
@@ -18,13 +23,6 @@ def memory_was_returned_twice(stage: int, earlier: int, micro: int) -> BadModel:
     return BadModel(
         f"stage {stage} returned the same memory for micro-batches {earlier} and {micro}, which are both under "
         "way; return a copy, as .clone() makes it, of what a later forward writes"
-    )
-
-
-def micro_batches_are_not_alike() -> BadModel:
-    return BadModel(
-        "micro-batches that run together differ in structure, or in something that is not a tensor; give all "
-        "micro-batches the form of the first"
     )
 
 
@@ -57,9 +55,6 @@ def loss_takes_a_keyword(name: str) -> Misuse:
         f"loss has a parameter {name}, but keyword arguments are for stages and loss(output, target) gets none: "
         "put what the loss needs into the target, or give Pipeline a loss with two parameters"
     )
-
-
-# Losses.
 
 
 def count_is_impossible(stage: int, count: float) -> BadModel:

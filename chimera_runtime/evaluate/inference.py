@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chimera_runtime.blame import Located
-from chimera_runtime.errors.evaluate import nothing_to_evaluate, predictions_have_no_items
+from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.evaluate import NOTHING_TO_EVALUATE, PREDICTIONS_HAVE_NO_ITEMS
 from chimera_runtime.evaluate.evaluation import Evaluation, LossTotal, OutputStore
 from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.stage.stage import Stage
@@ -57,7 +58,7 @@ class Inference:
             control_group = self.context.world.control_group
             items, total, count = added_over_all(control_group, losses.items, losses.total, losses.count)
         if not items:
-            raise nothing_to_evaluate()
+            raise Misuse(NOTHING_TO_EVALUATE)
         return Tally(total, count).mean
 
     def predictor(self) -> Callable[[Any], Any]:
@@ -76,7 +77,7 @@ class Inference:
                     evaluation.run(micro_batches)
                     outputs += gathered(world.control_group, world.job.holders[-1], store.take()).values()
             if not all(map(is_rows, outputs)):
-                raise predictions_have_no_items()
+                raise Misuse(PREDICTIONS_HAVE_NO_ITEMS)
             return joined(outputs)
 
         return outputs_of

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 
+from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import model as mistakes
 
 
@@ -38,7 +39,7 @@ class Layers:
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise mistakes.no_layers()
+            raise Misuse(mistakes.NO_LAYERS)
         for index, make in enumerate(self.layers):
             if isinstance(make, torch.nn.Module) or not callable(make):
                 raise mistakes.layer_is_made_already(index, type(make).__name__)

@@ -259,14 +259,14 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     try:
         file = path.resolve()
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise mistakes.file_is_not_regular(path)
+            raise mistakes.file_cannot_be_read(path, mistakes.NOT_REGULAR)
         file.read_bytes()
     except OSError as error:
         raise mistakes.file_cannot_be_read(path, error.strerror) from error
     # Import the file as a module; its folder goes first on the path, so that it can import its neighbours.
     spec = importlib.util.spec_from_file_location("chimera_model", file)
     if spec is None or spec.loader is None:
-        raise mistakes.file_is_not_python(path)
+        raise mistakes.file_cannot_be_read(path, mistakes.NOT_PYTHON)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.parent))

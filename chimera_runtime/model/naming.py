@@ -22,11 +22,12 @@ def name_in_model(model: Model, stage: int, name: str) -> str:
     kind, number, inside = model.locate(stage, name)
     if model.name is None:
         return f"{kind}s.{number}.{inside}"
-    with UserCode(f"name({number}, {inside!r})", MISUSED):
+    call = f"name({number}, {inside!r})"
+    with UserCode(call, MISUSED):
         name_in_file = model.name(number, inside)
     if not isinstance(name_in_file, str):
-        returned = type(name_in_file).__name__
-        raise mistakes.name_is_no_text(model.file, number, inside, returned)
+        kind = f"a {type(name_in_file).__name__}"
+        raise mistakes.result_is_wrong(model.file, call, kind, "the name of a parameter")
     return name_in_file
 
 

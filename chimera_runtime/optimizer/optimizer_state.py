@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import optimizer as mistakes
 from chimera_runtime.optimizer.scheduler_state import GroupStates, NameOf, States, schedulers_of
 from chimera_runtime.optimizer.torch_class import TorchClass, class_of, share_state
@@ -141,12 +141,13 @@ def _against_one_optimizer(saved: Mapping[str, SavedGroup], first: str, other: s
     if first_group is other_group:
         return None
     if fingerprint(first_group.entries) != fingerprint(other_group.entries):
-        return mistakes.entries_differ(first, other, sorted(map(str, {*first_group.entries, *other_group.entries})))
+        entries = sorted(map(str, {*first_group.entries, *other_group.entries}))
+        return mistakes.optimizers_were_apart(first, other, entries)
     common, other_common = (
         [fingerprint(states.common) for _, states in group.schedulers or ()] for group in (first_group, other_group)
     )
     if common != other_common:
-        return mistakes.schedulers_were_at_different_points(first, other)
+        return mistakes.optimizers_were_apart(first, other)
     return None
 
 
@@ -210,7 +211,7 @@ def _entries(indexed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _name(parameter: torch.Tensor, names: NameOf) -> str:
     if parameter not in names:
-        raise mistakes.parameter_is_not_of_the_pipeline()
+        raise Misuse(mistakes.PARAMETER_IS_NOT_OF_THE_PIPELINE)
     return names[parameter]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import optim
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import MISUSED
+from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import optimizer as mistakes
 from chimera_runtime.optimizer.optimizer_state import parameters_of
 from chimera_runtime.optimizer.sharding import Sharding
@@ -107,7 +107,7 @@ class ShardedOptimizer(optim.Optimizer):
         Raises `Misuse` if it is called later.
         """
         if self._is_made:
-            raise mistakes.sharded_takes_no_further_parameters()
+            raise Misuse(mistakes.SHARDED_TAKES_NO_FURTHER_PARAMETERS)
         super().add_param_group(param_group)
 
     def spread(self, parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import ranks as mistakes
 
 _FAILED = "failed"
@@ -32,7 +32,7 @@ _MOST = 4
 def find_store(timeout: float) -> tuple[Store, int, int]:
     """Returns the store, the rank and the world size that torchrun gave; errors as in `fresh_store`."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        raise mistakes.not_started_by_torchrun()
+        raise Misuse(mistakes.NOT_STARTED_BY_TORCHRUN)
     limit = timedelta(seconds=timeout)
     try:
         store, rank, size = next(rendezvous("env://", timeout=limit))
@@ -83,7 +83,7 @@ def require_own_store() -> None:
     is_shared = PrefixStore(f"{name}/", PrefixStore("default_pg", shared)).check([key])
     store.delete_key(key)
     if is_shared:
-        raise mistakes.store_of_ranks_before()
+        raise Misuse(mistakes.STORE_OF_RANKS_BEFORE)
 
 
 def waits_of(store: Store, rank: int, message: str, others: Sequence[int], *, is_late: bool) -> list[str]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.accelerator import Accelerator
@@ -173,9 +173,9 @@ def join_group(
     if the device does not exist, or with NCCL another rank has it.
     """
     if not dist.is_initialized():
-        raise mistakes.no_process_group()
+        raise Misuse(mistakes.NO_PROCESS_GROUP)
     if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise mistakes.not_in_the_group()
+        raise Misuse(mistakes.NOT_IN_THE_GROUP)
     require_own_store()
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     used = known_device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
@@ -212,7 +212,7 @@ def _agree_on_program(
     text = f"{job.program} {mine}"
     answers = exchange(store, "here", place.rank, len(place.ranks), value=text, what=what, seconds=timeout)
     if any(answer.split(" ")[0] != job.program for answer in answers):
-        raise mistakes.programs_differ()
+        raise Misuse(mistakes.PROGRAMS_DIFFER)
     arguments_of = [json.loads(answer.partition(" ")[2]) for answer in answers]
     for name in arguments:
         values = [of_rank[name] for of_rank in arguments_of]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from chimera_runtime.errors import BadModel
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.values.tensors import Tensors
 
@@ -41,7 +42,7 @@ class Backward:
     def __call__(self) -> None:
         """Runs the backward, in one go."""
         if self.begun:
-            raise mistakes.backward_of_pair_ran_twice()
+            raise BadModel(mistakes.BACKWARD_OF_PAIR_RAN_TWICE)
         self.begun = True
         if self._roots:
             torch.autograd.backward(self._roots, self._gradients)

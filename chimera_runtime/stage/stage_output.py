@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.errors import BadModel
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.device_to_host import Numbers, Reader, from_host
@@ -105,7 +106,7 @@ class LossOutput:
         pairs = [as_pair(self._loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
         for micro, (value, count) in zip(micros, pairs, strict=True):
             if (count is not None) != self._counted:
-                raise mistakes.loss_counts_at_times()
+                raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
             update, number = self._numbering.place(micro)
             if number not in self._losses[update]:  # else this is the second run of a recomputed forward
                 self._losses[update][number] = self._read([value.detach(), *(() if count is None else (count,))])
@@ -132,7 +133,7 @@ class LossOutput:
         read = [numbers() for numbers in self._losses.pop(update, {}).values()]
         tally = added(Tally(*(numbers if self._counted else (*numbers, 1.0))) for numbers in read)
         if self._trains and tally.count and update not in self._with_graph:
-            raise mistakes.loss_has_no_gradient()
+            raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
         return tally
 

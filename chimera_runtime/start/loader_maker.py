@@ -12,6 +12,7 @@ from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.mini_batch import ItemLoading, Uses
 from chimera_runtime.data.reader_messages import Messages, ReaderMessages
+from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.program.job import Job
@@ -113,9 +114,9 @@ class LoaderMaker:
         if is_stream(dataset) and (shuffle or sampler is not None):
             raise order_of_iterable("shuffle=True" if sampler is None else "a sampler")
         if shuffle and sampler is not None:
-            raise mistakes.sampler_and_shuffle()
+            raise Misuse(mistakes.SAMPLER_AND_SHUFFLE)
         if getattr(sampler, "num_replicas", 1) > 1:
-            raise mistakes.sampler_of_one_rank()
+            raise Misuse(mistakes.SAMPLER_OF_ONE_RANK)
         drawn_by = self._seed if seed is None else seed
         self._made += 1
         readers = frozenset(worker for worker, parts in enumerate(self._needed) if parts)

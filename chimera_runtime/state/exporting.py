@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.errors import state as mistakes
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.state.state import State
@@ -34,7 +35,7 @@ def require_writable(path: Path) -> None:
     if path.suffix == _SAFE:
         _safetensors()
     if path.exists() and not path.is_file():
-        raise mistakes.path_is_not_a_file(path)
+        raise mistakes.weights_cannot_be_written(path, mistakes.NOT_REGULAR)
     if not path.parent.is_dir():
         raise mistakes.directory_is_missing(path)
 
@@ -97,14 +98,14 @@ def _require_readable(path: Path, values: Mapping[str, Any]) -> None:
     others = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
     if path.suffix == _SAFE and others:
         name, value = next(iter(others.items()))
-        raise mistakes.safetensors_has_tensors_alone(name, type(value).__name__)
+        raise mistakes.entry_cannot_be_exported(name, type(value).__name__, mistakes.NOT_OF_SAFETENSORS)
     for name, value in others.items():
         file = BytesIO()
         torch.save(value, file)
         try:
             torch.load(BytesIO(file.getvalue()), weights_only=True)
         except pickle.UnpicklingError as error:
-            raise mistakes.torch_would_not_read(name, type(value).__name__) from error
+            raise mistakes.entry_cannot_be_exported(name, type(value).__name__, mistakes.NOT_WEIGHTS_ONLY) from error
 
 
 def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
@@ -139,12 +140,12 @@ def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
     except OSError as error:
         raise mistakes.weights_cannot_be_read(error) from error
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        raise mistakes.torch_cannot_read() from error
+        raise BadCheckpoint(mistakes.TORCH_CANNOT_READ) from error
     if not isinstance(tensors, Mapping) or not all(
         isinstance(name, str) and (isinstance(value, torch.Tensor) or name in extra or name.endswith(_EXTRA))
         for name, value in tensors.items()
     ):
-        raise mistakes.not_a_state_dict()
+        raise BadCheckpoint(mistakes.NOT_A_STATE_DICT)
     yield tensors
 
 
@@ -172,4 +173,4 @@ def _safetensors() -> Any:
     try:
         return import_module("safetensors.torch")
     except ImportError as error:
-        raise mistakes.safetensors_is_not_installed() from error
+        raise Misuse(mistakes.SAFETENSORS_IS_NOT_INSTALLED) from error

@@ -1,8 +1,8 @@
 """Tools around the training loop of train.py: options, messages about failures, records, progress and the check.
 
-Importing it opens standard streams that are closed, and notes which process started this one: before torch opens
-anything, and takes seconds to be imported. Until a rank listens to signals (`Faults.watch_signals`), Ctrl-C ends it
-without a traceback.
+Importing this package opens standard streams that are closed, and notes which process started this one. Both come
+before the import of torch, which opens files and takes seconds. Until a rank listens to signals
+(`Faults.watch_signals`), Ctrl-C ends it without a traceback.
 """
 
 import os

@@ -121,15 +121,8 @@ def _run(
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     with Located(rank, place.worker, lambda: memory_report(device, facts)):
-        run = Run(
-            options,
-            compiled,
-            store,
-            place,
-            device=device,
-            model=load_model(options.model, offered, options.split),
-            faults=faults,
-        )
+        model = load_model(options.model, offered, options.split)
+        run = Run(options, compiled, store, place, device, model, faults)
         train(run)
     dist.destroy_process_group()
     run.close()

@@ -13,8 +13,8 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime.data.item_order import is_stream
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.micro_batch_source import Batches
-from chimera_runtime.errors import PeerLost
-from chimera_runtime.errors.tools import rehearsal_is_for_cpus
+from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.errors.tools import REHEARSAL_IS_FOR_CPUS
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
@@ -66,7 +66,7 @@ class Run(Hooks):
     model
         Functions of the model file.
     held_out
-        Evaluation of the items of its ``validation``, with ``--eval-every``.
+        Evaluation of the items of the model file's ``validation``, with ``--eval-every``.
     """
 
     options: argparse.Namespace
@@ -91,7 +91,7 @@ class Run(Hooks):
     def __post_init__(self) -> None:
         options = self.options
         if options.rehearse and self.device.type != "cpu":
-            raise rehearsal_is_for_cpus()
+            raise Misuse(REHEARSAL_IS_FOR_CPUS)
         self.measures = options.memory_limit is not None or options.peak_memory
         self.loads = options.rehearse is None
         if options.autocast is not None:
@@ -162,17 +162,11 @@ class Run(Hooks):
         return 0 if self.options.check_only else int(self.options.steps)
 
     def optimizers(self, pipe: Pipeline) -> Optimizers:
-        """Makes the model file's optimizers; with ``--trace`` they step at the places that the schedule has for it."""
+        """Makes the model file's optimizers; with ``--trace`` each steps at its place in the schedule."""
         options, idle, context = self.options, self.options.rehearse is not None, self._context
         sharded_over = context.world if options.shard_optimizer else None
         optimizers = Optimizers(
-            self.model,
-            pipe.stages,
-            options.seed,
-            idle,
-            ties=context.ties,
-            updates=options.steps,
-            sharded_over=sharded_over,
+            self.model, pipe.stages, options.seed, idle, context.ties, options.steps, sharded_over=sharded_over
         )
         if self._recorder is not None and options.clip_norm is None:
             for group in {group for stage in self._stages.values() for group in stage.groups}:
@@ -275,11 +269,9 @@ class Run(Hooks):
             prepare(world.control_group, options.trace, self.compiled.directory)
         remarks = assemble.remarks(world.job, world.backend, world.device, context.probed)
         if options.memory_limit is not None:
-            limit = (
-                smallest_share(world.control_group, world.device)
-                if options.memory_limit == "device"
-                else options.memory_limit
-            )
+            limit = options.memory_limit
+            if limit == "device":
+                limit = smallest_share(world.control_group, world.device)
             remarks.append(refuse_beyond(limit, need))
         if world.place.rank == 0:
             for remark in remarks:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from chimera_runtime.blame import Located
-from chimera_runtime.errors.pipeline import pipeline_is_closed, schedule_has_no_flush, update_has_failed
+from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.pipeline import PIPELINE_IS_CLOSED, UPDATE_HAS_FAILED, schedule_has_no_flush
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start.probe import ProbeResult
@@ -35,9 +36,9 @@ class CallGuard:
         Raises `Misuse` if it is closed or an update has failed, `PeerLost` if a wait for another rank has failed.
         """
         if self.located.closed:
-            raise pipeline_is_closed()
+            raise Misuse(PIPELINE_IS_CLOSED)
         if self.located.failed:
-            raise update_has_failed()
+            raise Misuse(UPDATE_HAS_FAILED)
         with self.located:
             self.world.control_group.check()
 

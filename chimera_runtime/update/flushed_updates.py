@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.errors.update import scaler_with_wider_sums
+from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.update import SCALER_WITH_WIDER_SUMS
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.ranks.agreement import SCALE
 from chimera_runtime.stage.stage import Stage
@@ -46,7 +47,7 @@ class FlushedUpdates:
         Raises `Misuse` if gradients are there without ``accumulate``, or if there are a scaler and wider sums.
         """
         if scaler is not None and self.sums_wider:
-            raise scaler_with_wider_sums()
+            raise Misuse(SCALER_WITH_WIDER_SUMS)
         self.accumulation.begin(accumulate)
         # The scale that a scaler has is the factor by which it multiplies; a new one is initialized by the call.
         scale = 1.0 if scaler is None else float(scaler.scale(torch.ones((), device=self.device)))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from chimera_runtime.errors import BadModel
 from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.mesh_tensors import settled
 
@@ -98,13 +99,13 @@ def joined(values: Sequence[Any]) -> Any:
         if all(isinstance(entry, torch.Tensor) for entry in entries):
             return torch.cat(entries)
         if not all(isinstance(entry, Constant) and entry == entries[0] for entry in entries):
-            raise mistakes.micro_batches_are_not_alike()
+            raise BadModel(mistakes.MICRO_BATCHES_ARE_NOT_ALIKE)
         return entries[0]
 
     try:
         return pytree.tree_map(together, *values)
     except ValueError as error:
-        raise mistakes.micro_batches_are_not_alike() from error
+        raise BadModel(mistakes.MICRO_BATCHES_ARE_NOT_ALIKE) from error
 
 
 def mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -1,1 +1,1 @@
-"""`--check`: the loops against one process, and the stages against the whole model."""
+"""`--check`: the ranks against one process, and the stages against the model of `reference()`."""

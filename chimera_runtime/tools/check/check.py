@@ -26,7 +26,7 @@ from chimera_runtime.tools.check import full_model
 from chimera_runtime.tools.check.compare import RankResult, compare
 from chimera_runtime.tools.check.reference import Reference
 from chimera_runtime.tools.loop.optimizers import optimizer_of
-from chimera_runtime.values.losses import Tally, added
+from chimera_runtime.values.losses import added
 from chimera_runtime.values.meta_weights import require_values
 from chimera_runtime.values.tensors import all_generators_kept
 
@@ -140,7 +140,7 @@ def _tensors(modules: dict[int, torch.nn.Module]) -> Iterator[torch.Tensor]:
 
 
 class Snapshot:
-    """Copy of a tensor's values, and of the place of its memory."""
+    """Values of a tensor, and the memory that it uses, to restore both."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -185,9 +185,5 @@ def _run(
     return RankResult(
         {group: optimizer.gradients for group, optimizer in optimizers.items()},
         {group: [_copy(p) for p in optimizer.parameters] for group, optimizer in optimizers.items()},
-        _losses(stages, updates),
+        [added(stage.take_loss(update) for stage in stages.values()) for update in range(updates)],
     )
-
-
-def _losses(stages: dict[int, Stage], updates: int) -> list[Tally]:
-    return [added(stage.take_loss(update) for stage in stages.values()) for update in range(updates)]

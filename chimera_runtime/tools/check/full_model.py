@@ -14,6 +14,7 @@ import torch
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, MISUSED
 from chimera_runtime.errors import tools_check as mistakes
+from chimera_runtime.errors.model import result_is_wrong
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import names_in_model
 from chimera_runtime.model.ties import End
@@ -71,7 +72,7 @@ def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
     with UserCode("reference()", MISUSED):
         whole = model.reference()
     if not isinstance(whole, torch.nn.Module):
-        raise mistakes.reference_is_not_a_module(f"{model.file}", type(whole).__name__)
+        raise result_is_wrong(model.file, "reference", f"a {type(whole).__name__}", "a torch.nn.Module")
     return whole.to(reference.device).eval()
 
 

@@ -7,7 +7,7 @@ what the docs define (`reference_data`): the places of items (docs/howto/data.md
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,19 +19,10 @@ Gradients = Sequence[torch.Tensor | None]
 """Gradients of the trained parameters of a weight group; None for a parameter without one."""
 
 Ties = Mapping[tuple[int, ...], Sequence[Sequence[tuple[int, str]]]]
-"""Shared parameters by the stages that share them: each is a list of stages and names; the first gives its value.
+"""Shared parameters, by the stages that share them: each is a list of stages and names, and the first gives the value.
 
 If the key is a single stage, layers of that stage share them.
 """
-
-
-def _nothing() -> AbstractContextManager[Sequence[Any]]:
-    """Makes a context that collects no auxiliary losses."""
-    return nullcontext(())
-
-
-def _unnamed(_modules: Sequence[torch.nn.Module]) -> None:
-    """Leaves parameters without names."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +31,8 @@ class Reference:
 
     If micro-batches are cut into parts, it runs the parts one after another, each with its own dropout and batch
     statistics, and with the weight of a part in the loss. ``listening`` makes a context that collects the auxiliary
-    losses of the forwards inside, by name; ``label`` gives the parameters of stages their names in the model.
+    losses of the forwards inside, by name: by default none. ``label`` gives the parameters of stages their names in the
+    model, by default no names.
     """
 
     model: Any
@@ -52,8 +44,8 @@ class Reference:
     seed: int
     device: torch.device
     ties: Ties = field(default_factory=dict)
-    listening: Callable[[], Any] = _nothing
-    label: Callable[[Sequence[torch.nn.Module]], None] = _unnamed
+    listening: Callable[[], Any] = lambda: nullcontext(())
+    label: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None
 
     def begin(self, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> "Training":
         """Begins a training from the initial weights, in which each stage reads the versions that ``reads`` gives.
@@ -123,11 +115,6 @@ def _takes(module: torch.nn.Module, name: str) -> bool:
     return True
 
 
-def _spread(runs: Sequence[tuple[int, int]]) -> list[int]:
-    """Converts runs of (offset, count) to one offset per micro-batch of a period."""
-    return [offset for offset, count in runs for _ in range(count)]
-
-
 class Training:
     """Training of the reference: for every update `gradients`, then a `step` with the gradients of the ranks.
 
@@ -145,7 +132,7 @@ class Training:
             for ends in parameters:
                 _tie(self.modules, ends)
         reference.label(self.modules)
-        offsets = list(map(_spread, reads))
+        offsets = [[offset for offset, count in runs for _ in range(count)] for runs in reads]
         self._ties = {stages: shared for stages, shared in reference.ties.items() if len(stages) > 1}
         self.groups = [*((stage,) for stage in range(reference.stages)), *self._ties]
         """Weight groups: each stage, then the ties. Histories and gradients have the same order."""
@@ -272,7 +259,7 @@ class History:
 
     def take_gradients(self, factor: float = 1.0) -> Gradients:
         """Returns the gradients that backwards have added since the last call, times a factor, and removes them."""
-        gradients = [None if p.grad is None else _dense(p.grad) * factor for p in self._parameters]
+        gradients = [None if p.grad is None else p.grad.to_dense() * factor for p in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
         return gradients
@@ -294,10 +281,6 @@ class History:
     def _point_to(self, version: Sequence[torch.Tensor]) -> None:
         for parameter, tensor in zip(self._parameters, version, strict=True):
             parameter.data = tensor
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def distance(computed: Gradients, wanted: Gradients) -> float:

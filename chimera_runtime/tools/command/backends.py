@@ -26,10 +26,5 @@ def register(backend: str, module: Path) -> None:
     sys.modules[spec.name] = loaded
     with UserCode("importing the backend module", MISUSED):
         spec.loader.exec_module(loaded)
-    if not is_registered(backend):
+    if backend.lower() not in dist.Backend.backend_list:
         raise mistakes.backend_is_not_registered(backend, module)
-
-
-def is_registered(backend: str) -> bool:
-    """Whether torch.distributed has a backend of this name."""
-    return backend.lower() in dist.Backend.backend_list

@@ -15,7 +15,7 @@ from chimera_runtime.values.byte_text import UNITS
 _BUILT_IN = ("gloo", "nccl")
 KINDS = ("F", "B", "I", "W", "pair")
 _LONGEST = 10**9
-"""Seconds; the clocks behind a wait count nanoseconds in 63 bits."""
+"""Longest time-out, in seconds: the clocks behind a wait count nanoseconds in 63 bits."""
 
 
 class _Parser(argparse.ArgumentParser):

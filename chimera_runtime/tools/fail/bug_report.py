@@ -109,7 +109,7 @@ def _stack(frame: FrameType) -> str:
 def _clear(path: Path) -> None:
     """Removes the file of an earlier run, and checks that a new one can be written."""
     if path.exists() and not _is_bundle(path):
-        raise mistakes.bundle_is_a_file_of_yours(path)
+        raise mistakes.path_is_yours("--bundle", path, "name")
     path.touch()
     path.unlink()
 

@@ -39,7 +39,7 @@ Answer = TypeVar("Answer")
 
 
 class _NoStoreError(Exception):
-    """Error for torchrun's store if it does not answer or has ended; the text says which of the two."""
+    """torchrun's store does not answer, or has ended; the text says which of the two."""
 
 
 class Faults:
@@ -295,7 +295,7 @@ def _ask(question: Callable[[], Answer]) -> Answer:
 
 
 def _machine() -> str:
-    """Name of this machine, or of the container on it if that numbers its processes by itself."""
+    """Name of this machine, or of the container on it if the container has process numbers of its own."""
     numbering = []
     with suppress(OSError):
         numbering = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]

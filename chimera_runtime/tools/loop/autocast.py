@@ -1,7 +1,7 @@
 """``--autocast bf16``: wraps the model file's stages and loss, so that each call of them runs in ``torch.autocast``.
 
-So every call is covered: of the probe at start, which finds the dtypes of messages, of forwards and their second run,
-of evaluations, and of the one process of ``--check``. Backwards run outside, as torch recommends.
+This covers every call: of the probe at start, which finds the dtypes of messages; of forwards, also when they run a
+second time; of evaluations; and of the one process of ``--check``. Backwards run outside, as torch recommends.
 """
 
 from collections.abc import Callable

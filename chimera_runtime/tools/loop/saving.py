@@ -34,8 +34,6 @@ class Saving:
         Writes a line for the user; does nothing on other ranks than 0.
     termination
         Returns the name of the signal that has come to any rank, such as SIGTERM; None if there was none.
-    optimizers, schedulers
-        The optimizers and schedulers of this rank.
     shared
         Other objects with a state that is the same on all ranks, for `Checkpoints`: the position in the data.
 

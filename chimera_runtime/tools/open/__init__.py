@@ -1,1 +1,1 @@
-"""Opened before anything else: standard streams, the process that started this one, and whole files."""
+"""Standard streams, the process that started this one, and files that are always complete. Imported before torch."""

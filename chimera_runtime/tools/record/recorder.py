@@ -59,7 +59,7 @@ def _empty(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     foreign = any(not path.name.startswith(f".{MARKER}.") for path in directory.iterdir())
     if foreign and not (directory / MARKER).is_file():
-        raise mistakes.trace_is_a_directory_of_yours(directory)
+        raise mistakes.path_is_yours("--trace", directory, "directory")
     write_atomically(directory / MARKER, b"written by train.py --trace\n")
     for pattern in ("rank_*.jsonl", "rank_*.jsonl.part"):
         for path in directory.glob(pattern):

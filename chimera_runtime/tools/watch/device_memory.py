@@ -5,7 +5,8 @@ import os
 
 import torch
 
-from chimera_runtime.errors.tools import device_has_no_memory_of_its_own
+from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.tools import DEVICE_HAS_NO_MEMORY_OF_ITS_OWN
 from chimera_runtime.ranks.control_group import ControlGroup
 
 
@@ -15,7 +16,7 @@ def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
     Raises `Misuse` if a rank is on the CPU. Raises `PeerLost` if another rank does not answer within the time-out.
     """
     if device.type != "cuda":
-        raise device_has_no_memory_of_its_own()
+        raise Misuse(DEVICE_HAS_NO_MEMORY_OF_ITS_OWN)
     control_group.store.set(f"memory/share/{control_group.place.rank}", json.dumps(share_of(device)))
     what = "for the memory of its device"
     return min(
@@ -25,12 +26,7 @@ def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
 
 
 def share_of(device: torch.device) -> int:
-    """Bytes of a GPU for each rank on it."""
+    """Bytes of a GPU for each rank on it; the ranks of a machine take its GPUs in turn."""
     _, total = torch.cuda.mem_get_info(device)
-    return total // sharing(device.index)
-
-
-def sharing(index: int) -> int:
-    """Number of ranks of this machine on the GPU with this index; ranks take the GPUs in turn."""
     ranks = range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return max(1, sum(rank % torch.cuda.device_count() == index for rank in ranks))
+    return total // max(1, sum(rank % torch.cuda.device_count() == device.index for rank in ranks))

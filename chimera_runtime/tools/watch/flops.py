@@ -36,8 +36,8 @@ _PEAKS = {
     "L40S": (362.0, 183.0, 91.6, None),
     "L4": (121.0, 60.0, 30.3, None),
 }
-"""Peaks by words in CUDA's name of a device, of which the first fits: dense TFLOPS in bfloat16 or float16, TF32,
-float32 and float64, with tensor cores; None if the data sheet does not say.
+"""Peak speeds of devices: dense TFLOPS in bfloat16 or float16, TF32, float32 and float64, with tensor cores; None if
+the data sheet does not say. Of several keys that are words of CUDA's name of a device, the first counts.
 
 From NVIDIA's data sheets of these devices, and for B200 and GB200 from that of the Blackwell architecture; half of the
 number if the sheet gives only that with sparsity.

@@ -27,7 +27,7 @@ class Log:
             raise mistakes.file_cannot_be_written("--log-file", path, error.strerror) from error
         if stat.S_ISREG(os.fstat(self._file).st_mode) and self._is_taken():
             os.close(self._file)
-            raise mistakes.log_is_of_another_run(path)
+            raise mistakes.file_cannot_be_written("--log-file", path, mistakes.LOG_IS_OF_ANOTHER_RUN)
 
     def _is_taken(self) -> bool:
         """Locks the file for this process, without its children; returns True if another process has locked it."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import NotFinite, PeerLost, Unwritable
+from chimera_runtime.errors import Misuse, NotFinite, PeerLost, Unwritable
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.messages import unrecorded
@@ -294,8 +294,8 @@ class PartialOutcome(Outcome):
         return False
 
     def settle(self) -> None:
-        """Raises Misuse: there is no sum."""
-        raise mistakes.loss_is_gathered_elsewhere()
+        """Raises `Misuse`, as there is no sum over the ranks."""
+        raise Misuse(mistakes.LOSS_IS_GATHERED_ELSEWHERE)
 
 
 class PartialOutcomes(Outcomes):

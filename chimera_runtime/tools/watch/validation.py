@@ -6,7 +6,7 @@ from typing import Any
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.mini_batch import ItemLoading, Triple
-from chimera_runtime.errors import MISUSED
+from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
@@ -42,7 +42,7 @@ class Validation:
             is_map = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
             length = len(dataset) if is_map else 0
         if not length:
-            raise mistakes.validation_is_not_map_style()
+            raise Misuse(mistakes.VALIDATION_IS_NOT_MAP_STYLE)
         self._items = range(place.copy, length, place.copies)
         self._loading = ItemLoading(dataset, options.seed, model.collate, "validation()")
 
