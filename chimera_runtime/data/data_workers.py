@@ -68,7 +68,7 @@ class DataWorkers:
 
 @dataclass(frozen=True)
 class LoadingTask:
-    """A mini-batch to load: epoch, items of the copy, and for each micro-batch its place in the epoch and its keys."""
+    """A mini-batch to load: epoch, items of the copy, and for each micro-batch its first item's number and its keys."""
 
     epoch: int
     items: int

@@ -63,7 +63,7 @@ class Feed(MicroBatchSource):
             self._note_facts(update, triple, self._compared_micro_batch(update) * self.size)
 
     def put_example(self, example: "Pair | Batches") -> None:
-        """Takes the example for the start of a pipeline, or a whole dataset; errors as in `put`."""
+        """Takes the example for the start of a pipeline: a pair, a triple or a whole dataset; errors as in `put`."""
         if not isinstance(example, Batches):
             triple = as_triple(example, "the example")
             if self.job.parts > 1:
@@ -104,7 +104,7 @@ class Feed(MicroBatchSource):
                 raise mistakes.mini_batch_was_written(update)
 
     def facts(self, update: int) -> dict[Key, Fact]:
-        """Takes the facts about a mini-batch that the ranks of a copy compare: digests of the data of one micro-batch.
+        """Removes and returns the facts that ranks of a copy compare: digests of one micro-batch of a mini-batch.
 
         Each update compares another micro-batch. A rank that has not loaded this micro-batch has no facts.
         """

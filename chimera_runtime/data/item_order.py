@@ -67,7 +67,7 @@ class ItemOrder:
         return len(self._keys_of(epoch)) if self.sampler is not None else length(self.dataset)
 
     def keys(self, epoch: int, start: int, stop: int) -> list[Any]:
-        """Returns the keys with which the dataset is indexed at the places ``start .. stop-1`` of an epoch."""
+        """Returns the keys with which the dataset is indexed for items number ``start .. stop-1`` of an epoch."""
         if self.sampler is None and not self.shuffle:
             return [*range(start, stop)]
         keys = self._keys_of(epoch)[start:stop]

@@ -28,7 +28,7 @@ _NO_ITEM = object()
 class ReadPosition:
     """A position in an iterable dataset: the epoch, the items before it in the epoch, and the dataset's state there.
 
-    Without a state reading begins with the epoch and skips these items.
+    Without a state, reading begins at the start of the epoch and skips these items.
     """
 
     epoch: int = 0

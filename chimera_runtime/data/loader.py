@@ -161,7 +161,7 @@ class Loader:
         return (*position, key if isinstance(key, int) else digest_of(repr(key)))
 
     def _next_of_stream(self) -> tuple[int, MiniBatch | None]:
-        """Items and part of the next mini-batch; if the dataset has no length, readers tell the others when it ends."""
+        """Items of the next mini-batch, and this rank's part; if only readers know the number, they send it."""
         has_no_length = self._count is None
         if not self._uses:
             return self._reader_messages.receive_items() if has_no_length else self._items_of_next(), None

@@ -75,7 +75,7 @@ class ReaderMessages:
         return int(message)
 
     def share_state(self, state: Any) -> Any:
-        """Returns the dataset's state on the rank that reads in the first copy. All ranks must call it.
+        """Returns the state that the dataset has on the reader of the first copy. All ranks must call it.
 
         Raises `PeerLost` if the state does not come in time.
         """

@@ -16,7 +16,7 @@ from chimera_runtime.ranks.agreement import Fact, Key, Text, digest_of, settings
 
 _LEFT_OUT = frozenset({"params", "param_names"})
 GroupSettings = tuple[str, type, int, list[Any], Mapping[str, Any]]
-"""Name of a parameter group's first parameter, the optimizer's class, number of steps, values of settings, group."""
+"""A parameter group: its first parameter's name, its optimizer's class and steps, values of settings, the group."""
 
 
 class _TrackedOptimizer:

@@ -62,7 +62,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 def by_name(
     optimizers: Iterable[torch.optim.Optimizer], names: NameOf, schedulers: Sequence[Any] = ()
 ) -> OptimizerState:
-    """Returns the state of optimizers and of their schedulers; the tensors in it are not copied.
+    """Returns the state of optimizers and schedulers by the names of parameters; the tensors in it are not copied.
 
     Raises `Misuse` if an optimizer steps a parameter that has no name, if two step the same one, or if a
     ``state_dict`` does not have the form of torch's.

@@ -52,7 +52,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows that are gathered at once: of each shard of a parameter, ``count`` rows from its row ``first`` on."""
+    """Rows that are gathered at once: ``count`` rows of each shard of a parameter, from row ``first`` on."""
 
     cut: Cut
     first: int

@@ -1,4 +1,4 @@
-"""Death of the parent: processes that end with the process that started them, however that ends."""
+"""Processes that end when the process that started them ends, even if that one is killed."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ def signal_when_parent_ends(number: int) -> bool:
 
 
 class Launcher:
-    """Finds out whether torchrun has died, if torchrun has started this process: then the process has a new parent.
+    """Finds out whether torchrun has died, if it has started this process: the process then has another parent.
 
     Ranks that something else has started may outlive their parent.
     """

@@ -21,10 +21,10 @@ Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
 
 _GLOO_THREAD = "pt_gloo_runloop"
 _EXIT_LIMIT = 5.0
-"""Seconds. A thread that waits for a dead rank may wait longer; it does not need the interpreter."""
+"""Longest wait at exit, in seconds. A thread of gloo that waits for a dead rank does not need the interpreter."""
 
 A_DAY = timedelta(days=1)
-"""Time-out of a communicator, which counts from the launch of an operation. Each wait has its own, shorter one."""
+"""Time-out of communicators, which counts from the launch of an operation. Waits have shorter time-outs."""
 
 
 class ProcessGroups:
@@ -74,7 +74,7 @@ class ProcessGroups:
 
 
 def sums_of(job: Job, place: Place, backend: str, groups: ProcessGroups) -> Sums:
-    """Makes a communicator for each weight group, over the ranks that hold any of its stages, if they are several."""
+    """Makes a communicator for each weight group that several ranks hold, over these ranks."""
     sums: Sums = {}
     for stages in job.groups:
         ranks = place.ranks_of(job.members(stages))

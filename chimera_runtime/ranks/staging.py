@@ -160,7 +160,7 @@ class StagedSum:
     def wait(self, timeout: timedelta, /) -> None:
         """Returns when gloo has the sum; later operations of the GPU see it. Errors as in `DeferredPost.wait`.
 
-        It needs no event before it writes the tensor: gloo works on a copy, and nothing else reads the tensor.
+        The tensor is written without waiting for an event: gloo works on a copy, and nothing else reads the tensor.
         """
         self._deferred.wait(timeout)
         self._staging.bring_in(self._tensor, self._room, self.summed)

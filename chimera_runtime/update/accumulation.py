@@ -12,7 +12,7 @@ from chimera_runtime.values.mesh_tensors import local, mesh_of, meshes_of
 
 
 class Accumulation:
-    """Averages the gradients of a new step with those of earlier steps, or refuses a step while there are such.
+    """Averages the gradients of a new step with those of earlier steps, or refuses a step while there are gradients.
 
     The average of a parameter is over all steps since its gradient was cleared, those that gave it no gradient
     included. A parameter without a gradient shows no sign of having been cleared: it counts as cleared when no

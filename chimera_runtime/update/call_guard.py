@@ -20,7 +20,7 @@ _PATIENCE = 600.0
 
 @dataclass(frozen=True)
 class CallGuard:
-    """Refuses calls of a pipeline that is closed or has failed, and completes the updates under way before others.
+    """Refuses calls of a pipeline that is closed or has failed; completes updates under way before calls that need it.
 
     ``located`` is the context in which the pipeline makes its calls: it notes whether a call has failed.
     """
