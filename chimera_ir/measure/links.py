@@ -119,7 +119,7 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
 
 
 def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of ranks to measure, from the name of every rank's node: a few neighbours within nodes, a few between.
+    """Pairs of ranks to measure, a few neighbours within nodes and a few between; ``names`` has every rank's node.
 
     Examples
     --------
@@ -244,7 +244,7 @@ class _Bench:
         return shortest, [post for _, posts, _ in published for post in posts]
 
     def _agreed(self, first: int, seconds: float) -> int:
-        """Number of rounds that take about a second; rank ``first`` decides, on which a round takes ``seconds``."""
+        """Number of rounds that take about a second, decided by rank ``first``, on which a round takes ``seconds``."""
         key = f"rounds/{self._done}"
         if self._world.place.rank == first:
             rounds = max(FEWEST, min(self._request.rounds, int(_SECOND / max(seconds, _TICK))))
@@ -330,7 +330,7 @@ class _Bench:
         return seconds, posts
 
     def _finish(self) -> None:
-        """Waits until a GPU has the message: the wait for a message returns earlier."""
+        """Waits until a GPU has the message, because the wait for a message returns earlier."""
         if self._world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 

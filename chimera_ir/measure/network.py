@@ -34,7 +34,7 @@ class Host:
 
     @property
     def place(self) -> str:
-        """Name of the node: machine and agent, as a machine on which several agents run plays several nodes."""
+        """Name of the node, from machine and agent, because a machine with several agents counts as several nodes."""
         return f"{self.name}/{self.agent}"
 
 
@@ -148,7 +148,7 @@ def _at_once(measured: LinkTimes, within: bool) -> str:
 
 
 def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
-    """The point to fit: the median without the post, at least a hundredth of the median."""
+    """The point to fit, with the median less the post as its time, but at least a hundredth of the median."""
     return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
 
 
@@ -181,7 +181,7 @@ def _rounded(link: Link, overhead: float) -> Link:
 
 
 def _memory(nodes: Sequence[Host]) -> int:
-    """Bytes of memory per worker, in whole MiB: the least of all hosts."""
+    """Bytes of memory per worker on the host with the least, in whole MiB."""
     together = Counter(node.name for node in nodes)
     least = min(node.memory // together[node.name] if node.shared else node.memory for node in nodes)
     return least >> 20 << 20

@@ -17,7 +17,9 @@ _NAME = "chimera-profile"
 
 
 def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress) -> LinkTimes | None:
-    """Times of messages and sums on rank 0, None on others. Rank 0 calls ``ready`` first; ``progress`` ends each step.
+    """Returns the times of messages and sums on rank 0, None on others.
+
+    Rank 0 calls ``ready`` first, and every rank ``progress`` after each step.
 
     Does not return if anything fails on any rank: all ranks end, with one message.
     """

@@ -28,7 +28,7 @@ SHORT = 10
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without depths, of layers.
+    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without depths, layers are measured.
 
     ``split`` is the first layer of each stage of a model of layers; by default stages have equal numbers of layers.
     With ``once``, only one of equal layers is measured.
@@ -66,7 +66,7 @@ _NAMES = tuple(name.replace("_", " ") for name in _Passes._fields)
 
 
 def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
-    """Profile in seconds: each figure is the median of rounds, ``noise`` the largest scatter of a round, at most 1.
+    """Measures a profile in seconds; each figure is the median of rounds, ``noise`` their largest scatter, at most 1.
 
     A round is a forward with its backward, another with a backward in two halves, and a forward that keeps its input
     with the backward that recomputes; all run the stages of the generated programs. As in these programs, the first
@@ -239,7 +239,7 @@ class _Work:
         return 0.0, None
 
     def overhead(self, _cut: ModelCut) -> Overhead:
-        """No overhead: only a device has one."""
+        """Returns no overhead, because only a device has one."""
         return Overhead()
 
 

@@ -74,7 +74,7 @@ class ModelCut:
     def batches(self, size: int) -> Batches:
         """The micro-batches of a size; every update has one.
 
-        Raises `Misuse` if the dataset is not one, or has too few items.
+        Raises `Misuse` if ``dataset`` is not a dataset, or has too few items.
         """
         sampler = self.model.order(self.dataset)
         batches = Batches(self.dataset, size, 1, 1, 1, 0, self.seed, self.model.collate, sampler)
@@ -93,7 +93,7 @@ class ModelCut:
 
 @dataclass(frozen=True)
 class _FirstPass:
-    """Results of the first pass through the stages: the input of a stage, and a description of its output."""
+    """Results of the first pass through a stage: tensors handed to it, what it receives and sends, and its trace."""
 
     handed: Any
     before: Boundary | None
@@ -122,7 +122,7 @@ class Station:
     load_target: Callable[[int], Any]
 
     def refill(self) -> None:
-        """Fills the receive buffers again: a stage may have changed its input in place."""
+        """Fills the receive buffers again, because a stage may have changed its input in place."""
         for slot, tensor in zip(self.stage.inputs[0] if self.handed else (), self.handed or (), strict=True):
             slot.copy_(tensor)
 
@@ -172,7 +172,7 @@ class Station:
 
     @property
     def activation_bytes(self) -> int:
-        """M_a: bytes that autograd saves, without weights, and all received inputs, kept until the backward."""
+        """M_a, bytes kept until the backward: what autograd saves, without weights, and all received inputs."""
         received = self.footprint.inputs - self.footprint.saved_inputs if self.before is not None else 0
         return self.footprint.activations + received
 
@@ -188,7 +188,7 @@ class Station:
 
 
 def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
-    """Yields each stage's number and stations, one per size, from the last stage to the first; holds one stage.
+    """Yields each stage's number and stations, one per size, from the last stage to the first, one stage in memory.
 
     ``progress`` is called with a few words each time. The pass from the first stage to the last finds what stages
     hand on; the pass back finds for which of these tensors gradients come back.

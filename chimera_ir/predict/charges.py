@@ -25,7 +25,7 @@ class Charges:
     _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def compute(self, operation: Operation) -> float:
-        """Seconds of an operation: F_t or B_t of its stage, for all its micro-batches; of a pair, for both together."""
+        """Seconds of an operation for all its micro-batches, by F_t or B_t of its stage; of a pair, for both parts."""
         if isinstance(operation, Pair):
             joint = self.setting.joint(operation, self.header)
             return sum(map(self.compute, operation.parts)) if joint is None else joint[0] * float(joint[1])
@@ -50,7 +50,7 @@ class Charges:
         return 0.0
 
     def size(self, message: Message) -> float:
-        """Bytes of a message: a stage's output to the next stage, or the gradient of that output back."""
+        """Bytes of a message, which takes a stage's output to the next stage, or the gradient of that output back."""
         forwards = message.source < message.target
         timing = self.setting.timing(message.source if forwards else message.target)
         micro_batch = timing.output if forwards else timing.gradient

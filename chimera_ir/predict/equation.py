@@ -142,7 +142,7 @@ class _EquationTerms:
         return float(self._run.length * self._run.tick)
 
     def equation(self) -> Equation:
-        """All terms. C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
+        """Returns all terms. C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
         header, costs, counts = self._header, self._costs, self._run.critical_path.counts
         all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
         usual = costs.recomputing if all_recompute else costs.keeping
@@ -211,9 +211,10 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
 
 
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:
-    """Costs per micro-batch of each stage's forwards (``opening``) or backwards: a timing, and a factor on its times.
+    """Returns the costs per micro-batch of each stage's forwards (``opening``) or backwards.
 
-    Operations count with their most frequent size on the first worker that has any, as all workers run the same pipes.
+    The costs of a stage are a timing and a factor on its times. Operations count with their most frequent size on the
+    first worker that has any, as all workers run the same pipes.
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
@@ -230,7 +231,7 @@ def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tup
 
 
 def _p2p(header: Header, setting: Setting) -> float:
-    """Comm_p2p: the largest alpha + beta L of a micro-batch's activations or gradients over their links."""
+    """Comm_p2p, the largest alpha + beta L of a micro-batch's activations or gradients over their links."""
     return max(
         (
             setting.link(header.workers, source, target).message(size)
@@ -263,7 +264,7 @@ def _flushed(
 
 
 class _Gaps:
-    """Gaps of a lane until the end of the iteration: the time in which its worker idles.
+    """Gaps of a lane until the end of the iteration, in which its worker idles.
 
     Arguments and results are in parts of a tick, ``parts`` to the tick; the gaps inside are in ticks. ``_through[n]``
     is the idle time until the end of gap n.

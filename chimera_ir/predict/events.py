@@ -46,7 +46,7 @@ class Role(Enum):
 
 
 class Node(NamedTuple):
-    """An event: its role, the instruction that causes it, the workers that take part, and its length in seconds.
+    """An event, with its role, the instruction that causes it, the workers that take part, and its length in seconds.
 
     The begin of a lane has the lane's first instruction. The workers of a wire and of a flight are the sender and the
     receiver, those of a notice the receiver and the sender.

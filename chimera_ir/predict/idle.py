@@ -38,7 +38,7 @@ class Stretch(NamedTuple):
 
 
 def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
-    """Idle times of each worker in order: between its operations, and after the last of them."""
+    """Idle times of each worker in order, between its operations and after the last of them."""
     return tuple(tuple(_idle(lane, replay.span)) for lane in replay.lanes)
 
 

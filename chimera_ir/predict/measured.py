@@ -23,7 +23,7 @@ _Part = tuple[Stage, Fraction]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Durations of operations in a setting; ``cut`` has the stages of the profile in each stage, with their shares."""
+    """Durations of operations in a setting; ``cut[s]`` has the shares of the profile's stages that make up stage s."""
 
     setting: Setting
     cut: tuple[tuple[_Part, ...], ...]
@@ -81,7 +81,7 @@ class Measured:
         return self
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """Seconds of each kind of operation over a micro-batch: the smallest and the largest of all stages."""
+        """Seconds of each kind of operation over a micro-batch, as the smallest and the largest of all stages."""
         micros_of = {
             (stage, stage in pipe.recompute): pipe.micros[: header.parts]
             for pipe in header.pipes
@@ -128,7 +128,7 @@ def _exact(seconds: float) -> Fraction:
 
 @lru_cache(maxsize=2**8)
 def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
-    """Returns for each of ``into`` new stages of equal size the old stages in it, and the share of each that it has."""
+    """Returns for each of ``into`` new stages of equal size the old stages in it, each with the share that is in it."""
     size = Fraction(stages, into)
     return tuple(
         tuple(

@@ -94,7 +94,7 @@ class _Worker:
         return total + most
 
     def _stage_sizes(self, stage: Stage) -> Timing:
-        """Costs of a micro-batch on a stage; of the bytes that it keeps, those outside receive buffers."""
+        """Costs of a micro-batch on a stage, in which the bytes that it keeps are those outside receive buffers."""
         if stage not in self._sizes:
             timing, received = self._setting.timing(stage), self._received_input(stage)
             activations = max(0, timing.activations - received)
@@ -120,7 +120,7 @@ class _Worker:
         return any(pipe.workers[stage] == pipe.workers[stage + 1] == self._worker for pipe in self._header.pipes)
 
     def _message(self, source: int, target: int) -> int:
-        """Bytes of one micro-batch's message between two stages: activations forward, gradients back."""
+        """Bytes of one micro-batch's message between stages, activations or gradients; 0 without one of the stages."""
         if target < 0 or target >= self._header.stages or source < 0:
             return 0
         return self._setting.timing(source).output if source < target else self._setting.timing(target).gradient

@@ -92,7 +92,7 @@ class Prediction:
 
 
 class BaselinePrediction(NamedTuple):
-    """The prediction for a report's baseline: seconds of an update by replay, and bytes of the fullest worker."""
+    """The prediction for a report's baseline, with seconds of an update by replay and bytes of the fullest worker."""
 
     seconds: float
     memory: int
@@ -116,7 +116,7 @@ class Forecast:
         return torchrun(ranks, per_node, script, self.micro_batch_size, self.replica_layout, split, *more)
 
     def split_of(self, header: Header) -> tuple[int, ...] | None:
-        """The first layer of each stage, as asked for or as is fastest; None if the profile has no layers."""
+        """The first layer of each stage, as the user asked or else as is fastest; None if the profile has no layers."""
         return self.inputs.split(self._wanted(header))
 
     def _wanted(self, header: Header) -> Wanted:

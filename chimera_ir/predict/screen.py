@@ -187,7 +187,7 @@ def _times(prediction: Prediction) -> str:
 
 
 def _sums(report: Report, prediction: Prediction | None) -> str:
-    """A line on the sums of gradients: their number, how many are hidden, and the exposed ones; empty without sums."""
+    """A line with the number of gradient sums, how many are hidden, and which are not hidden; empty without sums."""
     if prediction is not None:
         costs = exposed(prediction.replay)
         late = sorted((group for group in costs if costs[group] > 0), key=lambda group: -costs[group])
@@ -204,7 +204,7 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
-    """The first of the sums that are not hidden by name, and the number of the others; empty if all are hidden."""
+    """Words on the sums that are not hidden: the names of the first ones, the number of others; empty without any."""
     if not groups:
         return ""
     further = f" and {len(groups) - len(names)} more" if len(groups) > len(names) else ""

@@ -91,12 +91,15 @@ class Setting:
         return -(-self.stages[stage].optimizer // self.shares(header, stage))
 
     def step(self, header: Header, stage: Stage) -> float:
-        """Seconds of a stage's optimizer step; if ranks share its state, of one share and of gathering the weights."""
+        """Seconds of a stage's optimizer step.
+
+        If ranks share the optimizer's state, a rank steps its share, and the ranks then gather the weights.
+        """
         shares = self.shares(header, stage)
         return self.stages[stage].step / shares + self.cluster.sums.all_gather(self.stages[stage].gradients, shares)
 
     def link(self, workers: int, source: int, target: int) -> Link:
-        """The link between two of a copy's ``workers`` workers: the slowest such link of all copies."""
+        """The link between two of the ``workers`` workers of a copy, in the copy where it is slowest."""
         if source == target:
             return FREE
         nodes = ((self._node(workers, w, source), self._node(workers, w, target)) for w in range(self.copies))

@@ -100,7 +100,7 @@ class _Flows:
 
 
 def _fair(wires: dict[int, tuple[Port, Port]]) -> Iterator[tuple[int, float]]:
-    """Yields the max-min fair share of every wire: first for the wires at the fullest port, which share it equally."""
+    """Yields the max-min fair share of every wire, first of the wires at the fullest port, which share it equally."""
     left = {port: 1.0 for ports in wires.values() for port in ports}
     while wires:
         users = Counter(port for ports in wires.values() for port in ports)

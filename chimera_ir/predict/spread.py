@@ -106,7 +106,7 @@ class _TurnPlayer:
 
 
 def _forward(waits: Waits) -> Waits:
-    """Equivalent waits without a wait for a later turn: a node that waits for a later turn is moved to that turn.
+    """Equivalent waits without a wait for a later turn; a node that waits for a later turn is moved to that turn.
 
     Raises `ValueError` if a node waits for itself within a turn, or for one of its own later turns.
     """

@@ -67,7 +67,7 @@ def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
 
 
 def period(turn: TimedTurn) -> float:
-    """Seconds per update in the long run: the ratio of the critical cycle, found exactly from the floats.
+    """Seconds per update in the long run, by the ratio of the critical cycle, found exactly from the floats.
 
     Raises `ValueError` if nothing in the program repeats: it was not verified.
     """

@@ -107,7 +107,7 @@ def _numbers(row: SizeRow) -> _Cells:
 
 
 def _flat(report: Mapping[str, object]) -> _Cells:
-    """The figures of a report by name; of a figure per worker the largest, of the baseline with a prefix."""
+    """The figures of a report by name; the largest of those per worker, and those of the baseline with a prefix."""
     flat: dict[str, object] = {}
     for name in ("workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span"):
         flat[name] = report[name]
