@@ -60,7 +60,7 @@ class Feed(MicroBatchSource):
             self._require_names(triple, "a batch")
             self._pairs[update] = _WholeMiniBatch(triple, self.size, self.job.micro_batches, self.job.parts)
             self._tensors[update] = taken_apart(triple)[0]
-            self._note_facts(update, triple, self._compared_micro_batch(update) * self.size)
+            self._note_facts(update, triple, update % self.job.micro_batches * self.size)
 
     def put_example(self, example: "Pair | Batches") -> None:
         """Takes the example for the start of a pipeline: a pair, a triple or a whole dataset; errors as in `put`."""
@@ -106,16 +106,12 @@ class Feed(MicroBatchSource):
     def facts(self, update: int) -> dict[Key, Fact]:
         """Removes and returns the facts that ranks of a copy compare: digests of one micro-batch of a mini-batch.
 
-        Each update compares another micro-batch. A rank that has not loaded this micro-batch has no facts.
+        Update u compares micro-batch u % N. A rank that has not loaded this micro-batch has no facts.
         """
         facts = self._facts.pop(update, {})
         for earlier in [number for number in self._facts if number < update]:
             del self._facts[earlier]
         return facts
-
-    def _compared_micro_batch(self, update: int) -> int:
-        """The micro-batch of an update that ranks compare."""
-        return update % self.job.micro_batches
 
     def _note_facts(self, update: int, triple: Triple, start: int = 0) -> None:
         """Notes the facts of the micro-batch that begins with row ``start``, before anything can change it."""
@@ -142,7 +138,7 @@ class Feed(MicroBatchSource):
             self._require_names(triple, f"micro-batch {uncut}")
             if self.job.parts > 1:
                 require_cut(triple, self.size, f"micro-batch {uncut}")
-            if uncut == self._compared_micro_batch(update) and update not in self._facts:
+            if uncut == update % self.job.micro_batches and update not in self._facts:
                 self._note_facts(update, triple)
             value = triple[number]
             if wrong := next(_other_sizes(value, self.size), None):
