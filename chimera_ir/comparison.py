@@ -7,7 +7,7 @@ from itertools import chain, permutations
 from typing import TYPE_CHECKING
 
 from chimera_ir import library
-from chimera_ir.diagnostics.model import Rejected, raise_errors, titles
+from chimera_ir.diagnostics.model import Rejected, titles
 from chimera_ir.errors import AboveMaxOperations, Incomparable, TextError, TooLarge
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.plural import counted
@@ -62,7 +62,7 @@ def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str,
 
     try:
         scheme = parse(against)
-        raise_errors(check(scheme))
+        check(scheme)
     except Rejected as rejected:
         raise TextError([(against, rejected.diagnostics)]) from None
     settings = fitting(scheme, like, max_operations)

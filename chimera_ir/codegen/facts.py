@@ -1,4 +1,4 @@
-"""program.json: facts of a program that the runtime needs. chimera_runtime/program/program.py reads it."""
+"""The content of program.json: what the runtime must know of a program; `compiled_program.py` there reads it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ INTERFACE = 5
 """The version of the interface between scripts and chimera_runtime."""
 
 Facts = dict[str, Any]
+"""Entries of program.json, by name."""
 
 
 def facts(verified: Verified, evaluation: Verified) -> Facts:
@@ -57,7 +58,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
 
 
 def show(content: Mapping[str, Any]) -> str:
-    """Facts as JSON: one line for each fact and for each entry of a list of lists or of objects."""
+    """The text of program.json, with one line for each fact and for each entry of a list of lists or of objects."""
     lines = (f"  {json.dumps(name)}: {_lines(value)}" for name, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -128,7 +129,7 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
                 "gradients": rooms.get((stage, False), ()),
                 "copies": copies[stage],
                 "sending": sending[stage],
-                "recomputed": _recomputed(header, worker, stage),
+                "recomputed": runs(sorted(_micros(header, worker, stage, recomputing=True))),
                 "initial": initials.get((stage,), (0, 0)),
             }
             for stage in header.stages_of[worker]
@@ -156,7 +157,11 @@ def _evaluation(parts: LaneParts) -> Facts:
 
 
 def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGroup, tuple[int, int]]]:
-    """Facts on a worker's turns, and by group the versions in whose places initial weights are stashed and dropped."""
+    """Returns the entry ``turns`` of a worker, and for each weight group the entry ``initial``.
+
+    ``initial`` has two versions, 0 or less: the initial weights are stashed in place of the first, and dropped in place
+    of the second.
+    """
     initials = initial(header, runnable.turn)
     first, behind = reach(header, runnable.turn, initials)
     turns = {"first": first, "behind": behind, "step": updates_a_turn(header), "ahead": runnable.ahead}
@@ -164,22 +169,15 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
 
 
 def _loaded(header: Header, worker: Worker, stage: int) -> list[tuple[int, int]]:
-    """The whole micro-batches of a period or an update whose ``stage``, the first or last, the worker runs, as runs."""
-    cycle = header.period or header.micro_batches
-    passes = {micro % cycle for pipe in header.pipes for micro in pipe.micros if pipe.workers[stage] == worker}
-    return runs(sorted({micro // header.parts for micro in passes}))
+    """The whole micro-batches for which the worker runs ``stage``, the first (0) or the last (-1), as runs."""
+    return runs(sorted({micro // header.parts for micro in _micros(header, worker, stage)}))
 
 
-def _recomputed(header: Header, worker: Worker, stage: Stage) -> list[tuple[int, int]]:
-    """The micro-batches of a period or an update for which a stage recomputes and keeps its input alone, as runs."""
+def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = False) -> set[int]:
+    """The micro-batches, of a period or an update, for which a worker runs a stage, or ``recomputing`` runs it."""
     cycle = header.period or header.micro_batches
-    micros = {
-        micro % cycle
-        for pipe in header.pipes
-        for micro in pipe.micros
-        if pipe.workers[stage] == worker and stage in pipe.recompute
-    }
-    return runs(sorted(micros))
+    pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
+    return {micro % cycle for pipe in pipes if not recomputing or stage in pipe.recompute for micro in pipe.micros}
 
 
 def _rooms(parts: LaneParts) -> dict[tuple[Stage, bool], tuple[int, ...]]:

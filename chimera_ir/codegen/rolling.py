@@ -10,22 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Slot, Stage, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
 from chimera_ir.ir.turns import Ring, Shelf, shelf, shifted
 
 _ROUNDS, _SAVED = 4, 12
@@ -42,14 +29,14 @@ _CANDIDATES = 24
 class Straight:
     """A piece of a lane without a loop: instructions one after the other."""
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[ops.Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
     """The instructions of the first of ``rounds`` rounds; in each further round micro-batches are ``step`` later."""
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[ops.Instruction, ...]
     rounds: int
     step: int
     rings: Mapping[Shelf, Ring]
@@ -59,7 +46,7 @@ Piece = Straight | Loop
 
 
 def roll(
-    header: Header, lane: Sequence[Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
+    header: Header, lane: Sequence[ops.Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
 ) -> tuple[Piece, ...]:
     """Returns a lane as loops and straight pieces, from which `unrolled` makes the same lane again.
 
@@ -77,7 +64,7 @@ def roll(
     return tuple(_joined(_pieces(_NumberedLane(header, lane, slots), 0, len(lane))))
 
 
-def unrolled(piece: Piece) -> Iterator[Instruction]:
+def unrolled(piece: Piece) -> Iterator[ops.Instruction]:
     """The instructions of a piece, one after the other."""
     if isinstance(piece, Straight):
         yield from piece.instructions
@@ -85,7 +72,7 @@ def unrolled(piece: Piece) -> Iterator[Instruction]:
     for number in range(piece.rounds):
         for instruction in piece.instructions:
             later = shifted(instruction, number * piece.step)
-            if isinstance(later, Recv):
+            if isinstance(later, ops.Recv):
                 ring = piece.rings[shelf(later.message)]
                 later = replace(later, slot=Slot((later.slot + number * ring.messages) % ring.slots))
             yield later
@@ -115,7 +102,7 @@ class _NumberedLane:
     """A lane as numbers: the kind and the first micro-batch of the instruction at each place, and slots by shelf."""
 
     def __init__(
-        self, header: Header, lane: Sequence[Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
+        self, header: Header, lane: Sequence[ops.Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
     ) -> None:
         kinds: dict[object, int] = {}
         self.instructions = lane
@@ -151,7 +138,7 @@ class _NumberedLane:
         """The ring of each shelf into which ``length`` lines from ``start`` on receive."""
         rings: dict[Shelf, Ring] = {}
         for instruction in self.instructions[start : start + length]:
-            if isinstance(instruction, Recv):
+            if isinstance(instruction, ops.Recv):
                 key = shelf(instruction.message)
                 count = rings[key].messages if key in rings else 0
                 rings[key] = Ring(count + 1, self.slots[key])
@@ -163,45 +150,45 @@ class _NumberedLane:
         if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
             return False
         first, second = self.instructions[place], self.instructions[later]
-        if not (isinstance(first, Recv) and isinstance(second, Recv)):
+        if not (isinstance(first, ops.Recv) and isinstance(second, ops.Recv)):
             return True
         ring = rings.get(shelf(first.message))
         return ring is not None and (first.slot + ring.messages) % ring.slots == second.slot
 
 
-def _used(lane: Iterable[Instruction]) -> dict[Shelf, int]:
+def _used(lane: Iterable[ops.Instruction]) -> dict[Shelf, int]:
     """The number of slots that a lane receives into, by shelf."""
     slots: dict[Shelf, int] = {}
     for instruction in lane:
-        if isinstance(instruction, Recv):
+        if isinstance(instruction, ops.Recv):
             key = shelf(instruction.message)
             slots[key] = max(slots.get(key, 0), instruction.slot + 1)
     return slots
 
 
-def _kind(header: Header, instruction: Instruction) -> tuple[object, int | None]:
+def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | None]:
     """Returns what must be equal in all rounds, and the first micro-batch or, for a line that never repeats, None.
 
     The workers of neighbouring stages must be equal, too: with other workers an instruction uses other links.
     """
     match instruction:
-        case Compute(kind, micros, stage, version=version):
+        case ops.Compute(kind, micros, stage, version=version):
             return (kind, stage, _pattern(micros), version, _neighbours(header, instruction)), micros[0]
-        case Pair(forward, backward):
+        case ops.Pair(forward, backward):
             apart = tuple(micro - forward.micros[0] for micro in backward.micros)
             ends = _neighbours(header, forward), _neighbours(header, backward)
-            return (Pair, forward.stage, _pattern(forward.micros), backward.stage, apart, ends), forward.micros[0]
-        case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
+            return (ops.Pair, forward.stage, _pattern(forward.micros), backward.stage, apart, ends), forward.micros[0]
+        case ops.Send(message) | ops.Recv(message) | ops.WaitSend(message) | ops.WaitRecv(message):
             micros, source, target = message
-            peer = header.worker(micros[0], target if isinstance(instruction, Send | WaitSend) else source)
+            peer = header.worker(micros[0], target if isinstance(instruction, ops.Send | ops.WaitSend) else source)
             return (type(instruction), source, target, _pattern(micros), peer), micros[0]
-        case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
+        case ops.AllReduce() | ops.WaitAllReduce() | ops.Step() | ops.Stash() | ops.Drop():
             return None, None
         case _:
             assert_never(instruction)
 
 
-def _neighbours(header: Header, operation: Compute) -> tuple[Worker, ...]:
+def _neighbours(header: Header, operation: ops.Compute) -> tuple[Worker, ...]:
     """The workers of the stages before and after an operation, and of its own."""
     stages = range(max(operation.stage - 1, 0), min(operation.stage + 2, header.stages))
     return tuple([header.worker(operation.micros[0], Stage(stage)) for stage in stages])
@@ -213,7 +200,7 @@ def _pattern(micros: tuple[int, ...]) -> tuple[int, ...]:
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """The pieces, with consecutive straight pieces joined into one."""
-    straight: list[Instruction] = []
+    straight: list[ops.Instruction] = []
     for piece in pieces:
         if isinstance(piece, Straight):
             straight += piece.instructions

@@ -12,24 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from chimera_ir.codegen.notation import Notation
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, GRADIENTS, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
 from chimera_ir.ir.levels import Header, LaneParts
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Message,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
 
 
 class Route(NamedTuple):
@@ -64,7 +50,7 @@ def links(parts: LaneParts) -> LinkVariables:
     return LinkVariables(_named("in", incoming), _named("out", outgoing))
 
 
-def _route(message: Message, worker: Worker) -> Route:
+def _route(message: ops.Message, worker: Worker) -> Route:
     return Route(int(message.source), int(message.target), int(worker))
 
 
@@ -76,16 +62,16 @@ def _named(prefix: str, routes: set[Route]) -> dict[Route, str]:
     }
 
 
-_CALLS: dict[Kind | type[Instruction], str] = {
+_CALLS: dict[Kind | type[ops.Instruction], str] = {
     FORWARD: "forward",
     BACKWARD: "backward",
     INPUT_GRADIENT: "backward_input",
     WEIGHT_GRADIENT: "backward_weights",
-    AllReduce: "all_reduce",
-    WaitAllReduce: "wait_all_reduce",
-    Step: "step",
-    Stash: "stash",
-    Drop: "drop",
+    ops.AllReduce: "all_reduce",
+    ops.WaitAllReduce: "wait_all_reduce",
+    ops.Step: "step",
+    ops.Stash: "stash",
+    ops.Drop: "drop",
 }
 """The methods of a stage for the kinds of operations, and those of a weight group for the lines of an update."""
 
@@ -99,44 +85,44 @@ class Scribe:
     links: LinkVariables
     notation: Notation
 
-    def statement(self, instruction: Instruction) -> str:
+    def statement(self, instruction: ops.Instruction) -> str:
         """The statement for an instruction."""
         numbers = self.notation
         match instruction:
-            case Compute(kind):
+            case ops.Compute(kind):
                 return f"{self._stage(instruction)}.{_CALLS[kind]}({', '.join(self._arguments(instruction))})"
-            case Pair(forward, backward):
+            case ops.Pair(forward, backward):
                 first, second = self._arguments(forward), self._arguments(backward)
                 only = "," if len(second) == 1 else ""  # a tuple of one
                 behind = f"{self._stage(backward)}, ({', '.join(second)}{only})"
                 return f"{self._stage(forward)}.pair(({', '.join(first)}), {behind})"
-            case Send(message=message):
+            case ops.Send(message=message):
                 return f"{self._outgoing(message)}.isend({numbers.micros(message.micros)}, {self._made(message)})"
-            case Recv(message=message, slot=slot):
+            case ops.Recv(message=message, slot=slot):
                 micros, into = numbers.micros(message.micros), numbers.slot(message, slot)
                 return f"{self._incoming(message)}.irecv({micros}, into={into})"
-            case WaitRecv(message=message):
+            case ops.WaitRecv(message=message):
                 return f"{self._incoming(message)}.wait({numbers.micros(message.micros)})"
-            case WaitSend(message=message):
+            case ops.WaitSend(message=message):
                 return f"{self._outgoing(message)}.wait({numbers.micros(message.micros)})"
-            case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
+            case ops.AllReduce() | ops.WaitAllReduce() | ops.Step() | ops.Stash() | ops.Drop():
                 call = _CALLS[type(instruction)]
                 return f"{weights(instruction.group)}.{call}({numbers.version(instruction.version)})"
             case _:
                 assert_never(instruction)
 
-    def _incoming(self, message: Message) -> str:
+    def _incoming(self, message: ops.Message) -> str:
         return self.links.incoming[_route(message, self.header.worker(message.micros[0], message.source))]
 
-    def _outgoing(self, message: Message) -> str:
+    def _outgoing(self, message: ops.Message) -> str:
         return self.links.outgoing[_route(message, self.header.worker(message.micros[0], message.target))]
 
-    def _stage(self, operation: Compute) -> str:
+    def _stage(self, operation: ops.Compute) -> str:
         """The expression for an operation's stage, with the version of the weights that the operation reads."""
         stage = f"stage{operation.stage}"
         return stage if operation.version is None else f"{stage}.at({self.notation.version(operation.version)})"
 
-    def _arguments(self, operation: Compute) -> list[str]:
+    def _arguments(self, operation: ops.Compute) -> list[str]:
         """The arguments of an operation: micro-batches, then what it needs of the dataset and of neighbouring stages.
 
         A forward needs inputs and, on the last stage, targets; a backward, or its first half, needs gradients of its
@@ -151,14 +137,14 @@ class Scribe:
             return [micros, self._value(operation, Stage(stage + 1))]
         return [micros]
 
-    def _value(self, operation: Compute, source: Stage) -> str:
+    def _value(self, operation: ops.Compute, source: Stage) -> str:
         """The expression for a value from a neighbouring stage, whether made on the same worker or received."""
-        message = Message(operation.micros, source, operation.stage)
+        message = ops.Message(operation.micros, source, operation.stage)
         if self.header.worker(message.micros[0], source) == self.worker:
             return self._made(message)
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
-    def _made(self, message: Message) -> str:
+    def _made(self, message: ops.Message) -> str:
         """The expression for the value of a message on the worker that makes it."""
         value = "outputs" if message.source < message.target else "input_gradients"
         return f"stage{message.source}.{value}({self.notation.micros(message.micros)})"

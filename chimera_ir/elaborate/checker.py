@@ -7,11 +7,11 @@ from enum import Enum
 from typing import NamedTuple, assert_never
 
 from chimera_ir.diagnostics.catalogue import names as say
-from chimera_ir.diagnostics.model import Diagnostic, Severity
+from chimera_ir.diagnostics.model import Diagnostic, raise_errors
 from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS
-from chimera_ir.elaborate.clauses import check_clauses, check_updates, unsupported
+from chimera_ir.elaborate.clauses import check_clauses
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import FOREIGN_NAMES
@@ -63,15 +63,15 @@ _Layers = ChainMap[str, _Meaning]
 
 
 def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
-    """The errors of a scheme that do not depend on its parameters, or else its warnings.
+    """Returns the warnings about a scheme that do not depend on its parameters.
 
-    Without errors each name means one thing, and each formula has a type and is not too large to evaluate.
+    Afterwards each name means one thing, and each formula has a type and is not too large to evaluate.
+
+    Raises `Rejected` with all errors that do not depend on parameters.
     """
     checker = _Checker(scheme)
     checker.check_scheme()
-    mistakes = (*checker.mistakes, *check_clauses(scheme), *check_updates(scheme), *unsupported(scheme))
-    errors = tuple(diagnostic for diagnostic in mistakes if diagnostic.severity is Severity.ERROR)
-    return errors or mistakes
+    return raise_errors((*checker.mistakes, *check_clauses(scheme)))
 
 
 def _guess(text: str, known: Collection[str]) -> str | None:
@@ -224,10 +224,7 @@ class _Checker:
         self._sizes = self._sizes.parents
 
     def _micros(self, clause: ast.Micros, outside: _Layers) -> None:
-        if isinstance(clause.range, ast.Range):
-            self._range(clause.range, outside)
-        else:
-            self._formula(clause.range.start, Type.INTEGER, "a range", outside)
+        self._range(clause.range, outside)
         if clause.step is not None:
             self._formula(clause.step, Type.INTEGER, "`by`", outside)
         if clause.number is not None:
@@ -250,9 +247,9 @@ class _Checker:
         if guard is not None:
             self._formula(guard, Type.TRUTH, "`when`", scope)
 
-    def _range(self, range_: ast.Range, scope: _Scope) -> None:
-        self._formula(range_.start, Type.INTEGER, "a range", scope)
-        self._formula(range_.stop, Type.INTEGER, "a range", scope)
+    def _range(self, range_: ast.Range | ast.Endless, scope: _Scope) -> None:
+        for end in (range_.start, range_.stop) if isinstance(range_, ast.Range) else (range_.start,):
+            self._formula(end, Type.INTEGER, "a range", scope)
 
     def _formula(
         self,

@@ -1,6 +1,6 @@
 """Checks for lines that a scheme must have, may have once, or may have only together with other lines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from chimera_ir.diagnostics.catalogue import endless, pairs
 from chimera_ir.diagnostics.catalogue import names as say
@@ -17,60 +17,51 @@ _EXAMPLES = {
     _READS: "reads version max(0, m - (D-1 - s))",
 }
 
+_PAIR = {ast.Letter.FORWARD, ast.Letter.BACKWARD}
+"""The letters of a pair of operations."""
+
 
 def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Yields diagnostics of lines that are missing, and of second lines where only one is allowed."""
+    """Yields diagnostics of lines that are missing, doubled, impossible next to others, or not supported."""
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
+    updates = [item for item in scheme.items if isinstance(item, ast.Update)]
     if not pipes:
         yield say.NoPipes(scheme.name.span, scheme.name.text)
-    workers = [item.span for item in scheme.items if isinstance(item, ast.Workers)]
-    yield from _once(workers, "the scheme", "workers")
-    yield from _once([item.span for item in scheme.items if isinstance(item, ast.Update)], "the scheme", "update")
+    yield from _once(scheme.items, ast.Workers, "the scheme", "workers")
+    yield from _once(updates, ast.Update, "the scheme", "update")
     for quantity in ast.MemoryQuantity:
-        bounds = [i.span for i in scheme.items if isinstance(i, ast.Memory) and i.quantity is quantity]
-        yield from _once(bounds, "the scheme", f"memory {quantity.value}")
+        bounds = [item for item in scheme.items if isinstance(item, ast.Memory) and item.quantity is quantity]
+        yield from _once(bounds, ast.Memory, "the scheme", f"memory {quantity.value}")
     names: dict[str, Span] = {}
     for pipe in pipes:
         first = names.setdefault(pipe.name.text, pipe.name.span)
         if first != pipe.name.span:
             yield say.DefinedTwice(pipe.name.span, pipe.name.text, first)
-        yield from _check_pipe(pipe)
+        yield from _lines(pipe)
+        yield from _streaming(pipe, updates[0]) if updates else _flushed(pipe)
 
 
-def _check_pipe(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    kinds: tuple[tuple[str, type[ast.Clause]], ...] = (
-        ("stages", ast.Stages),
-        ("micros", ast.Micros),
-        ("operation", ast.Operation),
-    )
-    for clause, kind in kinds:
-        spans = [line.span for line in pipe.clauses if isinstance(line, kind)]
-        if not spans:
-            yield say.MissingClause(pipe.name.span, pipe.name.text, clause, _EXAMPLES[clause])
-        elif clause != "operation":
-            yield from _once(spans, f"the pipe `{pipe.name.text}`", clause)
+def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
+    for name, needed in (("stages", ast.Stages), ("micros", ast.Micros), ("operation", ast.Operation)):
+        if not any(isinstance(line, needed) for line in pipe.clauses):
+            yield say.MissingClause(pipe.name.span, pipe.name.text, name, _EXAMPLES[name])
+    single = ("stages", ast.Stages), ("micros", ast.Micros), (_READS, ast.Reads), ("recompute", ast.Recompute)
+    for name, kind in single:
+        yield from _once(pipe.clauses, kind, f"the pipe `{pipe.name.text}`", name)
     for line in pipe.clauses:
-        if isinstance(line, ast.Operation) and len(line.subjects) > 1:
-            letters = [subject.letter for subject in line.subjects]
-            if {*letters} != {ast.Letter.FORWARD, ast.Letter.BACKWARD}:
-                yield pairs.OtherKinds(line.span, *(letter.value for letter in letters))
-    reads = [clause.span for clause in pipe.clauses if isinstance(clause, ast.Reads)]
-    yield from _once(reads, f"the pipe `{pipe.name.text}`", "reads version")
-    recompute = [clause.span for clause in pipe.clauses if isinstance(clause, ast.Recompute)]
-    yield from _once(recompute, f"the pipe `{pipe.name.text}`", "recompute")
+        match line:
+            case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
+                yield say.HalvesNotSupported(span)
+            case ast.Operation(subjects=[first, second]) if {first.letter, second.letter} != _PAIR:
+                yield pairs.OtherKinds(line.span, first.letter.value, second.letter.value)
+            case _:
+                pass
 
 
-def _once(spans: Sequence[Span], owner: str, clause: str) -> Iterator[Diagnostic]:
+def _once(lines: Iterable[ast.SyntaxNode], kind: type[ast.SyntaxNode], owner: str, name: str) -> Iterator[Diagnostic]:
+    spans = [line.span for line in lines if isinstance(line, kind)]
     for span in spans[1:]:
-        yield say.SecondClause(span, owner, clause, spans[0])
-
-
-def check_updates(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Yields diagnostics of asynchronous schemes' lines in a synchronous scheme, and the other way round."""
-    update = next((item for item in scheme.items if isinstance(item, ast.Update)), None)
-    for pipe in scheme.items:
-        if isinstance(pipe, ast.PipeBlock):
-            yield from _flushed(pipe) if update is None else _streaming(pipe, update)
+        yield say.SecondClause(span, owner, name, spans[0])
 
 
 def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
@@ -99,14 +90,3 @@ def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
                 pass
     if not any(isinstance(clause, ast.Reads) for clause in pipe.clauses):
         yield say.MissingClause(pipe.name.span, pipe.name.text, f"`{_READS}`", _EXAMPLES[_READS])
-
-
-def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Diagnostics of lines that the language allows and the compiler cannot compile."""
-    for pipe in scheme.items:
-        for clause in pipe.clauses if isinstance(pipe, ast.PipeBlock) else ():
-            match clause:
-                case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
-                    yield say.HalvesNotSupported(span)
-                case _:
-                    pass

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from chimera_ir.diagnostics.model import Diagnostic, raise_errors
+from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.checker import check
 from chimera_ir.elaborate.operations import operations
 from chimera_ir.elaborate.pipes import Shape, reject, shapes
@@ -79,12 +79,13 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
     ranges = shapes(scheme, values, max_operations)
     per_update = values.per_update
     finite = FinitePipes(ranges) if per_update is None else unrolled(ranges, per_update, max_operations)
-    pipes = place(finite.shapes, values)
     stages = len(ranges[0].stage_range)
+    workers = stages if values.workers is None else values.workers
+    pipes = place(finite.shapes, workers, values.workers_span)
     header = Header(
         scheme=scheme.name.text,
         parameters=values.parameters,
-        workers=stages if values.workers is None else values.workers,
+        workers=workers,
         stages=stages,
         micro_batches=sum(len(pipe.micros) for pipe in pipes),
         pipes=pipes,
@@ -113,7 +114,7 @@ class _Tree:
 @lru_cache(maxsize=64)
 def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
     """The warnings about a scheme that do not depend on its parameters, found once; raises ``Rejected`` for errors."""
-    return raise_errors(check(tree.scheme))
+    return check(tree.scheme)
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], values: Globals) -> list[Planned]:

@@ -4,9 +4,8 @@ A domain gives each operation its meaning: closures that give integers (``evalua
 quasi-affine laws (``affine``). The walk decides the order, and which parts are walked at all:
 
 - operands come before their operation, from left to right; of a chain of comparisons, all of them;
-- a condition with a fixed value decides: only the chosen branch of a choice is walked, and the right side of ``and``
-and
-  ``or`` only if the left side leaves it open;
+- a condition with a fixed value decides: only the chosen branch of a choice is walked, and the right side of an ``and``
+  or ``or`` only if the left side leaves it open;
 - any other condition leaves both sides to the domain: closures compute the side that is needed, whenever it is needed;
   columns and laws need both sides to have a value everywhere.
 """

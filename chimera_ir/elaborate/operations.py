@@ -74,8 +74,7 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
 
     Raises `UndefinedOnGrid` if one of the operations fails, or may fail.
     """
-    names = (shape.micros.variable.text, shape.stages.variable.text)
-    grid = Grid(shape.steps, shape.stage_range, names, shape.scope)
+    grid = Grid(shape.steps, shape.stage_range, shape.names, shape.scope)
     # Whether the guard holds, for each micro-batch and stage; then workers and operations, and clocks, where it does.
     holds = None if line.guard is None else grid.values(line.guard)
     columns = [_column(line, single, grid, holds, reads) for single in singles]
@@ -115,8 +114,7 @@ def _instances(
     line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings
 ) -> Iterator[Planned | Diagnostic]:
     """The operations of one line, one by one, up to the first that fails."""
-    names = (shape.micros.variable.text, shape.stages.variable.text)
-    scope = shape.scope.with_variables(*names)
+    scope = shape.scope.with_variables(*shape.names)
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock = compiled(line.clock, scope)
     formulas = [
@@ -133,17 +131,17 @@ def _instances(
             for single, stage_of, batch_of in formulas:
                 stage, batch = stage_of(frame), batch_of(frame)
                 if batch is None or stage not in single.shape.stage_range:
-                    yield _no_such(single, shape, names, frame)
+                    yield _no_such(single, shape, frame)
                     return
                 (operation,) = single.computes([batch], [Stage(stage)], line, reads)
                 placed.append((single.pipe.workers[stage], operation))
-            joined = _joined(line, placed, shape.instance(*zip(names, frame, strict=True)))
+            joined = _joined(line, placed, shape.instance(*zip(shape.names, frame, strict=True)))
             if isinstance(joined, Diagnostic):
                 yield joined
                 return
             yield Planned(Clock(clock(frame)), placed[0][0], joined)
     except Fault as fault:
-        yield fault.diagnostic(shape.instance(*zip(names, frame, strict=True)))
+        yield fault.diagnostic(shape.instance(*zip(shape.names, frame, strict=True)))
 
 
 def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instance) -> Operation | Diagnostic:
@@ -194,25 +192,19 @@ def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...
     return tuple([numbers[number] for number in range(start, stop)]) if inside else None
 
 
-def _no_such(single: _Single, shape: Shape, names: tuple[str, str], frame: Frame) -> Diagnostic:
+def _no_such(single: _Single, shape: Shape, frame: Frame) -> Diagnostic:
     """The diagnostic of an operation on a micro-batch or a stage that is not in its pipe."""
-    scope, subject = shape.scope.with_variables(*names), single.subject
-    instance = shape.instance(*zip(names, frame, strict=True))
-    micros = single.shape.micro_range
-    if not isinstance(subject.micro, ast.Range):
-        micro = compiled(subject.micro, scope)(frame)
-        if micro not in micros:
-            values = scope.values_in(subject.micro, frame)
-            return say.NoSuchMicro(subject.micro.span, values, instance, micro, micros.start, micros.stop - 1)
-    else:
-        start, stop = compiled(subject.micro.start, scope)(frame), compiled(subject.micro.stop, scope)(frame)
-        values = tuple(
-            dict([*scope.values_in(subject.micro.start, frame), *scope.values_in(subject.micro.stop, frame)]).items()
-        )
-        if stop <= start:
-            return groups.EmptyGroup(subject.micro.span, values, instance, start, stop)
-        if start not in micros or stop - 1 not in micros:
-            micro = start if start not in micros else max(start, micros.stop)
-            return say.NoSuchMicro(subject.micro.span, values, instance, micro, micros.start, micros.stop - 1)
+    scope, subject = shape.scope.with_variables(*shape.names), single.subject
+    instance, micros = shape.instance(*zip(shape.names, frame, strict=True)), single.shape.micro_range
+    formulas = (subject.micro.start, subject.micro.stop) if isinstance(subject.micro, ast.Range) else (subject.micro,)
+    numbers = [compiled(formula, scope)(frame) for formula in formulas]
+    values = tuple({pair: None for formula in formulas for pair in scope.values_in(formula, frame)})
+    # The micro-batches are ``first`` to ``last``; of an expression instead of a range, only one.
+    first, last = numbers[0], numbers[-1] - (len(numbers) - 1)
+    if last < first:
+        return groups.EmptyGroup(subject.micro.span, values, instance, *numbers)
+    if first not in micros or last not in micros:
+        micro = first if first not in micros else micros.stop
+        return say.NoSuchMicro(subject.micro.span, values, instance, micro, micros.start, micros.stop - 1)
     values, stage = scope.values_in(subject.stage, frame), compiled(subject.stage, scope)(frame)
     return say.NoSuchStage(subject.stage.span, values, instance, stage, single.shape.stage_range.stop - 1)

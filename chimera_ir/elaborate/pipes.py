@@ -8,15 +8,17 @@ pipe p[i in 0..2] {                    Shape p[1]: stage_range 0..2, micro_range
 }
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeVar
 
 from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.elaborate.evaluate import Scope, evaluate
+from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate
 from chimera_ir.elaborate.settings import Globals
 from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES
 from chimera_ir.syntax import ast
@@ -27,10 +29,10 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A pipe for given parameters; its ranges are evaluated, and its other formulas are not.
+    """A pipe for given parameters, with evaluated ranges; the other formulas are not evaluated.
 
-    ``micro_range`` has its micro-batches, ``steps`` the values of the micro-batch variable. An endless pipe has one
-    step until it is ``lengthened``.
+    ``micro_range`` has the micro-batches of the pipe, ``steps`` the values of the micro-batch variable. An endless pipe
+    has one step until `lengthened` gives it more.
     """
 
     name: str
@@ -49,8 +51,33 @@ class Shape:
         """This pipe with values of its variables, as a diagnostic names it."""
         return Instance(self.name, values)
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the micro-batch variable and of the stage variable."""
+        return self.micros.variable.text, self.stages.variable.text
+
+    def values(self, formula: ast.Expression, variables: Mapping[str, Iterable[int]]) -> Iterator[tuple[Frame, int]]:
+        """Yields all combinations of the variables' values, each with the value of a formula.
+
+        Raises `Rejected` at the first combination for which the formula has no value.
+        """
+        value = compiled(formula, self.scope.with_variables(*variables))
+        for frame in product(*variables.values()):
+            try:
+                yield frame, value(frame)
+            except Fault as fault:
+                raise Rejected([fault.diagnostic(self.instance(*zip(variables, frame, strict=True)))]) from None
+
+    @contextmanager
+    def rejecting(self, *values: tuple[str, int]) -> Iterator[None]:
+        """Context in which a ``Fault`` becomes a ``Rejected`` whose diagnostic names the pipe with these values."""
+        try:
+            yield
+        except Fault as fault:
+            raise Rejected([fault.diagnostic(self.instance(*values))]) from None
+
     def lengthened(self, count: int) -> "Shape":
-        """An endless pipe cut after ``count`` micro-batches, a multiple of its step."""
+        """An endless pipe, cut after ``count`` micro-batches, which is a multiple of the step."""
         start = self.micro_range.start
         micros = range(start, start + count)
         return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
@@ -75,12 +102,19 @@ def made_of(things: Iterable[T], make: Callable[[T], U]) -> list[U]:
     made: list[U] = []
     failed: list[Diagnostic] = []
     for thing in things:
-        try:
+        with collected(failed):
             made.append(make(thing))
-        except Rejected as rejected:
-            failed += rejected.diagnostics
     reject(failed)
     return made
+
+
+@contextmanager
+def collected(failed: list[Diagnostic]) -> Iterator[None]:
+    """Context that a ``Rejected`` only ends: its diagnostics are added to ``failed``, to be raised with others."""
+    try:
+        yield
+    except Rejected as rejected:
+        failed += rejected.diagnostics
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:
@@ -174,20 +208,17 @@ def _disagreements(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
             yield say.StagesDiffer(text.span, values, Instance(), shape.name, count, *of_first, span)
 
 
-def _halves(shapes: Sequence[Shape]) -> list[Diagnostic]:
+def _halves(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
     """Diagnostics of pipes with halves where others have whole micro-batches, and of an odd number of halves."""
-    counting = [shape for shape in shapes if shape.micros.halves is not None]
-    if not counting:
-        return []
-    whole = [shape for shape in shapes if shape.micros.halves is None]
-    if whole:
-        first = counting[0]
-        return [groups.HalvesDiffer(whole[0].micros.span, (), Instance(), whole[0].name, first.name, first.micros.span)]
+    halved = next((shape for shape in shapes if shape.micros.halves is not None), None)
+    whole = next((shape for shape in shapes if shape.micros.halves is None), None)
     total = sum(len(shape.micro_range) for shape in shapes)
-    if total % 2 == 0:
-        return []
-    text = shapes[0].micros.range
-    return [groups.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)]
+    if halved and whole:
+        span = whole.micros.span
+        yield groups.HalvesDiffer(span, (), Instance(), whole.name, halved.name, halved.micros.span)
+    elif halved and total % 2:
+        text = shapes[0].micros.range
+        yield groups.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)
 
 
 def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: Globals, limit: int) -> list[Diagnostic]:

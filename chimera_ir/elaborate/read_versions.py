@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.affine import Law
-from chimera_ir.elaborate.evaluate import Fault, compiled
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.ir.ids import Micro, Stage, Version
 from chimera_ir.ir.levels import Pipe, Planned
@@ -15,10 +14,10 @@ Readings = Mapping[tuple[Micro, Stage], Version]
 """The versions that micro-batches read, by micro-batch and stage; empty in a synchronous scheme."""
 
 
-def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
-    """The diagnostic of the first micro-batch, if any, that reads another version than max(0, law of its stage).
+def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
+    """Checks that the micro-batches of a pipe without end read the versions max(0, law of their stage).
 
-    Micro-batches up to one period after the start of a law are compared. From there on the law holds.
+    Each micro-batch is checked up to one period after the start of a law. From there on the law holds.
 
     Parameters
     ----------
@@ -26,28 +25,24 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
         A pipe without end.
     laws
         The law of the versions of each stage. The versions grow.
+
+    Raises
+    ------
+    Rejected
+        For the first micro-batch that reads another version.
     """
     if shape.reads is None:
         return
-    names, span = (shape.micros.variable.text, shape.stages.variable.text), shape.reads.version.span
-    formula = compiled(shape.reads.version, shape.scope.with_variables(*names))
-    start = shape.micro_range.start
-    # A law holds from ``since`` on, and repeats: before it and in its first period each version is computed.
-    for stage, law in enumerate(laws):
-        for micro in range(start, max(start, law.since) + law.period):
-            instance = shape.instance(*zip(names, (micro, stage), strict=True))
-            try:
-                version = formula((micro, stage))
-            except Fault as fault:
-                yield fault.diagnostic(instance)
-                return
+    start, span = shape.micro_range.start, shape.reads.version.span
+    for number, law in enumerate(laws):
+        micros = range(start, max(start, law.since) + law.period)
+        for (micro, stage), version in shape.values(shape.reads.version, _cells(shape, micros, [number])):
+            where = span, (), shape.instance(*zip(shape.names, (micro, stage), strict=True)), micro, stage, version
             expected = max(0, law.at(micro))
             if version < 0:
-                yield say.NegativeVersion(span, (), instance, micro, stage, version)
-                return
+                raise Rejected([say.NegativeVersion(*where)])
             if version != expected:
-                yield say.VersionUnsettled(span, (), instance, micro, stage, version, expected)
-                return
+                raise Rejected([say.VersionUnsettled(*where, expected)])
 
 
 def readings(shape: Shape, pipe: Pipe) -> Readings:
@@ -57,17 +52,14 @@ def readings(shape: Shape, pipe: Pipe) -> Readings:
     """
     if shape.reads is None:
         return {}
-    names = (shape.micros.variable.text, shape.stages.variable.text)
-    formula = compiled(shape.reads.version, shape.scope.with_variables(*names))
-    versions: dict[tuple[Micro, Stage], Version] = {}
-    for micro, number in zip(shape.micro_range, pipe.micros, strict=True):
-        for stage in shape.stage_range:
-            try:
-                versions[number, Stage(stage)] = Version(formula((micro, stage)))
-            except Fault as fault:
-                instance = shape.instance(*zip(names, (micro, stage), strict=True))
-                raise Rejected([fault.diagnostic(instance)]) from None
-    return versions
+    numbers = dict(zip(shape.micro_range, pipe.micros, strict=True))
+    versions = shape.values(shape.reads.version, _cells(shape, shape.micro_range, shape.stage_range))
+    return {(numbers[micro], Stage(stage)): Version(version) for (micro, stage), version in versions}
+
+
+def _cells(shape: Shape, micros: Iterable[int], stages: Iterable[int]) -> dict[str, Iterable[int]]:
+    """The values of the micro-batch and the stage variable, by their names."""
+    return dict(zip(shape.names, (micros, stages), strict=True))
 
 
 def torn(planned: Iterable[Planned], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:

@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
 from chimera_ir.elaborate.evaluate import LIMIT, Fault
-from chimera_ir.elaborate.pipes import Shape
+from chimera_ir.elaborate.pipes import Shape, collected
 from chimera_ir.ir.levels import MAX_AGE
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show_expression
@@ -66,41 +66,42 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
     """
     # The laws of all formulas. Rates are compared only if there are no other failures.
     failed: list[Diagnostic] = []
-    beats = [beat for line in shape.operations for beat in _beats(line, shape, stages, most, failed)]
-    number = _number(shape, most, failed)
-    versions = _versions(shape, stages, most, failed)
+    beats: list[_Beat] = []
+    versions: list[Law] = []
+    number = Law((-shape.micro_range.start,), 1)  # without ``as`` the numbers count from the start of the pipe
+    for line in shape.operations:
+        with collected(failed):
+            beats.extend(_beats(line, shape, stages, most))
+    with collected(failed), shape.rejecting():
+        if shape.micros.number is not None:
+            number = law(shape.micros.number, shape.scope, shape.micros.variable.text, most)
+    with collected(failed):
+        versions.extend(_versions(shape, stages, most))
     failed = failed or [*_drifts(beats, shape)]
-    if failed or number is None:
+    if failed:
         raise Rejected(failed)
-    laws = (number, *versions)
     # The period of the pipe is the shortest one that all laws share.
-    try:
-        shared = lcm(shape.steps.step, *(part.period for part in laws), *(part.period for part in beats))
+    shared = lcm(shape.steps.step, *(part.period for part in (number, *versions)), *(beat.period for beat in beats))
+    with shape.rejecting():
         period = limited(shared, most, shape.micros.span)
-    except Fault as fault:
-        raise Rejected([fault.diagnostic(shape.instance())]) from None
-    clocks = list(_clocks(beats, shape.lengthened(period).steps)) or [0]
+    steps = shape.lengthened(period).steps
+    clocks = [beat.clock.at(m) for beat in beats for m in steps if beat.guard.at(m)] or [0]
     rate = beats[0].clock.rate if beats else Fraction(1)
-    return Rhythm(rate, period, min(clocks), max(clocks), number, versions)
+    return Rhythm(rate, period, min(clocks), max(clocks), number, tuple(versions))
 
 
-def _beats(
-    line: ast.Operation, shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]
-) -> Iterator[_Beat]:
-    """The beats of a line on the stages on which it has operations, up to its first failure."""
-    variable = shape.stages.variable.text
+def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) -> Iterator[_Beat]:
+    """Yields the beats of a line on the stages on which it has operations; raises ``Rejected`` at its first failure."""
+    micro_variable, stage_variable = shape.names
     for stage in stages:
-        scope = shape.scope.with_value(variable, stage)
-        laws = partial(law, scope=scope, variable=shape.micros.variable.text, most=most)
-        try:
+        scope = shape.scope.with_value(stage_variable, stage)
+        laws = partial(law, scope=scope, variable=micro_variable, most=most)
+        with shape.rejecting((stage_variable, stage)):
             guard = ALWAYS if line.guard is None else laws(line.guard)
             if any(guard.values):
-                (subject,) = line.subjects  # a stream has no pairs: see clauses.check_updates
+                (subject,) = line.subjects  # a stream has no pairs: see `clauses`
                 places, clock = _places(subject, shape, guard, laws, most), laws(line.clock)
                 yield _Beat(line, stage, clock, guard, lcm(places, clock.period, guard.period))
-        except Fault as fault:
-            failed.append(fault.diagnostic(shape.instance((variable, stage))))
-            return
 
 
 def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
@@ -125,34 +126,19 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
     return lcm(place.period, *(end.period for end in ends))
 
 
-def _number(shape: Shape, most: int, failed: list[Diagnostic]) -> Law | None:
-    """The law of the global numbers; without ``as`` they count from the start of the pipe."""
-    if shape.micros.number is None:
-        return Law((-shape.micro_range.start,), 1)
-    try:
-        return law(shape.micros.number, shape.scope, shape.micros.variable.text, most)
-    except Fault as fault:
-        failed.append(fault.diagnostic(shape.instance()))
-        return None
-
-
-def _versions(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]) -> tuple[Law, ...]:
-    """The laws of the versions, stage by stage, up to the first failure."""
-    assert shape.reads is not None, "a pipe without end reads versions, see clauses.check_updates"
-    variable, versions = shape.stages.variable.text, []
+def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
+    """Yields the laws of the versions, stage by stage; raises ``Rejected`` at the first failure."""
+    assert shape.reads is not None, "a pipe without end reads versions, see `clauses`"
+    micro_variable, stage_variable = shape.names
     for stage in stages:
-        scope = shape.scope.with_value(variable, stage)
-        try:
-            version = eventual_law(shape.reads.version, scope, shape.micros.variable.text, most)
+        scope = shape.scope.with_value(stage_variable, stage)
+        with shape.rejecting((stage_variable, stage)):
+            version = eventual_law(shape.reads.version, scope, micro_variable, most)
             age = ceil((version.since - shape.micro_range.start) * version.rate)
             if age > MAX_AGE:
                 count = min(age, LIMIT)
                 raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_AGE))
-            versions.append(version)
-        except Fault as fault:
-            failed.append(fault.diagnostic(shape.instance((variable, stage))))
-            break
-    return tuple(versions)
+            yield version
 
 
 def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
@@ -168,8 +154,3 @@ def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
             drifting.add(span)
             first = beats[0].stage, str(beats[0].clock.rate), beats[0].line.clock.span
             yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *first)
-
-
-def _clocks(beats: Sequence[_Beat], steps: range) -> Iterator[int]:
-    for beat in beats:
-        yield from (beat.clock.at(m) for m in steps if beat.guard.at(m))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from itertools import islice
 from operator import or_
 from typing import assert_never
 
@@ -79,28 +80,23 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
     Raises `Rejected` if a line has no value, or a value that is not allowed, or if a requirement fails: with all that
     fail.
     """
-    evaluator = _GlobalsEvaluator(scheme)
-    for parameter in scheme.parameters:
-        evaluator.set(parameter, settings)
-    parameters = tuple(evaluator.values.items())
+    made = _GlobalsEvaluator(scheme, settings)
+    parameters = tuple(made.values.items())
     for item in scheme.items:
-        evaluator.read(item)
-    if evaluator.failed:
-        raise Rejected(evaluator.failed)
-    return Globals(
-        evaluator.scope,
-        parameters,
-        evaluator.workers,
-        evaluator.workers_span,
-        tuple(evaluator.bounds),
-        evaluator.per_update,
-    )
+        made.read(item)
+    if made.failed:
+        raise Rejected(made.failed)
+    return Globals(made.scope, parameters, made.workers, made.workers_span, tuple(made.bounds), made.per_update)
 
 
 class _GlobalsEvaluator:
-    """Evaluates the lines from top to bottom; ``scope`` refers to ``values`` and ``functions``, which grow."""
+    """Evaluates the lines from top to bottom.
 
-    def __init__(self, scheme: ast.Scheme) -> None:
+    ``scope`` refers to ``values`` and ``functions``, which grow. A parameter has the value in ``settings``, or else its
+    default.
+    """
+
+    def __init__(self, scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
         self.values: dict[str, int] = {}
         self.functions: dict[str, CompiledFunction] = {}
         self.scope = Scope(self.values, self.functions, {})
@@ -109,17 +105,14 @@ class _GlobalsEvaluator:
         self.bounds: list[Bound] = []
         self.per_update: int | None = None
         self.failed: list[Diagnostic] = []
-        self._parameters = parameter_names(scheme)
-        self._parameters_of: dict[str, int] = {}
-
-    def set(self, parameter: ast.Parameter, settings: Mapping[str, int]) -> None:
-        """Gives a parameter its value: the user's, or else its default."""
-        name = parameter.name.text
-        self._parameters_of[name] = 1 << len(self.values)
-        self.values[name] = settings[name] if name in settings else _value(parameter.default, self.scope, [])
+        # The parameters that each value depends on, as a set of bits: one for each parameter.
+        self._bits = {name: 1 << number for number, name in enumerate(parameter_names(scheme))}
+        self._parameters_of = {**self._bits}
+        for parameter in scheme.parameters:
+            name = parameter.name.text
+            self.values[name] = settings[name] if name in settings else _value(parameter.default, self.scope, [])
 
     def read(self, item: ast.Item) -> None:
-        """Evaluates one line."""
         match item:
             case ast.Let(name, value):
                 self.values[name.text] = _value(value, self.scope, self.failed)
@@ -131,15 +124,13 @@ class _GlobalsEvaluator:
                 self._require(item)
             case ast.Workers(count):
                 self.workers, self.workers_span = _value(count, self.scope, self.failed), count.span
-                values = self.scope.values_in(count, ())
+                where = count.span, self.scope.values_in(count, ()), Instance()
                 if self.workers < 1:
-                    self.failed.append(NoWorkers(count.span, values, Instance(), self.workers))
+                    self.failed.append(NoWorkers(*where, self.workers))
                 elif self.workers > MAX_WORKERS:
-                    too_many = TooMany(count.span, values, Instance(), "worker", self.workers, MAX_WORKERS)
-                    self.failed.append(too_many)
+                    self.failed.append(TooMany(*where, "worker", self.workers, MAX_WORKERS))
             case ast.Memory(quantity, limit):
-                bound = _value(limit, self.scope, self.failed)
-                self.bounds.append(Bound(Quantity(quantity.value), bound))
+                self.bounds.append(Bound(Quantity(quantity.value), _value(limit, self.scope, self.failed)))
             case ast.Update(count):
                 self.per_update = _value(count, self.scope, self.failed)
                 if self.per_update < 1:
@@ -152,24 +143,15 @@ class _GlobalsEvaluator:
 
     def _require(self, item: ast.Require) -> None:
         if not _value(item.condition, self.scope, self.failed):
-            values = self.scope.values_in(item.condition, ())
-            parameters = self._names_of(self._depends(item.condition))
+            values, bits = self.scope.values_in(item.condition, ()), self._depends(item.condition)
+            parameters = tuple(islice((name for name, bit in self._bits.items() if bit & bits), _NAMED))
             message = RequirementFails if parameters else NeverMet
             self.failed.append(message(item.condition.span, item.message, values, parameters))
 
     def _depends(self, expression: ast.Expression) -> int:
-        """The parameters that an expression depends on, directly or through lets, as a set of bits."""
+        """The parameters that an expression depends on, directly or through the names in it, as a set of bits."""
         names = (node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         return reduce(or_, (self._parameters_of.get(name, 0) for name in names), 0)
-
-    def _names_of(self, bits: int) -> tuple[str, ...]:
-        """The first few parameters of a set of bits."""
-        names: list[str] = []
-        while bits and len(names) < _NAMED:
-            lowest = bits & -bits
-            names.append(self._parameters[lowest.bit_length() - 1])
-            bits -= lowest
-        return tuple(names)
 
 
 def _value(expression: ast.Expression, scope: Scope, failed: list[Diagnostic]) -> int:

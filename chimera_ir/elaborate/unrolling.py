@@ -22,7 +22,7 @@ from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.evaluate import LIMIT
 from chimera_ir.elaborate.global_numbers import global_numbers
-from chimera_ir.elaborate.pipes import Shape, made_of, reject
+from chimera_ir.elaborate.pipes import Shape, collected, made_of, reject
 from chimera_ir.elaborate.read_versions import check_versions
 from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
 from chimera_ir.ir.streams import MARGIN
@@ -75,7 +75,8 @@ def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> FinitePipe
         If a formula is not quasi-affine; clocks, numbers, versions and updates do not grow together; the numbers are
         not 0, 1, 2, .., each once; or the result would have more operations than the limit.
     """
-    reject(_unnumbered(shapes))
+    unnumbered = [shape for shape in shapes if shape.micros.number is None] if len(shapes) > 1 else []
+    reject(say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(shapes)) for shape in unnumbered)
     stages = shapes[0].stage_range
     # A scheme that is much too large is found out from two of its stages, before thousands of formulas are derived.
     if len(stages) * sum(1 + len(shape.operations) for shape in shapes) > FEW:
@@ -90,7 +91,8 @@ def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> FinitePipe
     failed: list[Diagnostic] = []
     global_numbers([shape.lengthened(count) for shape, count in zip(shapes, turn.micros, strict=True)], failed)
     for shape, rhythm in zip(shapes, rhythms, strict=True):
-        failed += check_versions(shape, rhythm.versions)
+        with collected(failed):
+            check_versions(shape, rhythm.versions)
     reject(failed)
     lengthened = tuple(shape.lengthened(turns * count) for shape, count in zip(shapes, turn.micros, strict=True))
     return FinitePipes(lengthened, turns * turn.updates, turn.period)
@@ -105,30 +107,17 @@ def _measured(
 
     Raises `Rejected` if a pipe has no rhythm, or if there is too much to elaborate.
     """
-    rhythms = _rhythms(shapes, stages, limit)
+
+    def rhythm(shape: Shape) -> Rhythm:
+        # The limit on operations bounds the period. A micro-batch counts as one operation if it has fewer on a stage.
+        by_micro = max(1, len(shape.operations) // shape.steps.step)
+        return rhythm_of(shape, stages, max(1, limit // (LEAST_TURNS * len(shapes[0].stage_range)) // by_micro))
+
+    rhythms = made_of(shapes, rhythm)
     turn = _turn(rhythms, per_update)
     turns = _turns(shapes, rhythms, turn)
     reject(_too_many(shapes, turn, turns, limit, turn.period))
     return rhythms, turn, turns
-
-
-def _unnumbered(shapes: Sequence[Shape]) -> list[Diagnostic]:
-    """Diagnostics of pipes without an ``as`` clause in a scheme of several pipes."""
-    if len(shapes) == 1:
-        return []
-    unnumbered = [shape for shape in shapes if shape.micros.number is None]
-    return [say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(shapes)) for shape in unnumbered]
-
-
-def _rhythms(shapes: Sequence[Shape], stages: Sequence[int], limit: int) -> list[Rhythm]:
-    """The rhythms of all pipes on some of their stages; the limit on operations bounds their periods."""
-    most = limit // (LEAST_TURNS * len(shapes[0].stage_range))
-    return made_of(shapes, lambda shape: rhythm_of(shape, stages, max(1, most // _density(shape))))
-
-
-def _density(shape: Shape) -> int:
-    """Operations per micro-batch and stage, rounded down; at least 1, as a micro-batch counts like an operation."""
-    return max(1, len(shape.operations) // shape.steps.step)
 
 
 def _turn(rhythms: Sequence[Rhythm], per_update: int) -> _TurnSize:

@@ -14,10 +14,13 @@ def with_inserted(
 ) -> list[Instruction]:
     """Returns the operations at ``places`` of a lane, with the instructions to insert right before and after each.
 
-    ``slots`` are the slots of the receives that are posted there. An inserted instruction has the origin of the
+    ``slots`` are those of the receives that are posted at ``places``. An inserted instruction has the origin of the
     operation that it serves.
     """
-    posted = _posted(lane, places, traffic, slots)
+    posted: dict[int, list[Recv]] = defaultdict(list)
+    postings = (posting for posting in traffic.postings if posting.before in places)
+    for (before, transfer), slot in zip(postings, slots, strict=True):
+        posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used].origin))
     lines: list[Instruction] = []
     for place in places:
         operation = lane[place]
@@ -32,11 +35,3 @@ def with_inserted(
             lines.append(Send(transfer.message, transfer.receiver, operation.origin))
         lines += insertions.after.get(place, ())
     return lines
-
-
-def _posted(lane: Sequence[Operation], places: range, traffic: Traffic, slots: Iterable[Slot]) -> dict[int, list[Recv]]:
-    posted: dict[int, list[Recv]] = defaultdict(list)
-    postings = (posting for posting in traffic.postings if posting.before in places)
-    for (before, transfer), slot in zip(postings, slots, strict=True):
-        posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used].origin))
-    return posted

@@ -73,7 +73,7 @@ def messages_of(schedule: Schedule) -> Iterator[Messages]:
     its middle is one of the steady state. Schedules from `elaborate` have this length.
     """
     stream, shown = stream_of(schedule), schedule.header.micro_batches // schedule.header.period
-    return _Wide(stream, schedule, shown // 2).messages(AHEAD)
+    return _Wide(stream, schedule, shown // 2).messages()
 
 
 class _Wide:
@@ -103,23 +103,23 @@ class _Wide:
     def lowered(self, traffics: Iterable[Traffic], insertions: Iterable[Insertions]) -> ProgramStream:
         """The program of which the turn in the middle, with messages and insertions, is the first turn."""
         lanes = zip(self.schedule.lanes, self._places, traffics, insertions, strict=True)
-        start, period = self._turn * self._header.period, self._header.period
         turns: list[Turn] = []
         for lane, places, traffic, inserted in lanes:
-            slots, sizes = rings(traffic.postings, places, start, period)
+            slots, sizes = self._rings(traffic, places)
             instructions = with_inserted(lane, places, traffic, slots, inserted)
-            turns.append(
-                Turn(tuple(later(self._header, instruction, -self._turn) for instruction in instructions), sizes)
-            )
+            turns.append(Turn(tuple(later(self._header, line, -self._turn) for line in instructions), sizes))
         return ProgramStream(self._header, tuple(turns))
 
-    def messages(self, ahead: int) -> Iterator[Messages]:
+    def messages(self) -> Iterator[Messages]:
         """Yields the messages of each lane, from its start to the end of the turn in the middle."""
-        start, period = self._turn * self._header.period, self._header.period
-        for places, traffic in zip(self._places, communicate(self.schedule, ahead), strict=True):
-            numbers, sizes = rings(traffic.postings, places, start, period)
+        for places, traffic in zip(self._places, communicate(self.schedule, AHEAD), strict=True):
+            slots, sizes = self._rings(traffic, places)
             turn = [posting.transfer.message for posting in traffic.postings if posting.before in places]
-            yield Messages(places.stop, _largest(turn, numbers, dict(sizes)), _under_way(traffic, places))
+            yield Messages(places.stop, _largest(turn, slots, dict(sizes)), _under_way(traffic, places))
+
+    def _rings(self, traffic: Traffic, places: range) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
+        """The slots of the turn in the middle of a lane, as `rings` gives them."""
+        return rings(traffic.postings, places, self._turn * self._header.period, self._header.period)
 
     def _middle(self, turn: tuple[Compute, ...]) -> range:
         """The places of the turn in the middle of a lane."""

@@ -60,7 +60,7 @@ class Insertions(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The sum of a group's gradients, launched after the operation at ``after``; -1 is the start of the lane."""
+    """The launch of a group's sum, right after the operation at place ``after``; -1 is the start of the lane."""
 
     after: int
     group: WeightGroup
@@ -69,8 +69,8 @@ class Launch(NamedTuple):
 class LaunchRegion(NamedTuple):
     """The place and time at which a worker's gradients of a group are complete.
 
-    ``last`` is the place of its last backward of any stage of the group, ``ready`` the end of that backward, and
-    ``idle`` how long the worker idles from then to the end of its lane.
+    ``last`` is the place of the worker's last backward of any stage of the group, ``ready`` the end of this backward,
+    and ``idle`` how long the worker idles from ``ready`` to the end of its lane.
     """
 
     last: int
@@ -79,7 +79,7 @@ class LaunchRegion(NamedTuple):
 
 
 class _LaneRegions(NamedTuple):
-    """The facts about a lane on which its launches depend: the regions of its groups, its length, and its end."""
+    """The regions of a worker's groups, the number of operations of its lane, and the end of the last operation."""
 
     regions: dict[WeightGroup, LaunchRegion]
     length: int
@@ -94,20 +94,14 @@ def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[In
     if not schedule.header.trains:
         yield from [Insertions({}, {})] * len(schedule.lanes)
         return
-    durations = list(map(duration, net.operations))
-    ends = net.ends(durations)
-    launches_by_lane = launches(
-        schedule, *([times[lane.start : lane.stop] for lane in net.lanes] for times in (durations, ends))
-    )
+    launches_by_lane = launches(schedule, net, list(map(duration, net.operations)))
     for operations, launched in zip(schedule.lanes, launches_by_lane, strict=True):
         yield _insertions(launched, {operation.stage: operation.origin for operation in singles(operations)})
 
 
-def launches(
-    schedule: Schedule, durations: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
-) -> Iterator[tuple[Launch, ...]]:
-    """The launches of every lane, from the durations and ends of its operations in the earliest run."""
-    header, lanes = schedule.header, _lanes(schedule, durations, ends)
+def launches(schedule: Schedule, net: Net, durations: Sequence[int]) -> Iterator[tuple[Launch, ...]]:
+    """Yields the launches of every lane; ``durations`` has one entry for each operation of the net."""
+    header, lanes = schedule.header, _lanes(schedule, net, durations)
     agreed = _agreed(header, lanes)
     for lane in lanes:
         launched: list[Launch] = []
@@ -154,15 +148,13 @@ def _agreed(header: Header, lanes: list[_LaneRegions]) -> dict[WeightGroup, int]
     return {group: rank for rank, group in enumerate(sorted(last, key=lambda group: (last[group], -numbers[group])))}
 
 
-def _lanes(
-    schedule: Schedule, durations: Sequence[Sequence[int]], lane_ends: Sequence[Sequence[int]]
-) -> list[_LaneRegions]:
-    facts: list[_LaneRegions] = []
-    header = schedule.header
-    lanes = zip(schedule.lanes, lane_ends, map(accumulate, durations), header.groups_of, strict=True)
-    for lane, ends, busy, groups in lanes:
+def _lanes(schedule: Schedule, net: Net, durations: Sequence[int]) -> list[_LaneRegions]:
+    lanes: list[_LaneRegions] = []
+    times = net.ends(durations)
+    for lane, numbers, groups in zip(schedule.lanes, net.lanes, schedule.header.groups_of, strict=True):
+        ends = times[numbers.start : numbers.stop]
         # ``worked[p]`` is the time that the worker has computed before place p; the rest of the time it was idle.
-        worked = [0, *busy]
+        worked = list(accumulate(durations[numbers.start : numbers.stop], initial=0))
         last_of_stage = {
             part.stage: place for place, operation in enumerate(lane) for part in operation.parts if part.kind.sums
         }
@@ -176,5 +168,5 @@ def _lanes(
             else LaunchRegion(-1, 0, idle)
             for group in groups
         }
-        facts.append(_LaneRegions(regions, len(lane), end))
-    return facts
+        lanes.append(_LaneRegions(regions, len(lane), end))
+    return lanes

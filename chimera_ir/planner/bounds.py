@@ -24,8 +24,9 @@ The policy of `lower.comm` posts AHEAD of them, and one more goes round a ring o
 """
 
 
-def standing(header: Header, setting: Setting) -> list[int]:
+def standing(variant: Variant, setting: Setting) -> list[int]:
     """Bytes that each worker keeps all the time: a copy of the weights, gradients and optimizer state of its stages."""
+    header = variant.header
     sizes = [
         costs.weights + costs.gradients + setting.optimizer(header, Stage(stage))
         for stage, costs in enumerate(setting.stages)
@@ -35,19 +36,19 @@ def standing(header: Header, setting: Setting) -> list[int]:
 
 def least(variant: Variant, setting: Setting) -> list[int]:
     """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
-    compiled, header = variant.compiled, variant.header
-    kept = [_least_kept(header, setting.timing(stage), stage, compiled.splits) for stage in range(header.stages)]
-    return _peaks(compiled, header, setting, kept)
+    header, splits = variant.header, variant.compiled.splits
+    kept = [_least_kept(header, setting.timing(stage), stage, splits) for stage in range(header.stages)]
+    return _peaks(variant, setting, kept)
 
 
-def _peaks(compiled: CompiledScheme, header: Header, setting: Setting, kept: Sequence[int]) -> list[int]:
+def _peaks(variant: Variant, setting: Setting, kept: Sequence[int]) -> list[int]:
     """Most bytes that each worker needs at once, if every micro-batch that waits on stage s takes ``kept[s]`` bytes."""
-    weights = [costs.weights for costs in setting.stages]
-    workers = zip(standing(header, setting), compiled.copies, compiled.growth, strict=True)
+    weights, compiled = [costs.weights for costs in setting.stages], variant.compiled
+    workers = zip(standing(variant, setting), compiled.copies, compiled.growth, strict=True)
     return [
         always
         + sum(weights[stage] * (count - 1) for stage, count in copies.items())
-        + -(-max(accumulate(map(mul, counts, map(kept.__getitem__, stages)), initial=0)) // header.parts)
+        + -(-max(accumulate(map(mul, counts, map(kept.__getitem__, stages)), initial=0)) // variant.header.parts)
         for always, copies, (stages, counts) in workers
     ]
 
@@ -69,7 +70,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
         + max(timings[stage].activations * header.recomputing for stage in passing)
         + max(timings[stage].halving * compiled.splits for stage in passing)
         + sum(_under_way(compiled, header, timings, stage, count) for stage, count in passing.items())
-        for peak, passing in zip(_peaks(compiled, header, setting, kept), _passing(header), strict=True)
+        for peak, passing in zip(_peaks(variant, setting, kept), _passing(header), strict=True)
     ]
 
 

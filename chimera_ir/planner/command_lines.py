@@ -1,6 +1,5 @@
 """Command lines that compile and start a configuration."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -25,9 +24,6 @@ class Files:
     sharded_optimizer: bool = False
 
 
-_COMPILE = "chimera compile"
-
-
 def scheme_argument(source: Source) -> str:
     """The argument for a scheme: its name in the library, or its file, never to be taken for an option."""
     stem = PurePath(source.name).stem
@@ -41,14 +37,14 @@ def compile_line(choice: Configuration, files: Files) -> str:
 
     The report compares with the baseline, which may have more operations than the schedule, so the limit may be raised.
     """
-    words = [*_COMPILE.split(), as_argument(scheme_argument(choice.source))]
+    words = ["chimera", "compile", as_argument(scheme_argument(choice.source))]
     words += [f"{name}={value}" for name, value in choice.settings]
     words += ["--recompute"] if choice.change.recompute else []
     words += ["--sync", choice.change.sync.value] if choice.change.sync else []
     words += [word for tie in files.ties for word in ("--tied", ",".join(map(str, tie)))]
     words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
     words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
-    words += [] if choice.split is None else ["--split", _text(choice.split)]
+    words += [] if choice.split is None else ["--split", ",".join(map(str, choice.split))]
     words += ["--layout", "replica"] if files.replica_layout else []
     words += ["--shard-optimizer"] if files.sharded_optimizer else []
     limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
@@ -62,7 +58,3 @@ def torchrun_line(judged: Judged, cluster: Cluster, files: Files, model: str) ->
     ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
     where = ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout
     return torchrun(*where, choice.split, files.sharded_optimizer, model)
-
-
-def _text(split: Sequence[int]) -> str:
-    return ",".join(map(str, split))

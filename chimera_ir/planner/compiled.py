@@ -13,15 +13,16 @@ from chimera_ir.cost.critical import Structure, structure_of
 from chimera_ir.cost.durations import DurationKey, duration_key
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
+from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.ops import Operation, singles
+from chimera_ir.ir.ops import Compute, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, stream_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.lower.streaming import Messages, messages_of
-from chimera_ir.lower.sync import Duration, launches
+from chimera_ir.lower.sync import launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.setting import Setting
@@ -47,11 +48,11 @@ class CompiledScheme:
     """A scheme with its parameters, compiled on demand; all changes of the scheme share what is computed here.
 
     All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text is not verified
-    again, unless it is without a flush and ``ties`` say that stages share parameters; any other has to pass
-    `Variant.check` before its lanes are used.
+    again, unless it has no flush and ``ties`` say that stages share parameters; any other must pass `Variant.check`
+    before its lanes are used.
 
-    Raises `Rejected` by any method or property, also of `Variant`, if the scheme has errors. Raises `NoSuchTie` by any
-    method or property, also of `Variant`, if the scheme lacks a stage of a tie.
+    Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
+    scheme lacks a stage of a tie.
     """
 
     def __init__(
@@ -116,12 +117,9 @@ class CompiledScheme:
     def growth(self) -> tuple[tuple[list[Stage], list[int]], ...]:
         """Stages of each worker's operations, and how each operation changes the number of waiting micro-batches."""
         growth = self._outline.header.growth
+        lanes = [list(singles(lane)) for lane in self.lanes]
         return tuple(
-            (
-                [operation.stage for operation in singles(lane)],
-                [sum(growth[operation.kind]) * operation.size for operation in singles(lane)],
-            )
-            for lane in self.lanes
+            ([part.stage for part in lane], [sum(growth[part.kind]) * part.size for part in lane]) for lane in lanes
         )
 
     @cached_property
@@ -166,7 +164,7 @@ class Variant:
 
     def __init__(self, compiled: CompiledScheme, change: Change) -> None:
         self.compiled, self._change = compiled, change
-        self._lowerings: dict[Pattern, Lowering] = {}
+        self._lowerings: dict[Pattern, _Lowering] = {}
         self._proven: set[Pattern] = set()
         self._holdings: tuple[Holdings, ...] = ()
 
@@ -182,34 +180,25 @@ class Variant:
 
     @cached_property
     def digest(self) -> str | None:
-        """Key that is equal for equal lanes, however schemes number micro-batches; None for a schedule without a flush.
+        """A key that equal schedules with a flush share, however they number micro-batches; None without a flush.
 
-        Lanes are equal if each worker holds the same stages and runs the same operations in the same order, keeps the
-        same between them, and launches its sums by the same strategies.
+        Schedules are equal if each worker holds the same stages, runs the same operations in the same order, keeps the
+        same values between them, and launches its sums by the same strategies.
         """
         # Micro-batches are numbered in the order of their first operations, so that their own numbers do not count.
         header, numbers = self.header, dict[Micro, int]()
         if header.asynchronous:
             return None
-        lanes = [
-            [
-                [
-                    (
-                        part.kind.letter,
-                        part.stage,
-                        [numbers.setdefault(micro, len(numbers)) for micro in part.micros],
-                        header.recomputes(part.micros[0], part.stage),
-                    )
-                    for part in operation.parts
-                ]
-                for operation in lane
-            ]
-            for lane in self.compiled.lanes
-        ]
+
+        def described(part: Compute) -> tuple[object, ...]:
+            micros = [numbers.setdefault(micro, len(numbers)) for micro in part.micros]
+            return part.kind.letter, part.stage, micros, header.recomputes(part.micros[0], part.stage)
+
+        lanes = [[list(map(described, operation.parts)) for operation in lane] for lane in self.compiled.lanes]
         return sha256(repr((header.parts, header.strategies, header.stages_of, lanes)).encode()).hexdigest()
 
     def check(self) -> None:
-        """Verify the schedule, unless it is trusted.
+        """Verifies the schedule, unless its text is trusted.
 
         Raises `Rejected` with the errors that a compilation finds in the schedule.
         """
@@ -217,7 +206,7 @@ class Variant:
             _ = self._checked
 
     def prove(self, setting: Setting) -> None:
-        """Verify the program of a scheme without a flush, unless it is trusted.
+        """Verifies the program of a scheme without a flush, unless its text is trusted.
 
         Errors in versions, and gradient sums that some workers have no part in, show only in the program. With a flush,
         the program of a schedule that passes `check` has no errors (tests/property/test_random_schemes.py).
@@ -236,7 +225,7 @@ class Variant:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether the text needs no verification; without a flush, ties do: tied stages must read the same versions."""
+        """Whether verification is skipped; not where ties are without a flush, as these must read the same versions."""
         return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
 
     @cached_property
@@ -249,7 +238,7 @@ class Variant:
         return checked
 
     def lowered(self, setting: Setting) -> Program:
-        """The program, as a compilation gives it; without a flush, as many updates as show all that ever happens."""
+        """The program as a compilation gives it; without a flush, enough updates to show all that ever happens."""
         return view_of(self._lowering(self._pattern(setting)).level)
 
     def launched(self, setting: Setting) -> Launched:
@@ -268,22 +257,17 @@ class Variant:
     def _held_in_stream(self) -> Iterator[Holdings]:
         """The holdings of a program without a flush, without the program."""
         compiled, header = self.compiled, self.header
-        for stages, counts, lane, messages in zip(
-            header.stages_of, compiled.copies, compiled.lanes, compiled.messages, strict=True
-        ):
-            yield Holdings(
-                fullest(header, stages, singles(lane[: messages.end])),
-                tuple(counts.items()),
-                (),
-                sending(stages, messages.under_way),
-                tuple(Receiving(*way, slots) for way, slots in messages.slots),
-            )
+        workers = zip(header.stages_of, compiled.copies, compiled.lanes, compiled.messages, strict=True)
+        for stages, counts, lane, messages in workers:
+            most, sent = fullest(header, stages, singles(lane[: messages.end])), sending(stages, messages.under_way)
+            received = tuple(Receiving(*way, slots) for way, slots in messages.slots)
+            yield Holdings(most, tuple(counts.items()), (), sent, received)
 
-    def _lowering(self, pattern: Pattern) -> "Lowering":
+    def _lowering(self, pattern: Pattern) -> "_Lowering":
         if pattern not in self._lowerings:
-            keys = self._all_alike if pattern else []
-            known = dict(zip(self._representatives, pattern, strict=True)) if pattern else {}
-            self._lowerings[pattern] = Lowering(self.schedule, self.compiled.structure, keys, known)
+            ticks = dict(zip(self._representatives, pattern, strict=True)) if pattern else dict.fromkeys(self._keys, 1)
+            durations = [ticks[key] for key in self._keys]
+            self._lowerings[pattern] = _Lowering(self.schedule, self.compiled.structure.net, ticks, durations)
         return self._lowerings[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
@@ -299,52 +283,39 @@ class Variant:
 
     @cached_property
     def _representatives(self) -> dict[DurationKey, Operation]:
-        return dict(zip(self._all_alike, chain.from_iterable(self.compiled.lanes), strict=True))
+        """An operation with each of the keys."""
+        return dict(zip(self._keys, chain.from_iterable(self.compiled.lanes), strict=True))
 
     @cached_property
-    def _all_alike(self) -> list[DurationKey]:
+    def _keys(self) -> list[DurationKey]:
         """The keys of all operations, lane by lane; operations with equal keys take equally long."""
         header = self.header
         return [duration_key(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
-class Lowering:
+class _Lowering:
     """Lowers a schedule to a program. The relative durations of its operations decide when gradient sums are launched.
 
-    ``keys`` has the duration key of each operation, lane by lane, and ``known`` the duration of each key. Without
-    them, every operation takes 1.
+    ``ticks`` has the duration of each key, ``durations`` that of each operation, lane by lane.
     """
 
-    def __init__(
-        self, schedule: Schedule, structure: Structure, keys: list[DurationKey], known: dict[DurationKey, int]
-    ) -> None:
-        self._schedule, self._structure, self._keys, self._known = schedule, structure, keys, known
+    def __init__(self, schedule: Schedule, net: Net, ticks: dict[DurationKey, int], durations: list[int]) -> None:
+        self._schedule, self._net, self._ticks, self._durations = schedule, net, ticks, durations
 
     @cached_property
     def level(self) -> Program | ProgramStream:
         """The program, or without a flush its stream."""
-        schedule = self._schedule
-        if schedule.header.asynchronous:
-            return lower(stream_of(schedule), duration=self._duration)
-        return lower(schedule, duration=self._duration, net=self._structure.net)
+        schedule, header, ticks = self._schedule, self._schedule.header, self._ticks
+
+        def duration(operation: Operation) -> int:
+            return ticks[duration_key(operation, header)]
+
+        if header.asynchronous:
+            return lower(stream_of(schedule), duration=duration)
+        return lower(schedule, duration=duration, net=self._net)
 
     @cached_property
     def launched(self) -> Launched:
         """The gradient sums that each worker launches, in a schedule with a flush."""
-        net = self._structure.net
-        count = sum(map(len, self._schedule.lanes))
-        durations = [self._known[key] for key in self._keys] if self._known else [1] * count
-        ends = net.ends(durations)
-        launched = launches(
-            self._schedule,
-            [durations[lane.start : lane.stop] for lane in net.lanes],
-            [ends[lane.start : lane.stop] for lane in net.lanes],
-        )
+        launched = launches(self._schedule, self._net, self._durations)
         return tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)
-
-    @property
-    def _duration(self) -> Duration:
-        if not self._known:
-            return lambda _: 1
-        header, known = self._schedule.header, self._known
-        return lambda operation: known[duration_key(operation, header)]

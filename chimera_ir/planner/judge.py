@@ -4,7 +4,7 @@ Configurations that cannot fit are left out early: first by the bytes that a wor
 lower bound on the whole. A configuration that fits by the upper bound is weighed to the byte only when it is shown.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chimera_ir.diagnostics.model import Rejected
@@ -44,8 +44,8 @@ class Judged:
 
     ``equation`` is T of equation 1 in seconds per update, ``memory`` the bytes of each worker (empty where the bounds
     showed that it fits), ``operations`` the number of compute operations. ``recomputes`` says whether any stage
-    recomputes; ``replayed`` is the time of the replay in seconds per update, if there was one. ``digest`` is that of
-    the lanes (`Variant.digest`); ``equal`` are the configurations of other names that compile to the same.
+    recomputes; ``replayed`` is the time of the replay in seconds per update, if there was one. ``digest`` is
+    `Variant.digest`; ``equal`` are the configurations of other names that compile to the same program.
     """
 
     choice: Configuration
@@ -134,28 +134,26 @@ class Judge:
         where = self.cluster, choice.copies, choice.micro_batch_size, self.replica_layout
         return Setting(stages, *where, self.sharded_optimizer)
 
-    def all_of(self, choices: Sequence[Configuration]) -> tuple[Verdict, ...]:
-        """Judges each configuration, with recomputation where that is allowed and needed to fit."""
-        compiler = _Compiler(self)
-        return tuple(self._with_least(compiler, choice) for choice in choices)
+    def all_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
+        """Judges each configuration, with recomputation where it is allowed and needed to fit."""
+        compiler, verdicts = _Compiler(self), list[Verdict]()
+        for choice in choices:
+            for again in MODES[self.recomputation]:
+                verdict = compiler.verdict(choice.recomputing(again))
+                if isinstance(verdict, Judged) or verdict.reason is not Reason.MEMORY:
+                    break
+            verdicts.append(verdict)
+        return verdicts
 
-    def first_of(self, choices: Sequence[Configuration]) -> tuple[Verdict, ...]:
+    def first_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
         """Judges configurations in order until one fits: first all without recomputation, then all with it."""
         compiler, verdicts = _Compiler(self), list[Verdict]()
         for again in MODES[self.recomputation]:
             for choice in choices:
                 verdicts.append(compiler.verdict(choice.recomputing(again)))
                 if isinstance(verdicts[-1], Judged):
-                    return tuple(verdicts)
-        return tuple(verdicts)
-
-    def _with_least(self, compiler: "_Compiler", choice: Configuration) -> Verdict:
-        verdict: Verdict | None = None
-        for again in MODES[self.recomputation]:
-            if verdict is None or (isinstance(verdict, LeftOut) and verdict.reason is Reason.MEMORY):
-                verdict = compiler.verdict(choice.recomputing(again))
-        assert verdict is not None
-        return verdict
+                    return verdicts
+        return verdicts
 
     def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
         """The configurations with the exact bytes of each worker."""
@@ -231,18 +229,15 @@ class _Compiler:
             return LeftOut.of(choice, Reason.PROFILE, detail)
         variant.check()
         # Memory, from cheap to dear: two lower bounds, an upper bound, and only between them the exact bytes.
-        rejection = self._over(choice, standing(header, setting), "at least ")
-        if rejection:
-            return rejection
-        rejection = self._over(choice, least(variant, setting), "at least ")
-        if rejection:
-            return rejection
+        for bound in (standing, least):
+            needed = bound(variant, setting)
+            if max(needed) > self._judge.available:
+                return self._over(choice, needed, "at least ")
         enough = most(variant, setting)
         fits = enough is not None and max(enough) <= self._judge.available
         needed = [] if fits else self.needed(choice)
-        rejection = self._over(choice, needed, "")
-        if rejection:
-            return rejection
+        if max(needed, default=0) > self._judge.available:
+            return self._over(choice, needed, "")
         # Only a configuration that fits is lowered for its time; without a flush its program is proven before.
         variant.prove(setting)
         return Judged(
@@ -279,8 +274,7 @@ class _Compiler:
 
     def needed(self, choice: Configuration) -> list[int]:
         setting, variant = self._judge.setting(choice), self.variant(choice)
-        needed = memory_of(variant.header, setting, variant.holdings(setting))
-        return [worker.total for worker in needed]
+        return [worker.total for worker in memory_of(variant.header, setting, variant.holdings(setting))]
 
     def variant(self, choice: Configuration) -> Variant:
         # Configurations come sorted by scheme and parameters: the last compiled scheme is the only one worth keeping.
@@ -294,21 +288,9 @@ class _Compiler:
             self._variants[change] = Variant(self._last[1], change)
         return self._variants[change]
 
-    def _over(self, choice: Configuration, needed: Sequence[int], prefix: str) -> LeftOut | None:
-        """The refusal of a configuration that does not fit, by the worker that needs most; None if it fits."""
-        if not needed:
-            return None
-        worker, available = max(range(len(needed)), key=needed.__getitem__), self._judge.available
-        if needed[worker] <= available:
-            return None
-        more = size(needed[worker] - available)
-        detail = f"worker {worker} needs {prefix}{size(needed[worker])}, {more} more than there is"
-        return LeftOut.of(choice, Reason.MEMORY, detail, needed[worker])
-
-
-def distinct(choices: Iterable[Configuration]) -> Iterator[tuple[Configuration, ...]]:
-    """Groups configurations into families that differ only in B."""
-    families: dict[object, list[Configuration]] = {}
-    for choice in choices:
-        families.setdefault((choice.source, choice.settings, choice.change), []).append(choice)
-    yield from map(tuple, families.values())
+    def _over(self, choice: Configuration, needed: list[int], prefix: str) -> LeftOut:
+        """The refusal of a configuration that does not fit, by the worker that needs most."""
+        largest = max(needed)
+        more = size(largest - self._judge.available)
+        detail = f"worker {needed.index(largest)} needs {prefix}{size(largest)}, {more} more than there is"
+        return LeftOut.of(choice, Reason.MEMORY, detail, largest)

@@ -12,7 +12,7 @@ from rich.text import Text
 from chimera_ir.cost.number_text import rounded
 from chimera_ir.planner.command_lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.planner.judge import Judged
-from chimera_ir.planner.rank import Ranking
+from chimera_ir.planner.rank import Ranking, grouped
 from chimera_ir.planner.recommendation import Recommendation, percent
 from chimera_ir.planner.roles import Roles
 from chimera_ir.planner.space import LeftOut
@@ -38,11 +38,11 @@ def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: 
     """The recommendation, the first choices, the notes, and what was left out, for a console to print."""
     return Group(
         Text(_sentence(answer.answer), "bold"),
-        *map(_note, answer.reasons),
+        *map(Text, map(_sentence, answer.reasons)),
         Text(),
         _heading(ranking),
         _choices(ranking, view),
-        *map(_note, notes),
+        *map(Text, map(_sentence, notes)),
         *_left_out(ranking, view.why),
         Text(),
     )
@@ -108,39 +108,33 @@ def _more(judged: Judged, roles: Roles) -> str:
     return ", ".join(words)
 
 
-def _note(said: str) -> Text:
-    return Text(_sentence(said))
-
-
 def _sentence(said: str) -> str:
     return f"{said[0].upper()}{said[1:]}."
 
 
 def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
     """Yields how many configurations were left out for each reason, with examples if none remains, or by scheme."""
-    groups: dict[tuple[str, str], list[LeftOut]] = {}
-    for left_out in ranking.left_out:
-        scheme = scheme_argument(left_out.source) if why else ""
-        groups.setdefault((scheme, left_out.reason.value), []).append(left_out)
+
+    def key(left_out: LeftOut) -> tuple[str, str]:
+        return scheme_argument(left_out.source) if why else "", left_out.reason.value
+
+    groups = grouped(ranking.left_out, key)
     if not groups:
         return
     if ranking.choices and not why:
-        largest_first = sorted(groups.items(), key=lambda group: -len(group[1]))
-        counts = ", ".join(f"{len(members)} {reason}" for (_, reason), members in largest_first)
+        largest_first = sorted(groups, key=lambda members: -len(members))
+        counts = ", ".join(f"{len(members)} {members[0].reason.value}" for members in largest_first)
         yield Text(f"Left out: {counts}; --why says which and why.")
         return
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("left out", "why", "how many", "for example")[not why :]:
-        shown.add_column(
-            column, justify="right" if column == "how many" else "left", overflow="fold", no_wrap=column == "how many"
-        )
-    for (scheme, reason), members in sorted(groups.items()):
+        is_count = column == "how many"
+        shown.add_column(column, justify="right" if is_count else "left", overflow="fold", no_wrap=is_count)
+    for members in sorted(groups, key=lambda members: key(members[0])):
         nearest = min(members, key=lambda left_out: left_out.needed)
+        scheme, reason, count = scheme_argument(nearest.source), nearest.reason.value, str(len(members))
         example = f"{', '.join(_attempted(nearest, ranking.roles[nearest.source]))}: {nearest.detail}"
-        named = [scheme] if why else []
-        shown.add_row(
-            *named, reason, str(len(members)), example if why else f"{scheme_argument(nearest.source)} {example}"
-        )
+        shown.add_row(*((scheme, reason, count, example) if why else (reason, count, f"{scheme} {example}")))
     yield from (Text(), shown)
 
 

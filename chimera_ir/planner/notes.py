@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from chimera_ir.planner.command_lines import scheme_argument
-from chimera_ir.planner.judge import Judged
-from chimera_ir.planner.rank import Ranking
-from chimera_ir.planner.recommendation import listed, percent
+from chimera_ir.planner.rank import Ranking, grouped
+from chimera_ir.planner.recommendation import percent
 from chimera_ir.planner.space import Reason
-from chimera_ir.plural import counted
+from chimera_ir.plural import counted, listed
 from chimera_ir.profile.warnings import WARNING, shown
 
 
@@ -40,11 +39,8 @@ def _close(ranking: Ranking, error: float) -> Iterator[str]:
     elif len(close) == 1:
         yield f"the first is {percent(behind[1])} faster than the second; the model's error is {percent(error)}"
     else:
-        apart = max(close)
-        within = (
-            f"within {percent(apart)}, less than the model's error of {percent(error)}" if apart else "equally fast"
-        )
-        yield f"the first {len(close)} rows are {within}: measure them"
+        apart = f"within {percent(max(close))}, less than the model's error of {percent(error)}"
+        yield f"the first {len(close)} rows are {apart if max(close) else 'equally fast'}: measure them"
 
 
 def _baseline(ranking: Ranking) -> Iterator[str]:
@@ -71,22 +67,20 @@ def _asynchronous(ranking: Ranking) -> Iterator[str]:
     first = next(iter(ranking.choices), None)
     if first is None or not first.asynchronous:
         return
-    place, other = next(
-        ((place, judged) for place, judged in enumerate(ranking.choices, 1) if not judged.asynchronous), (0, None)
-    )
     remark = f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
-    yield f"{remark}; the first with a flush is number {place}, {other.scheme}" if other else remark
+    flushed = [(place, judged) for place, judged in enumerate(ranking.choices, 1) if not judged.asynchronous]
+    if flushed:
+        place, other = flushed[0]
+        remark += f"; the first with a flush is number {place}, {other.scheme}"
+    yield remark
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:
     """Yields a remark if schemes fix the number of micro-batches of an update, and so update more often than asked."""
     asked = ranking.question.mini_batch
-    best: dict[str, Judged] = {}
-    for judged in ranking.choices:
-        best.setdefault(judged.scheme, judged)
-    smaller = [
-        f"{name} ({judged.choice.mini_batch:,})" for name, judged in best.items() if judged.choice.mini_batch < asked
-    ]
+    best = (same[0] for same in grouped(ranking.choices, lambda judged: judged.scheme))
+    items = {judged.scheme: judged.choice.mini_batch for judged in best}
+    smaller = [f"{name} ({count:,})" for name, count in items.items() if count < asked]
     if smaller:
         whose = "that scheme" if len(smaller) == 1 else "these schemes"
         updates = f"updates have fewer than {counted(asked, 'item')} with {listed(smaller)}"

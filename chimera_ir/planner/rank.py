@@ -5,7 +5,7 @@ their operations. The replayed ones come first, in the order of their replays; t
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from chimera_ir import library
 from chimera_ir.garbage import uncollected
-from chimera_ir.planner.judge import Judge, Judged, Verdict, distinct
+from chimera_ir.planner.judge import Judge, Judged, Verdict
 from chimera_ir.planner.roles import Roles, roles
 from chimera_ir.planner.space import Configuration, LeftOut, Question, configurations
 from chimera_ir.source import Source
@@ -41,6 +41,7 @@ _PARTS = 8
 Progress = Callable[[str], None]
 """Shows what is being done."""
 
+_Thing = TypeVar("_Thing")
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
@@ -68,19 +69,20 @@ class Ranking:
 def rank(
     sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, top: int, progress: Progress
 ) -> Ranking:
-    """Rank the configurations of ``sources``; the first ``top`` get their bytes.
+    """Ranks the configurations of ``sources``; the memory of the first ``top`` is computed to the byte.
 
     The judge has the baseline in addition to the schemes that the user asked for.
     """
     baseline, _ = library.baseline(1, 1)
-    families: list[tuple[Configuration, ...]] = []
+    families: list[list[Configuration]] = []
     verdicts: list[Verdict] = []
     roles_of = {source: roles(source, scheme, question.max_operations) for source, scheme in judge.schemes.items()}
     # All configurations of all schemes, in families that are judged together.
     for source, scheme in judge.schemes.items():
-        choices, left_out = _apart(configurations(source, scheme, roles_of[source], judge.profile, question))
-        families += _by_preference(choices, roles_of[source]) if greedy else distinct(choices)
-        verdicts += left_out
+        candidates = list(configurations(source, scheme, roles_of[source], judge.profile, question))
+        choices = [candidate for candidate in candidates if isinstance(candidate, Configuration)]
+        families += _by_preference(choices, roles_of[source]) if greedy else grouped(choices, _apart_from_size)
+        verdicts += [candidate for candidate in candidates if isinstance(candidate, LeftOut)]
     with _pool(judge, sum(map(_operations, families))) as pool:
         # Every configuration by equation 1; equal programs become one entry.
         verdicts += _judged(families, greedy, pool, progress)
@@ -101,6 +103,33 @@ def rank(
     of_baseline = (j for j in [*asked, *unasked] if baseline in {choice.source for choice in (j.choice, *j.equal)})
     left_out = sorted(discarded, key=lambda verdict: _left_out_key(verdict, roles_of[verdict.source]))
     return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), next(of_baseline, None))
+
+
+def grouped(things: Iterable[_Thing], key: Callable[[_Thing], Hashable]) -> list[list[_Thing]]:
+    """Groups of things with equal keys; the groups, and the things of each, are in the order of their first ones.
+
+    Examples
+    --------
+    >>> grouped(["stage", "layer", "split"], lambda word: word[0])
+    [['stage', 'split'], ['layer']]
+    """
+    groups: dict[Hashable, list[_Thing]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
+    return list(groups.values())
+
+
+def affordable(candidates: Iterable[_Thing], cost: Callable[[_Thing], int], limit: int) -> Iterator[_Thing]:
+    """Yields candidates in order whose costs together are within a limit; a candidate that is too dear is skipped."""
+    for candidate in candidates:
+        if cost(candidate) <= limit:
+            limit -= cost(candidate)
+            yield candidate
+
+
+def _apart_from_size(choice: Configuration) -> Hashable:
+    """The key of a family: configurations of one scheme that differ only in B, and in N with it."""
+    return choice.source, choice.settings, choice.change
 
 
 def _unsplit(judged: Judged) -> Configuration:
@@ -126,18 +155,13 @@ def _plain(choice: Configuration, baseline: Source) -> tuple[object, ...]:
 
 def _merged(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
     """Sorts configurations and merges those that compile to the same program, under the plainest name."""
-    equal: dict[object, list[Judged]] = {}
-    for judged in configurations:
-        equal.setdefault(judged.identity, []).append(judged)
-    plainest = (sorted(same, key=lambda judged: _plain(judged.choice, baseline)) for same in equal.values())
+    equal = grouped(configurations, lambda judged: judged.identity)
+    plainest = (sorted(same, key=lambda judged: _plain(judged.choice, baseline)) for same in equal)
     return _sorted((replace(first, equal=tuple(j.choice for j in rest)) for first, *rest in plainest), baseline)
 
 
 def _first_of_each_name(ranked: Iterable[Judged]) -> tuple[Judged, ...]:
-    first: dict[str, Judged] = {}
-    for judged in ranked:
-        first.setdefault(judged.name, judged)
-    return tuple(first.values())
+    return tuple(same[0] for same in grouped(ranked, lambda judged: judged.name))
 
 
 def _left_out_key(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
@@ -146,25 +170,14 @@ def _left_out_key(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
     return left_out.source.name, settings, left_out.micro_batch_size or 0, left_out.recompute
 
 
-def _apart(candidates: Iterable[Configuration | LeftOut]) -> tuple[list[Configuration], list[LeftOut]]:
-    choices: list[Configuration] = []
-    left_out: list[LeftOut] = []
-    for candidate in candidates:
-        choices.append(candidate) if isinstance(candidate, Configuration) else left_out.append(candidate)
-    return choices, left_out
-
-
-def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterator[tuple[Configuration, ...]]:
+def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterator[list[Configuration]]:
     """Yields families of configurations that differ in B and N only; the greedy rule takes the first one that fits.
 
     Configurations with as many micro-batches as workers or more come first, the largest B first; then those that leave
     a pipeline partly empty, the smallest B first.
     """
-    families: dict[object, list[Configuration]] = {}
-    for choice in choices:
-        families.setdefault((of_scheme.without_micro_batches(choice.settings), choice.change), []).append(choice)
-    for family in families.values():
-        yield tuple(sorted(family, key=lambda choice: _preference(choice, of_scheme)))
+    for family in grouped(choices, lambda choice: (of_scheme.without_micro_batches(choice.settings), choice.change)):
+        yield sorted(family, key=lambda choice: _preference(choice, of_scheme))
 
 
 def _preference(choice: Configuration, of_scheme: Roles) -> tuple[bool, int]:
@@ -232,9 +245,7 @@ def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
             raise
 
 
-def _judged(
-    families: Sequence[tuple[Configuration, ...]], greedy: bool, pool: _Pool, progress: Progress
-) -> Iterator[Verdict]:
+def _judged(families: list[list[Configuration]], greedy: bool, pool: _Pool, progress: Progress) -> Iterator[Verdict]:
     parts = pool.parts(sorted(families, key=_operations, reverse=True))
     work = Judge.first_of if greedy else Judge.all_of
     for done, verdicts in enumerate(pool.do(partial(_judge_part, work), parts), 1):
@@ -243,9 +254,7 @@ def _judged(
 
 
 def _judge_part(
-    work: Callable[[Judge, Sequence[Configuration]], tuple[Verdict, ...]],
-    judge: Judge,
-    families: Iterable[Sequence[Configuration]],
+    work: Callable[[Judge, list[Configuration]], list[Verdict]], judge: Judge, families: Iterable[list[Configuration]]
 ) -> list[Verdict]:
     return [verdict for family in families for verdict in work(judge, family)]
 
@@ -265,18 +274,13 @@ def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> 
 
 def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
     """The first candidates without known bytes, as many as the limit on operations allows, with their bytes."""
-    left, chosen = WEIGHED_OPERATIONS, list[Judged]()
-    for judged in candidates:
-        if not judged.memory and judged.operations <= left:
-            chosen.append(judged)
-            left -= judged.operations
+    unknown = (judged for judged in candidates if not judged.memory)
     progress("weighing the first choices")
-    return chain.from_iterable(pool.do(Judge.weighed, _families(chosen)))
+    families = _families(affordable(unknown, lambda judged: judged.operations, WEIGHED_OPERATIONS))
+    return chain.from_iterable(pool.do(Judge.weighed, families))
 
 
 def _families(candidates: Iterable[Judged]) -> list[list[Judged]]:
     """Families of candidates that share a compiled scheme, the one with the largest candidates first."""
-    families: dict[object, list[Judged]] = {}
-    for judged in candidates:
-        families.setdefault((judged.choice.source, judged.choice.settings), []).append(judged)
-    return sorted(families.values(), key=lambda family: -family[0].operations)
+    families = grouped(candidates, lambda judged: (judged.choice.source, judged.choice.settings))
+    return sorted(families, key=lambda family: -family[0].operations)

@@ -9,7 +9,7 @@ from chimera_ir.planner.judge import ALONE, Judged
 from chimera_ir.planner.rank import Ranking
 from chimera_ir.planner.space import Configuration, Recomputation
 from chimera_ir.planner.unfit_needs import nearest, plain_need
-from chimera_ir.plural import counted
+from chimera_ir.plural import counted, listed
 from chimera_ir.predict.prediction_table import size
 
 _WORDS = ("computing", "recomputation", "bubbles", "optimizer steps", "messages", "gradient sums")
@@ -24,7 +24,7 @@ class Recommendation:
     """Sentences: what to run first, then each reason."""
 
     answer: str
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
 
 
 def recommendation(ranking: Ranking) -> Recommendation:
@@ -50,11 +50,9 @@ def _nothing(ranking: Ranking) -> Recommendation:
         remedy = "more workers, smaller micro-batches or --shard-optimizer may help"
         return Recommendation(f"{nothing}: {lacks}, and there are {size(ranking.judge.available)}", (remedy,))
     if sizes and all(items % number for number in sizes):
-        multiples = listed([*map(str, sizes)], "or")
-        return Recommendation(
-            f"{nothing}: the mini-batch of {items} is no multiple of {multiples} (B in the profile)", ()
-        )
-    return Recommendation(nothing, ())
+        multiples = listed(sizes, "or")
+        return Recommendation(f"{nothing}: the mini-batch of {items} is no multiple of {multiples} (B in the profile)")
+    return Recommendation(nothing)
 
 
 def _written(choice: Configuration) -> str:
@@ -146,8 +144,3 @@ def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
 def percent(share: float) -> str:
     """A share in percent with three digits."""
     return f"{round(100 * share, 2):.3g} %"
-
-
-def listed(parts: list[str], conjunction: str = "and") -> str:
-    """The parts as an enumeration, with ``conjunction`` before the last one."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {conjunction} {parts[-1]}"

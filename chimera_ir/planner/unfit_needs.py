@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from chimera_ir import library
 from chimera_ir.planner.judge import MODES, Judge
-from chimera_ir.planner.rank import WEIGHED_OPERATIONS, Ranking
-from chimera_ir.planner.space import Configuration, LeftOut, configurations
+from chimera_ir.planner.rank import WEIGHED_OPERATIONS, Ranking, affordable
+from chimera_ir.planner.space import Configuration, configurations
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.layers import merged
 
@@ -56,18 +57,10 @@ def nearest(ranking: Ranking) -> Need | None:
 
     Lower bounds select the candidates; their exact bytes decide.
     """
-    outside = sorted((left_out for left_out in ranking.left_out if left_out.needed), key=_bound)
-    left, candidates = WEIGHED_OPERATIONS, list[Configuration]()
-    for choice in (left_out.choice for left_out in outside):
-        if choice and len(candidates) < _WEIGHED and choice.operations <= left:
-            candidates.append(choice)
-            left -= choice.operations
-    return _least(ranking.judge, candidates)
-
-
-def _bound(left_out: LeftOut) -> tuple[int, int, int]:
-    choice = left_out.choice
-    return left_out.needed, left_out.micro_batch_size or 0, choice.operations if choice else 0
+    unfit = [(left_out.needed, left_out.choice) for left_out in ranking.left_out if left_out.needed and left_out.choice]
+    unfit.sort(key=lambda pair: (pair[0], pair[1].micro_batch_size, pair[1].operations))
+    candidates = affordable((choice for _, choice in unfit), lambda choice: choice.operations, WEIGHED_OPERATIONS)
+    return _least(ranking.judge, islice(candidates, _WEIGHED))
 
 
 def _least(judge: Judge, choices: Iterable[Configuration]) -> Need | None:

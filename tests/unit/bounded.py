@@ -27,7 +27,7 @@ def bounded(one: Variant, costs: tuple[StageCosts, ...]) -> bool:
     assert [each.total for each in memory_of(program.header, setting, held)] == needed
     assert [dict(each.copies) for each in holdings(program)] == list(one.compiled.copies)
     at_least, at_most = least(one, setting), most(one, setting)
-    assert all(map(int.__le__, standing(program.header, setting), at_least))
+    assert all(map(int.__le__, standing(one, setting), at_least))
     assert all(map(int.__le__, at_least, needed)), f"{at_least} {needed}"
     assert at_most is None or all(map(int.__le__, needed, at_most)), f"{needed} {at_most}"
     return at_most is not None
