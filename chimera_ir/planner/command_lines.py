@@ -37,7 +37,7 @@ def compile_line(choice: Configuration, files: Files) -> str:
 
     The report compares with the baseline, which may have more operations than the schedule, so the limit may be raised.
     """
-    words = ["chimera", "compile", as_argument(scheme_argument(choice.source))]
+    words = [as_argument(scheme_argument(choice.source))]
     words += [f"{name}={value}" for name, value in choice.settings]
     words += ["--recompute"] if choice.change.recompute else []
     words += ["--sync", choice.change.sync.value] if choice.change.sync else []
@@ -49,7 +49,7 @@ def compile_line(choice: Configuration, files: Files) -> str:
     words += ["--shard-optimizer"] if files.sharded_optimizer else []
     limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
     words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
-    return command_line(words)
+    return f"chimera compile {command_line(words)}"
 
 
 def torchrun_line(judged: Judged, cluster: Cluster, files: Files, model: str) -> str:

@@ -13,7 +13,6 @@ from chimera_ir.cost.critical import Structure, structure_of
 from chimera_ir.cost.durations import DurationKey, duration_key
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
-from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
@@ -267,7 +266,7 @@ class Variant:
         if pattern not in self._lowerings:
             ticks = dict(zip(self._representatives, pattern, strict=True)) if pattern else dict.fromkeys(self._keys, 1)
             durations = [ticks[key] for key in self._keys]
-            self._lowerings[pattern] = _Lowering(self.schedule, self.compiled.structure.net, ticks, durations)
+            self._lowerings[pattern] = _Lowering(self.schedule, self.compiled.structure, ticks, durations)
         return self._lowerings[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
@@ -299,8 +298,10 @@ class _Lowering:
     ``ticks`` has the duration of each key, ``durations`` that of each operation, lane by lane.
     """
 
-    def __init__(self, schedule: Schedule, net: Net, ticks: dict[DurationKey, int], durations: list[int]) -> None:
-        self._schedule, self._net, self._ticks, self._durations = schedule, net, ticks, durations
+    def __init__(
+        self, schedule: Schedule, structure: Structure, ticks: dict[DurationKey, int], durations: list[int]
+    ) -> None:
+        self._schedule, self._net, self._ticks, self._durations = schedule, structure.net, ticks, durations
 
     @cached_property
     def level(self) -> Program | ProgramStream:
