@@ -59,7 +59,7 @@ def roll(
     lane
         Instructions of one worker: a whole lane, or a turn.
     slots
-        The number of slots of each shelf, of which a turn may use a part; None if the lane uses all.
+        The number of slots of each shelf (a stage and a direction); a turn may use fewer. None if the lane uses all.
     """
     return tuple(_joined(_pieces(_NumberedLane(header, lane, slots), 0, len(lane))))
 

@@ -32,6 +32,12 @@ class WrongCommand(click.ClickException):
     exit_code = WRONG_COMMAND
 
 
+class WrongText(click.ClickException):
+    """A mistake in a file that the command line names."""
+
+    exit_code = WRONG_TEXT
+
+
 class FiniteRange(click.FloatRange):
     """A range of finite numbers; click's own range accepts ``nan``."""
 
@@ -86,6 +92,15 @@ TIED = click.option(
     metavar="STAGE,STAGE",
     help="Stages that share parameters, as the model's tied() says: by number, first or last.",
 )
+
+
+@contextmanager
+def as_misuse(*errors: type[Exception]) -> Iterator[None]:
+    """Context in which errors of these types become errors of the command line, with the same text."""
+    try:
+        yield
+    except errors as error:
+        raise WrongCommand(str(error)) from error
 
 
 def require_torch(doing: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from chimera_ir import cache, library, output, progress, texts
+from chimera_ir import cache, errors, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Output, produce
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
@@ -30,17 +30,6 @@ from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import (
-    AboveMaxOperations,
-    Incomparable,
-    NoSuchLevel,
-    NoSuchTie,
-    NotProven,
-    ParameterError,
-    TooLarge,
-    UnreadableText,
-    WrongOption,
-)
 from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST, Options
 from chimera_ir.request import MAX_OPERATIONS, Request
@@ -82,7 +71,7 @@ def _described(name: str, further: tuple[Path, ...]) -> str:
         return f"({library.parameters(name, further)}) {library.summary(name, further)}".rstrip()
     except Rejected:
         return f"a text with mistakes: {library.source(name, further).name}"
-    except UnreadableText as error:
+    except errors.UnreadableText as error:
         return str(error)
 
 
@@ -234,10 +223,8 @@ def compile_command(
         write_json({"directory": str(directory), "run": line, "report": figures})
     else:
         picture = f"chimera view {command_line([as_argument(str(directory))])}"
-        report(
-            f"wrote {visible(str(directory))} (picture: {picture}; all figures: report.json, --details): run it with\n"
-        )
-        report(f"  {line} --check\n")
+        wrote = f"wrote {visible(str(directory))} (picture: {picture}; all figures: report.json, --details)"
+        report(f"{wrote}: run it with\n  {line} --check\n")
     if not answer.output.fits:
         click.echo("the program does not fit the memory of the cluster's workers", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
@@ -301,22 +288,22 @@ def _as_misuse(source: Source) -> Iterator[None]:
     """Context in which errors in options become errors of the command line, with options as the user writes them."""
     try:
         yield
-    except ParameterError as error:
+    except errors.ParameterError as error:
         raise WrongCommand(str(error)) from error
-    except WrongOption as error:
+    except errors.WrongOption as error:
         raise WrongCommand(f"{_as_written(error.option)}{error.problem}") from error
-    except NoSuchTie as error:
+    except errors.NoSuchTie as error:
         raise WrongCommand(f"--tied {error.tie}: {error.problem}") from error
-    except NotProven as error:
+    except errors.NotProven as error:
         raise WrongCommand(f"--communicators {error.communicators}: {error.problem}") from error
-    except Incomparable as error:
+    except errors.Incomparable as error:
         raise WrongCommand(f"--against {error.name}: {error.problem}") from error
-    except NoSuchLevel as error:
+    except errors.NoSuchLevel as error:
         raise WrongCommand(f"--emit {error.level}: {error.text} enters below that level") from error
-    except AboveMaxOperations as error:
+    except errors.AboveMaxOperations as error:
         raises = f"--max-operations {error.operations} raises it"
         raise WrongCommand(f"{source.name}: {error.excess}; {raises}") from error
-    except TooLarge as error:
+    except errors.TooLarge as error:
         raise WrongCommand(f"{source.name}: {error}") from error
 
 

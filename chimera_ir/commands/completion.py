@@ -11,7 +11,7 @@ from chimera_ir.errors import CompileError
 
 
 def schemes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of library schemes that begin like this, each with its summary; and files, where no name does."""
+    """Names of library schemes that begin with ``incomplete``, each with its summary, and files if no name does."""
     names = [name for name in library.names() if name.startswith(incomplete)]
     return [
         CompletionItem(incomplete, type="file"),
@@ -41,7 +41,7 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
 
 
 def codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Codes of messages and names of errors that begin like this, each with what it means."""
+    """Codes of messages and names of errors that begin with ``incomplete``, each with its meaning."""
     from chimera_ir.commands.explain_command import exceptions
     from chimera_ir.diagnostics.codes import meaning, messages
 

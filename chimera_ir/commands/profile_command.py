@@ -14,7 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import FiniteRange, GivenPath, WrongCommand, parse_split, require_torch, run, write_json
+from chimera_ir.commands.common import (
+    FiniteRange,
+    GivenPath,
+    WrongCommand,
+    as_misuse,
+    parse_split,
+    require_torch,
+    run,
+    write_json,
+)
 from chimera_ir.commands.sections import SETTINGS, Function, SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.escapes import visible
 from chimera_ir.output import OutputRefused, refuse_file, write_file
@@ -159,7 +168,7 @@ def _measure(
     from chimera_ir.measure.stages import StageRequest
 
     # The file is refused before the measurement, which may take long, and written after it.
-    with _refusals(OutputRefused, measure.BadFile):
+    with as_misuse(OutputRefused, measure.BadFile):
         refuse_file(out, MARK, force)
         request = StageRequest(depths, sizes, rounds, seed, split, once)
         noise: tuple[str, ...] = ()
@@ -172,7 +181,7 @@ def _measure(
         _warn(tuple(f"{warning}; {visible(str(out))} lists them" for warning in noise[:1]))
         write_file(out, text + _commented("", (*_warnings(noise[:1]), *noise[1:])), MARK, force)
     if as_json:
-        _print_json(text, noise)
+        write_json({**tomllib.loads(text), "warnings": noise})
 
 
 @profile_command.command(
@@ -250,28 +259,15 @@ def links(
     _warn(made.remarks)
     comments = _commented("\n", made.table) + _commented("\n", _warnings(made.remarks))
     text = write_cluster(made.cluster)
-    with _refusals(OutputRefused):
+    with as_misuse(OutputRefused):
         write_file(out, text + comments, MARK, force)
     if as_json:
-        _print_json(text, made.remarks)
+        write_json({**tomllib.loads(text), "warnings": made.remarks})
 
 
 def _commented(before: str, lines: tuple[str, ...]) -> str:
     """Lines as comments of a file, which tell later users how certain the figures are."""
     return before + "".join(f"# {line}\n" for line in lines) if lines else ""
-
-
-@contextmanager
-def _refusals(*bad: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except bad as error:
-        raise WrongCommand(str(error)) from error
-
-
-def _print_json(text: str, remarks: tuple[str, ...]) -> None:
-    """Prints a file that is written, with its warnings, as JSON."""
-    write_json({**tomllib.loads(text), "warnings": remarks})
 
 
 def _warn(remarks: tuple[str, ...]) -> None:

@@ -2,8 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +11,7 @@ import click
 
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import WRONG_TEXT, FiniteRange, WrongCommand, require_torch
+from chimera_ir.commands.common import FiniteRange, WrongCommand, WrongText, as_misuse, require_torch
 from chimera_ir.commands.compile_command import answered, compiling, delivered
 from chimera_ir.commands.sections import Function, SectionedCommand, general, report
 from chimera_ir.escapes import as_argument, command_line, visible
@@ -22,6 +21,23 @@ from chimera_runtime.model.model_text import require_plausible
 from chimera_runtime.program.compiled_program import parsed
 from chimera_runtime.tools.command.options import parse
 from chimera_runtime.tools.command.requirements import require_fitting
+
+
+def _flag(name: str, help: str) -> Callable[[Function], Function]:
+    return click.option(name, is_flag=True, help=help)
+
+
+def _path(name: str, metavar: str, help: str) -> Callable[[Function], Function]:
+    return click.option(name, type=click.Path(), metavar=metavar, help=help)
+
+
+def _count(name: str, metavar: str, help: str, least: int = 1) -> Callable[[Function], Function]:
+    return click.option(name, type=click.IntRange(least, MOST), metavar=metavar, help=help)
+
+
+def _positive(name: str, metavar: str, help: str) -> Callable[[Function], Function]:
+    return click.option(name, type=FiniteRange(0, min_open=True), metavar=metavar, help=help)
+
 
 _TRAINING = (
     click.option(
@@ -33,69 +49,34 @@ _TRAINING = (
     ),
     click.option("--split", metavar="0,L,..", help="First layer of each stage [default: equal numbers of layers]."),
     click.option("--steps", type=click.IntRange(1), metavar="STEPS", help="Weight updates [default: 10]."),
-    click.option(
-        "--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch [default: 1]."
-    ),
+    _count("--micro-batch-size", "B", "Items of a micro-batch [default: 1]."),
     click.option("--seed", type=int, metavar="SEED", help="Of weights, data order and dropout [default: 0]."),
-    click.option(
-        "--data-workers",
-        type=click.IntRange(0, MOST),
-        metavar="K",
-        help="Processes of each rank that load items [default: 0].",
-    ),
-    click.option("--check", is_flag=True, help="First compare with one-process training."),
-    click.option("--check-only", is_flag=True, help="Compare, then stop."),
+    _count("--data-workers", "K", "Processes of each rank that load items [default: 0].", least=0),
+    _flag("--check", "First compare with one-process training."),
+    _flag("--check-only", "Compare, then stop."),
     click.option("--rehearse", metavar="F=S,B=S", help="Sleep instead of computing; S in seconds."),
-    click.option(
-        "--clip-norm",
-        type=FiniteRange(0, min_open=True),
-        metavar="NORM",
-        help="Scale gradients down to this norm of the whole model.",
-    ),
-    click.option(
-        "--shard-optimizer", is_flag=True, help="Each replica of a stage keeps a share of the optimizer's state."
-    ),
-    click.option(
-        "--save", type=click.Path(), metavar="DIR", help="Save checkpoints there: the last, and at Ctrl-C or SIGTERM."
-    ),
-    click.option("--save-every", type=click.IntRange(1, MOST), metavar="K", help="Save after every K updates, too."),
-    click.option("--keep", type=click.IntRange(1, MOST), metavar="K", help="Checkpoints that stay [default: 3]."),
-    click.option(
-        "--resume",
-        type=click.Path(),
-        metavar="DIR",
-        help="Go on from a checkpoint, or from the newest in a directory, if any.",
-    ),
-    click.option("--load", type=click.Path(), metavar="FILE", help="Begin with the weights of one file."),
-    click.option(
-        "--export", type=click.Path(), metavar="FILE", help="Write the weights into one file: .pt or .safetensors."
-    ),
-    click.option("--stop-on-nan", is_flag=True, help="End when the loss of an update is no finite number."),
-    click.option("--log-file", type=click.Path(), metavar="FILE", help="Append a line of JSON for every update."),
-    click.option("--tensorboard", type=click.Path(), metavar="DIR", help="The same as curves, by tensorboard."),
-    click.option(
-        "--eval-every",
-        type=click.IntRange(1, MOST),
-        metavar="K",
-        help="Evaluate the model file's validation() every K updates.",
-    ),
+    _positive("--clip-norm", "NORM", "Scale gradients down to this norm of the whole model."),
+    _flag("--shard-optimizer", "Each replica of a stage keeps a share of the optimizer's state."),
+    _path("--save", "DIR", "Save checkpoints there: the last, and at Ctrl-C or SIGTERM."),
+    _count("--save-every", "K", "Save after every K updates, too."),
+    _count("--keep", "K", "Checkpoints that stay [default: 3]."),
+    _path("--resume", "DIR", "Go on from a checkpoint, or from the newest in a directory, if any."),
+    _path("--load", "FILE", "Begin with the weights of one file."),
+    _path("--export", "FILE", "Write the weights into one file: .pt or .safetensors."),
+    _flag("--stop-on-nan", "End when the loss of an update is no finite number."),
+    _path("--log-file", "FILE", "Append a line of JSON for every update."),
+    _path("--tensorboard", "DIR", "The same as curves, by tensorboard."),
+    _count("--eval-every", "K", "Evaluate the model file's validation() every K updates."),
     click.option("--autocast", type=click.Choice(["bf16"]), help="Run stages and loss under torch.autocast."),
     click.option("--device-peak", metavar="TFLOPS", help="Tell the share of it that updates use; auto: by the device."),
-    click.option("--peak-memory", is_flag=True, help="Tell at the end what each rank has used and needs."),
-    click.option("--bundle", type=click.Path(), metavar="FILE", help="If the run fails: a zip file for a bug report."),
-    click.option("--metrics", type=click.Path(), metavar="FILE", help="Write losses and times of all updates as JSON."),
-    click.option("--trace", type=click.Path(), metavar="DIR", help="Record every operation of the training, by rank."),
-    click.option(
-        "--torch-profile", type=click.Path(), metavar="DIR", help="What torch.profiler sees of three updates."
-    ),
-    click.option("--ranges", is_flag=True, help="A range for NVTX and torch.profiler for each line of the program."),
+    _flag("--peak-memory", "Tell at the end what each rank has used and needs."),
+    _path("--bundle", "FILE", "If the run fails: a zip file for a bug report."),
+    _path("--metrics", "FILE", "Write losses and times of all updates as JSON."),
+    _path("--trace", "DIR", "Record every operation of the training, by rank."),
+    _path("--torch-profile", "DIR", "What torch.profiler sees of three updates."),
+    _flag("--ranges", "A range for NVTX and torch.profiler for each line of the program."),
     click.option("--memory-limit", metavar="SIZE", help="Stop if a rank needs more: 16GiB, or device."),
-    click.option(
-        "--timeout",
-        type=FiniteRange(0, min_open=True),
-        metavar="SECONDS",
-        help="How long any wait may take [default: 60].",
-    ),
+    _positive("--timeout", "SECONDS", "How long any wait may take [default: 60]."),
     click.option(
         "--backend",
         metavar="NAME",
@@ -105,7 +86,7 @@ _TRAINING = (
     click.option(
         "--device", type=click.Choice(["cpu", "cuda"]), help="Where stages are [default: as the backend has it]."
     ),
-    click.option("--backend-module", type=click.Path(), metavar="FILE", help="A file that registers the backend."),
+    _path("--backend-module", "FILE", "A file that registers the backend."),
     click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),
 )
 """The options of train.py, by their names there; for an option that is not given, train.py has the default."""
@@ -135,12 +116,6 @@ def _training(function: Function) -> Function:
         for name in _MACHINES
     )
     return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(_TRAINING)), function)
-
-
-class _WrongModel(WrongCommand):
-    """The text of the model file is wrong."""
-
-    exit_code = WRONG_TEXT
 
 
 class _WithModelArguments(SectionedCommand):
@@ -196,22 +171,23 @@ def run_command(
     Exit status: 1 something is wrong in the scheme or the text of MODEL.py, 2 on the command line, 70 in the compiler,
     130 interrupted; once torchrun has started, its own.
     """
-    # Mistakes in the options of train.py and in the model file show before anything is compiled.
+    # Mistakes in the options of train.py, which every rank would refuse, and in the model file show before anything is
+    # compiled.
     require_torch("training")
     of_compiler = {name: options[name] for name in _OF_COMPILER}
     training = {name: value for name, value in options.items() if name not in _OF_COMPILER}
     of_train = [*_words(training | {"communicators": options["communicators"]})]
-    with _as_ranks_would():
+    with as_misuse(Refused):
         given = parse(of_train)
     try:
         require_plausible(Path(training["model"]))
     except Refused as error:
-        raise _WrongModel(str(error)) from error
+        raise WrongText(str(error)) from error
     # Compile; then the options have to fit the program, as with the micro-batches of a replica.
     _, answer = answered(scheme, settings, of_compiler, None, no_cache)
     assert answer.output is not None, "a whole compilation has an output directory"
     job, _ = parsed(answer.output.files["program.json"])
-    with _as_ranks_would():
+    with as_misuse(Refused):
         require_fitting(given, job)
     directory = delivered(answer.printed, answer.output, out)
     # This process becomes torchrun, so that signals and the exit status are those of the training.
@@ -223,15 +199,6 @@ def run_command(
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} if ranks > 1 else {}
     variables = {"CHIMERA_PROGRAM": job.program, **threads}
     _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], variables)
-
-
-@contextmanager
-def _as_ranks_would() -> Iterator[None]:
-    """Context in which options that train.py would refuse on every rank are errors of the command line."""
-    try:
-        yield
-    except Refused as error:
-        raise WrongCommand(str(error)) from error
 
 
 def _words(training: Mapping[str, Any]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import NoReturn
 import click
 
 from chimera_ir import output as output_directory
-from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, WrongCommand, run, write_json
+from chimera_ir.commands.common import FILE, GivenPath, WrongCommand, WrongText, run, write_json
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, remark, report
 from chimera_ir.console import printed
 from chimera_ir.cost.number_text import rounded
@@ -23,12 +23,6 @@ from chimera_ir.trace.profile_source import profile_source
 from chimera_ir.trace.trace_files import BadTrace, read
 
 NAME = "chimera-trace"
-
-
-class Unreadable(click.ClickException):
-    """A mistake in the trace."""
-
-    exit_code = WRONG_TEXT
 
 
 @click.command(
@@ -60,7 +54,7 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
         trace = read(directory)
         comparison = compare(trace, profile_source(trace, inputs) if inputs else None)
     except BadTrace as error:
-        raise Unreadable(str(error)) from error
+        raise WrongText(str(error)) from error
     drawing = draw(comparison)
     files = {"trace.html": page(comparison, drawing), "compare.svg": drawing, "trace.json": events(trace, comparison)}
     target = directory / "view" if out is None else out

@@ -289,7 +289,7 @@ def _larger(left: Law, right: Law, period: int) -> Law:
 
 
 def _ahead(m: int, lead: int, gain: int, period: int) -> int:
-    """The m from which on a difference stays 0 or more; it is ``lead`` at ``m``, and grows by ``gain`` > 0 a period.
+    """The m from which on a difference is never negative; at ``m`` it is ``lead``, and a period adds ``gain`` > 0.
 
     Only every ``period``-th m counts, and the result is the first m after the last one with a negative difference.
     """

@@ -118,19 +118,15 @@ def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], values: Globals) -> list[Planned]:
-    """The operations of all pipes.
-
-    Raises `Rejected` with every line that fails.
-    """
+    """The operations of all pipes; raises ``Rejected`` with the first failure of every line that fails."""
     outcomes: list[Planned | Diagnostic] = []
     by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}
-    for shape, pipe in zip(shapes, pipes, strict=True):
+    for shape, pipe in by_name.values():
         reads = readings(shape, pipe)
         pipe_outcomes = list(operations(shape, pipe, reads, by_name))
         outcomes += pipe_outcomes
         if values.per_update is not None:
-            outcomes += torn(
-                (outcome for outcome in pipe_outcomes if isinstance(outcome, Planned)), reads, values.per_update, shape
-            )
+            planned = (outcome for outcome in pipe_outcomes if isinstance(outcome, Planned))
+            outcomes += torn(planned, reads, values.per_update, shape)
     reject([outcome for outcome in outcomes if isinstance(outcome, Diagnostic)])
     return cast("list[Planned]", outcomes)

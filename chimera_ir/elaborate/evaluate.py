@@ -33,8 +33,8 @@ Formula = Callable[[Frame], int]
 class Fault(Exception):
     """Raised by a formula that has no value, as in a division by zero.
 
-    ``describe`` makes the diagnostic from the ``instance`` that failed and the ``calls`` around it. Only then it reads
-    the frame: constants are folded without a frame, and may fail although their value is never needed.
+    ``describe`` makes the diagnostic from the ``instance`` that failed and the ``calls`` around the formula. It reads
+    the frame only then: constants are folded without a frame, and may fail although their value is never needed.
     """
 
     def __init__(self, describe: Callable[..., Diagnostic]) -> None:

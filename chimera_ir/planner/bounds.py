@@ -20,7 +20,7 @@ from chimera_ir.profile.costs import Timing
 _EARLY = 2 * (AHEAD + 1)
 """Safety margin of the upper bound, in messages per stage: receives that lowering posts before they are needed.
 
-The policy of `lower.comm` posts AHEAD of them, and one more goes round a ring of slots; twice as many are safe.
+`lower.comm` posts AHEAD receives early, and slots that are used round and round hold one more; twice as many are safe.
 """
 
 

@@ -1,7 +1,8 @@
 """Prediction of a configuration's time and memory: compiled as far as both need it, then equation 1.
 
 Configurations that cannot fit are left out early: first by the bytes that a worker keeps all the time, then by the
-lower bound on the whole. A configuration that fits by the upper bound is weighed to the byte only when it is shown.
+lower bound on the whole. If a configuration fits by the upper bound, its exact bytes are computed ("weighed") only when
+it is shown.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -27,7 +27,7 @@ _FOLDED = "more"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Text for people: the first ``top`` rows, every configuration or the best of each name, and the reasons."""
+    """Options of the table: ``top`` rows, of ``everything`` or of the best of each name, and ``why`` others are not."""
 
     top: int
     everything: bool

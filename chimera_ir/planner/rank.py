@@ -199,7 +199,7 @@ class _Pool:
         self._executor = executor
 
     def parts(self, work: Sequence[_Task]) -> list[Sequence[_Task]]:
-        """The work, sorted from long to short, in parts that take about equally long."""
+        """Divides ``work``, which is sorted from long to short, into parts that take about equally long."""
         if self._executor is None:
             return [[task] for task in work]
         count = min(_PARTS * self._count, len(work))

@@ -21,7 +21,7 @@ _WORTH_SAYING = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Sentences: what to run first, then each reason."""
+    """The advice to run the first choice, in one sentence, and the reasons, in one sentence each."""
 
     answer: str
     reasons: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ _Setting = tuple[str, int]
 
 
 class Recomputation(Enum):
-    """Policy for recomputation of every stage: only if the configuration does not fit otherwise, always, or never."""
+    """Whether every stage recomputes: only where the configuration does not fit without, always, or never."""
 
     WHERE_NEEDED = "where needed"
     ALWAYS = "always"
@@ -52,7 +52,7 @@ class Recomputation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The workers and the items of an update to find configurations for, and which to consider.
+    """The number of workers and of items of an update, and which configurations to consider for them.
 
     ``settings`` are fixed parameters, ``syncs`` the strategies for gradient sums; ``asynchronous`` says whether schemes
     without a flush are considered as well.
@@ -71,8 +71,8 @@ class Question:
 class Configuration:
     """A scheme with its parameters, D stages, the workers of a copy, W copies, N micro-batches of B items.
 
-    ``change`` is a change of the scheme beyond its text, such as recomputation. ``split`` is the first layer of each
-    stage, where the profile has layers and the configuration has been judged.
+    ``change`` is applied to the scheme, for example recomputation of every stage. ``split`` is the first layer of each
+    stage; None if the profile has no layers, or until the configuration has been judged.
     """
 
     source: Source
@@ -114,9 +114,9 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A configuration that was left out, with the reason; of an incomplete one, the part that was already chosen.
+    """A configuration that was left out, with the reason; an incomplete one has only the settings chosen so far.
 
-    ``needed`` is the least number of bytes that its fullest worker needs, 0 if memory is not the reason. ``choice`` is
+    ``needed`` is the least number of bytes that the fullest worker needs, 0 if memory is not the reason. ``choice`` is
     the configuration, if it was complete.
     """
 
@@ -143,11 +143,9 @@ def refusal(
     if isinstance(refused, SettingError):
         return LeftOut(source, tuple(settings), size, Reason.REFUSED, str(refused))
     first = refused.diagnostics[0]
-    reason = Reason.REFUSED
+    reason = Reason.MEMORY if isinstance(first, BoundExceeded) else Reason.REFUSED
     if isinstance(first, TooMany | TooManyOperations | TooManyInTurns | RepeatsTooLate):
         reason = Reason.SIZE
-    elif isinstance(first, BoundExceeded):
-        reason = Reason.MEMORY
     return LeftOut(source, tuple(settings), size, reason, first.fill(first.title))
 
 
@@ -217,7 +215,7 @@ class _Search:
         return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
-        """Whether a reason should be given for a combination: its sizes make a depth of the profile, or are fixed."""
+        """Whether the user may miss a combination: if its sizes make a depth of the profile, or are fixed."""
         sizes = self._roles.sizes
         return math.prod(settings[name] for name in sizes) in self._depths or self._is_fixed
 
@@ -235,7 +233,7 @@ class _Search:
         return [[(name, value)] for name, value in self._fixed.items() if name not in tried]
 
     def _outlined(self, settings: dict[str, int]) -> Header | LeftOut:
-        """The scheme's header at its default number of micro-batches; if that is refused, at the product of sizes."""
+        """The scheme's header with the default N or, if the scheme refuses this N, with the product of its sizes."""
         name = self._roles.micro_batches
         # A scheme may refuse its default N for these sizes, as where N must be a multiple of D; their product is one.
         tries = [settings]
@@ -271,13 +269,12 @@ class _Search:
                 yield from self._choices(settings, outlined, copies, number, size)
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
-        """N, if the micro-batches of all copies have ``together`` items (W B); or why there is no such N."""
+        """N, given that one micro-batch of every copy has ``together`` = W B items; or why there is no such N."""
         name, mini_batch = self._roles.micro_batches, self._question.mini_batch
         if name is None:
             count = outlined.whole_micro_batches
-            return (
-                count if count * together <= mini_batch else f"the items of an update are at least {count * together}"
-            )
+            least = count * together
+            return count if least <= mini_batch else f"the items of an update are at least {least}"
         count, rest = divmod(mini_batch, together)
         if rest or not count:
             return f"the number of items, {mini_batch}, is no multiple of W B = {together}"
