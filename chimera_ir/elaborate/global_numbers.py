@@ -44,8 +44,8 @@ def _numbers(shape: Shape, first: int) -> Iterable[int]:
 def _outside(shape: Shape, micro: int, number: int, total: int) -> Diagnostic:
     where = _where(shape, micro)
     if isinstance(shape.micros.range, ast.Endless):
-        facts = shape.micros.variable.text, micro, number, len(shape.micro_range)
-        return endless.NumberOutsideTurn(*where, *facts, total, total - 1)
+        variable, count = shape.micros.variable.text, len(shape.micro_range)
+        return endless.NumberOutsideTurn(*where, variable, micro, number, count, total, total - 1)
     return say.NumberOutside(*where, micro, number, total - 1)
 
 
