@@ -48,8 +48,8 @@ _NO_HOOKS = Hooks()
 class Pipeline:
     """Trains a model with a compiled schedule; process group, loop, data and optimizer are the caller's.
 
-    It takes no signal, prints nothing and never ends the process. All ranks of the process group make it, with the same
-    arguments; a process may have several. Every call restores the random generators of the process. Calls raise
+    It handles no signals, prints nothing and never ends the process. All ranks of the process group make it, with the
+    same arguments; a process may have several. Every call restores the random generators of the process. Calls raise
     Misuse if arguments do not fit together, ModelError if a stage fails, PeerLost if another rank does not answer.
 
     Parameters
@@ -59,16 +59,16 @@ class Pipeline:
     build_stage
         ``build_stage(stage, num_stages)``, called for the module of each stage of this rank; or the `Layers` of stages.
     loss
-        ``loss(output, target)``, the mean over the micro-batch, a tensor of one number; or ``(sum, count)``, and then
-        the loss of a mini-batch is the sum of all sums through that of all counts.
+        ``loss(output, target)``, which returns the mean over the micro-batch, a tensor of one number; or
+        ``(sum, count)``: then the loss of a mini-batch is the sum of all sums divided by the sum of all counts.
     example
         One micro-batch ``(input, target)`` or ``(input, target, keywords)``, of B items along dimension 0, or
-        `Batches`: it shows what the stages hand on, and which keyword arguments each takes.
+        `Batches`. It shows which tensors the stages send to each other and which keyword arguments they take.
     group
-        The ranks of the pipelines, W copies of the workers; by default all. With one such as ``mesh["pp"].get_group()``
-        every rank of the default process group makes a pipeline, each over its own group.
+        The ranks of the pipelines, W copies of the workers; by default all ranks. If it is a part of them, such as
+        ``mesh["pp"].get_group()``, every rank of the default process group makes a pipeline, each over its own group.
     device
-        Where the stages are: the CPU, with messages over gloo, or a GPU, over NCCL. By default the backend decides.
+        The device of the stages: the CPU, with messages over gloo, or a GPU, over NCCL. By default the backend decides.
     layout
         Which ranks are neighbours: those of one ``"pipeline"``, or the ``"replica"``\\ s of one worker.
     communicators
@@ -79,24 +79,24 @@ class Pipeline:
     timeout
         Seconds that any wait for another rank may take.
     tied
-        The parameters that stages share, each by its ends ``(stage, name)``, or (layer, name) with `Layers`, of which
-        the first gives the initial value: ``[[(0, "words.weight"), (3, "head.weight")]]``, for a schedule compiled with
-        ``--tied 0,3``. Or a function of num_stages that returns that.
+        The parameters that stages share, or a function of num_stages that returns them. Each is a list of its ends
+        ``(stage, name)``, or (layer, name) with `Layers`; the first end gives the initial value. An example for a
+        schedule compiled with ``--tied 0,3`` is ``[[(0, "words.weight"), (3, "head.weight")]]``.
     name
         ``name(stage, parameter)``, the model's own name for a parameter of a stage, or with `Layers` of a layer.
     sum_dtype
-        Adds gradients up over micro-batches and replicas in this dtype, as float32 for weights in bfloat16: parameters
-        then have the sum as ``main_grad``, and rounded as ``grad``. By default the parameters' own.
+        The dtype in which gradients are added up, by default each parameter's own. With float32 for weights in
+        bfloat16, parameters have the sum as ``main_grad``, and the rounded sum as ``grad``.
     optimizer
-        For a schedule without a flush, whose stages step inside it: ``optimizer(named_parameters)``, called once for
-        the parameters that stages share, and for the others of each stage here, with (name, parameter) pairs.
+        For a schedule without a flush, which has the steps in it: ``optimizer(named_parameters)``, called with (name,
+        parameter) pairs for the parameters of each tie, and for the other parameters of each stage of this rank.
     before_step, after_step
         For such a schedule: called with a `StageStep` before and after each step, to clip or to step a scheduler.
     varying
-        Mini-batches may be smaller than the example, in other dimensions than 0 and from step to step: every rank then
-        looks at the input of each. Messages take a part of buffers that are made for the example.
+        Whether mini-batches may be smaller than the example in dimensions other than 0, and differ from step to step.
+        Then every rank looks at the input of each mini-batch, and messages use a part of the example's buffers.
     ranges
-        Every update and every line of the program is a range of its name for torch.profiler, on a GPU for NVTX, too.
+        Whether every update and every line of the program is a named range for torch.profiler, on a GPU also for NVTX.
     hooks
         Functions by which tools take part, such as those of train.py.
 
@@ -109,7 +109,7 @@ class Pipeline:
     copy, worker, first_rank
         This rank's copy and worker, from 0; the first rank of these pipelines in the default process group.
     needs
-        The micro-batches of a mini-batch of which this rank uses anything: a loader may leave out the others.
+        The micro-batches of a mini-batch that this rank uses, in whole or in part: a loader may leave out the others.
     remarks
         Remarks on stages that do not run as the schedule has them, the same on every rank.
     """
@@ -214,14 +214,14 @@ class Pipeline:
         ----------
         batch
             The mini-batch of this rank's copy: a pair (input, target) of pytrees with B*N items along dimension 0 of
-            every tensor, or a function of the micro-batch's number that gives a pair with B items, called for what
-            this rank needs alone. A third entry is a dict of keyword arguments, for the stages that know their names.
-            `Batches` give inputs, targets and keyword arguments of the update apart.
+            every tensor; or a function of a micro-batch's number that returns a pair with B items, called only for the
+            micro-batches that this rank needs. A third entry is a dict of keyword arguments, for the stages that take
+            them. `Batches` give inputs, targets and keyword arguments of the update separately.
         micro_batches
             The mini-batch as N pairs.
         accumulate
-            Keeps the gradients that there are, as if the mini-batches since they were cleared had been one; each weighs
-            its count, where ``loss`` returns one.
+            Whether to keep the gradients that are there, as if all mini-batches since they were cleared had been one;
+            each has the weight of its count if ``loss`` returns counts.
         scaler
             Multiplies the loss by its scale, the same on all ranks: see `unscale_`.
 
@@ -230,9 +230,9 @@ class Pipeline:
         Misuse
             If the batch has another size, or gradients of the step before are still there.
         BadModel, ModelError, PeerLost
-            If the step fails; there is no further one then.
+            If the step fails; then no further step is possible.
         RanksDiffer
-            If ranks differ in something that must be the same on them, in this step or the one before.
+            If ranks differ, in this step or the one before, in something that must be the same on all of them.
         """
         # Refuse a step that cannot succeed while nothing has changed.
         self._guard.require_sound()
@@ -266,8 +266,8 @@ class Pipeline:
     def drain(self) -> list[Outcome]:
         """Completes the updates that are under way; returns all outcomes that no call has returned yet.
 
-        Every rank calls it. Then all parameters are those of the last update, and the next step begins anew: its first
-        micro-batches read them. With a flush there is nothing to complete. Errors as in `step`.
+        Every rank calls it. Afterwards all parameters are those of the last update, and the first micro-batches of the
+        next step read them. With a flush there is nothing to complete. Errors as in `step`.
         """
         self._guard.finish()
         return self._updates.take_outcomes()
@@ -277,8 +277,8 @@ class Pipeline:
     ) -> torch.Tensor:
         """Clips gradients as torch.nn.utils.clip_grad_norm_, by the norm of the whole model, replicas counted once.
 
-        Every rank calls it, and gets the norm before clipping, the same number in float64. Raises RuntimeError if that
-        is not finite and ``error_if_nonfinite``.
+        Every rank calls it. Returns the norm before clipping, in float64, the same on all ranks. Raises RuntimeError if
+        the norm is not finite and ``error_if_nonfinite`` is true.
         """
         self._guard.require_flush(mistakes.NO_NORM)
         with self._located:
@@ -302,10 +302,10 @@ class Pipeline:
     def sharded_optimizer(self, make: Callable[[Named], Any], elementwise: bool = False) -> ShardedOptimizer:
         """An optimizer whose state is sharded over the replicas of each stage: see `ShardedOptimizer`.
 
-        ``make(named_parameters)`` makes an optimizer of the shards of this rank, parts of parameters along one
-        dimension, as (name, parameter) pairs without frozen ones. It must be ``elementwise``, treat every number by
-        itself, which is known of those of torch; else this raises Misuse. Every rank makes it and calls its ``step``,
-        with others of its kind in the same order.
+        ``make(named_parameters)`` makes an optimizer of the shards of this rank: parts of parameters along one
+        dimension, as (name, parameter) pairs, without frozen parameters. The optimizer must treat every number by
+        itself: say so by ``elementwise`` if it is none of torch's, or Misuse is raised. Every rank makes it and calls
+        ``step``; if there are several, all ranks do so in the same order.
         """
         self._guard.require_flush(mistakes.NO_SHARDS)
         return sharded_by_name(self._world, self._groups, self.names, make, elementwise=elementwise)
@@ -315,16 +315,16 @@ class Pipeline:
     def evaluate(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> float:
         """Returns the mean loss over all items of some batches with the present weights, the same on every rank.
 
-        Modules are in evaluation mode meanwhile, and nothing that training depends on changes, except that the updates
+        Modules are in evaluation mode meanwhile, and nothing changes on which training depends, except that the updates
         of a stream that are under way are completed first; `drain` returns their outcomes. Errors are as in `step`;
-        RanksDiffer is raised at the end if ranks of a copy have other batches.
+        RanksDiffer is raised at the end if ranks of a copy have different batches.
 
         Parameters
         ----------
         batches
             The same on all ranks of a copy: (input, target) or (input, target, keywords) with any number of items along
             dimension 0, or functions as `step` takes them. Copies may have different numbers of batches. A micro-batch
-            counts by its items if ``loss`` is a mean, and else by its count; without any count the result is NaN.
+            is weighted by its items if ``loss`` is a mean, else by its count; if all counts are 0, the result is NaN.
         """
         self._guard.finish()
         self._state.require_values()
@@ -338,7 +338,7 @@ class Pipeline:
         """Yields the outputs of the last stage for each batch, with the items in their order, on the CPU.
 
         Every rank of the copy gets them. Modules, weights, batches and errors are as in `evaluate`, but targets may be
-        None, and outputs need a dimension 0 to be put together along.
+        None, and outputs are joined along dimension 0, which they must have.
         """
         self._guard.finish()
         self._state.require_values()
@@ -361,7 +361,7 @@ class Pipeline:
         multiprocessing_context: str | None = None,
         pin_memory: bool = False,
     ) -> Loader:
-        """The dataset as mini-batches for `step` and `evaluate`, of which this rank loads what it uses.
+        """Returns the dataset as mini-batches for `step` and `evaluate`; this rank loads only the items that it uses.
 
         Every rank makes it, with the same arguments. Item j of a mini-batch, the next B*N*W items, goes to copy
         j // (B*N) and to micro-batch (j // B) % N. Each rank that uses any item reads the whole of an iterable dataset.

@@ -96,30 +96,26 @@ def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
 
     Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` if the text is not a program.json.
     """
-    facts = json.loads(text)
+    facts = _frozen(json.loads(text))
     ranks = tuple(map(_rank, facts.pop("ranks")))
     del facts["interface"]
-    return Job(**_frozen(facts)), ranks
+    return Job(**facts), ranks
 
 
 def _rank(facts: dict[str, Any]) -> RankFacts:
-    turns = facts["turns"]
+    turns, evaluation = facts["turns"], facts["evaluation"]
+    slots = {int(stage): rooms for stage, rooms in evaluation["slots"].items()}
     return RankFacts(
-        stages={int(stage): StageFacts(**_frozen(of_stage)) for stage, of_stage in facts["stages"].items()},
-        ties=tuple(TieFacts(**_frozen(of_tie)) for of_tie in facts["ties"]),
-        incoming=_frozen(facts["incoming"]),
-        outgoing=_frozen(facts["outgoing"]),
+        stages={int(stage): StageFacts(**of_stage) for stage, of_stage in facts["stages"].items()},
+        ties=tuple(TieFacts(**of_tie) for of_tie in facts["ties"]),
+        incoming=facts["incoming"],
+        outgoing=facts["outgoing"],
         kept=tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in facts["kept"]),
         turns=None if turns is None else Turns(**turns),
-        inputs=_frozen(facts["inputs"]),
-        targets=_frozen(facts["targets"]),
-        evaluation=_evaluation(**facts["evaluation"]),
+        inputs=facts["inputs"],
+        targets=facts["targets"],
+        evaluation=EvaluationFacts(**{**evaluation, "slots": slots}),
     )
-
-
-def _evaluation(slots: dict[str, Any], incoming: Any, outgoing: Any) -> EvaluationFacts:
-    rooms = {int(stage): _frozen(of_stage) for stage, of_stage in slots.items()}
-    return EvaluationFacts(rooms, _frozen(incoming), _frozen(outgoing))
 
 
 def _frozen(value: Any) -> Any:

@@ -39,16 +39,6 @@ def in_some(update: int) -> bool:
     return update < _AT_FIRST or update % _EVERY == 0
 
 
-def in_all(_update: int) -> bool:
-    """True for every update: `chimera check` compares all forwards."""
-    return True
-
-
-def in_none(_update: int) -> bool:
-    """False for every update: in measurements the second run may get other inputs than the first."""
-    return False
-
-
 class ForwardDigest(NamedTuple):
     """Short form of a forward's result for one micro-batch: shape and dtype of each tensor, and its hash or sample."""
 

@@ -15,7 +15,6 @@ from chimera_runtime.model.ties import by_group, refuse_undeclared
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.job import Job
 from chimera_runtime.stage.auxiliary_losses import collecting
-from chimera_runtime.stage.rerun_comparison import in_all
 from chimera_runtime.stage.saved_tensors import memory_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
@@ -171,7 +170,7 @@ def _run(
         watched.append(WatchedOptimizer(parameters, optimizer))
         return watched[-1]
 
-    stages = build.assemble(context, built, watch, partial(Stage, is_compared=in_all))
+    stages = build.assemble(context, built, watch, partial(Stage, is_compared=lambda _update: True))
     lane = lane_of(context, components_of(context, stages))
     if context.world.job.period:
         run_stream(context, lane, updates)
