@@ -61,7 +61,7 @@ def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
 
 
 def _directory() -> Path | None:
-    """Directory of the answers: the one that `VARIABLE` names, or one in the user's cache; None if there is no such."""
+    """Directory that `VARIABLE` names, or one in the user's cache; None if no answers are kept or there is no home."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None

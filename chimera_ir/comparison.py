@@ -67,9 +67,13 @@ def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str,
         raise TextError([(against, rejected.diagnostics)]) from None
     settings = fitting(scheme, like, max_operations)
     if isinstance(settings, Rejected):
-        raise Incomparable(against.name, f"it does not compile {_size(like)}: {titles(settings.diagnostics)}")
+        raise Incomparable(
+            "against", f" {against.name}: it does not compile {_size(like)}: {titles(settings.diagnostics)}"
+        )
     if settings is None:
-        raise Incomparable(against.name, f"with no values of its parameters is it a schedule {_size(like)}")
+        raise Incomparable(
+            "against", f" {against.name}: with no values of its parameters is it a schedule {_size(like)}"
+        )
     return settings
 
 
@@ -120,7 +124,7 @@ def require_same_size(header: Header, like: Header, name: str) -> None:
     Raises `Incomparable` if it has more or fewer.
     """
     if (header.workers, header.whole_micro_batches) != (like.workers, like.whole_micro_batches):
-        raise Incomparable(name, f"it is a schedule {_size(header)}, and the one at hand {_size(like)}")
+        raise Incomparable("against", f" {name}: it is a schedule {_size(header)}, and the one at hand {_size(like)}")
 
 
 @contextmanager
@@ -133,7 +137,7 @@ def refusing(name: str, like: Header) -> Iterator[None]:
         yield
     except TooLarge as error:
         excess = error.excess if isinstance(error, AboveMaxOperations) else str(error)
-        raise Incomparable(name, f"it does not compile {_size(like)}: {excess}") from None
+        raise Incomparable("against", f" {name}: it does not compile {_size(like)}: {excess}") from None
 
 
 def _size(header: Header) -> str:

@@ -157,7 +157,8 @@ class Compilation:
         if isinstance(self._entry, Program | ProgramStream):
             verified = verify_program(self._entry, checked)
             if communicators is not Communicators.DIRECTED and (blocked := verified.blocked(communicators)):
-                raise NotProven(communicators.value, blocked)
+                remedy = "receives are posted as the text of a program says: compile its scheme instead"
+                raise NotProven("communicators", f" {communicators.value}: {blocked}; {remedy}")
             return verified
         _, duration = ticks(checked.schedule.header, self._durations)
         program = lower(checked.level, duration=duration, net=checked.net, communicators=communicators)

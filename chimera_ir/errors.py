@@ -68,31 +68,12 @@ class NoSuchTie(OptionError):
         return f"tied: {self.tie}: {self.problem}"
 
 
-class Incomparable(OptionError):
+class Incomparable(WrongOption):
     """The text to compare with cannot be compiled for as many workers and micro-batches."""
 
-    def __init__(self, name: str, problem: str) -> None:
-        self.name, self.problem = name, problem
-        super().__init__(name, problem)
 
-    def __str__(self) -> str:
-        return f"against {self.name}: {self.problem}"
-
-
-class NotProven(OptionError):
+class NotProven(WrongOption):
     """The text of a program is not proven to finish with the communicators that are asked for."""
-
-    def __init__(self, communicators: str, blocked: str) -> None:
-        self.communicators, self.blocked = communicators, blocked
-        super().__init__(communicators, blocked)
-
-    @property
-    def problem(self) -> str:
-        """The place at which the program blocks, with a remedy."""
-        return f"{self.blocked}; receives are posted as the text of a program says: compile its scheme instead"
-
-    def __str__(self) -> str:
-        return f"communicators {self.communicators}: {self.problem}"
 
 
 class UnreadableText(CompileError):

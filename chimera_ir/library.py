@@ -26,7 +26,7 @@ VARIABLE = "CHIMERA_LIBRARY"
 """The environment variable that names further directories, separated as in PATH."""
 
 LARGEST = 2**28
-"""Bytes of the largest file of a library."""
+"""Bytes of the largest text that a user names, and of the largest file of a library."""
 
 _ENDING = ".chim"
 _TITLE = re.compile(r"^[ \t]*scheme[ \t]+(\w+)", re.MULTILINE)
@@ -38,7 +38,7 @@ Further = Sequence[Path]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A schedule that the field knows: its names, the library's scheme for it, if any, and a few words on it."""
+    """A schedule of the literature: its names there, the library's scheme for it, if any, and a few words on it."""
 
     names: tuple[str, ...]
     scheme: str | None
@@ -155,7 +155,7 @@ def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
 
 
 def called(scheme: str) -> str:
-    """A scheme's name; if it is the baseline, followed by the field's name for it."""
+    """A scheme's name; for the baseline, followed by the name that it has in the literature."""
     table = _beside(resources.schemes())["baseline"]
     return f"{scheme} ({table['called']})" if scheme == table["scheme"] else scheme
 

@@ -142,7 +142,7 @@ def _umask() -> int:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Context in which no other writer of this machine works in the folder; waits until that is so."""
+    """Context in which this writer has locked the folder, after waiting for other writers on this machine."""
     if sys.platform == "win32":
         yield
         return

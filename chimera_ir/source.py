@@ -6,8 +6,6 @@ import select
 import stat
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import EISDIR
 from functools import cached_property
@@ -25,39 +23,23 @@ _PART = 2**20
 _IR = re.compile(r"(?:\s|#.*+)*+(?:plan|schedule|program)\b")
 
 
-def contents(path: Path, most: int = LARGEST) -> bytes:
-    """The contents of a regular file of at most ``most`` bytes.
+def contents(path: Path, most: int = LARGEST, *, pipes: bool = False) -> bytes:
+    """The contents of a regular file of at most ``most`` bytes; with ``pipes`` also of a pipe, until it is closed.
+
+    A shell passes ``<(command)`` as a pipe.
 
     Raises
     ------
     OSError
-        If the file cannot be read, is not a regular one (a device, a pipe), or is larger than ``most``;
-        ``strerror`` says which.
+        If the file cannot be read, is not a regular one (a device, a pipe), or is larger than ``most``, or if nobody
+        writes to the pipe; ``strerror`` says which.
     """
-    with _opened(path, pipes=False) as handle:
-        return _all(handle, most)
-
-
-def handed(path: Path, most: int = LARGEST) -> bytes:
-    """The contents of a regular file or of a pipe until it is closed; a shell passes ``<(command)`` as a pipe.
-
-    Raises
-    ------
-    OSError
-        As `contents`, or if nobody writes to the pipe.
-    """
-    with _opened(path, pipes=True) as handle:
-        return _all(handle, most)
-
-
-@contextmanager
-def _opened(path: Path, pipes: bool) -> Iterator[int]:
-    """Yields the descriptor of a regular file or, with ``pipes``, of a pipe, opened without waiting for a writer."""
+    # A pipe without a writer: opening it must not wait, so that reading can give up.
     _refuse(path.stat(), pipes)
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         _refuse(os.fstat(handle), pipes)
-        yield handle
+        return _all(handle, most)
     finally:
         os.close(handle)
 

@@ -1,4 +1,4 @@
-"""Entry points of the commands. Their imports take a moment, in which Ctrl-C must end them as it does later.
+"""Entry points of the commands. Ctrl-C must also end them in the moment that their imports take.
 
 Most of a short call is imports. They make no garbage, so the collector stays off meanwhile and never looks at them; at
 the end of the process it looks at nothing, as the system takes back all memory at once.
@@ -7,8 +7,10 @@ the end of the process it looks at nothing, as the system takes back all memory 
 import atexit
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from typing import NoReturn
 
 from chimera_ir.garbage import uncollected
@@ -27,43 +29,17 @@ def _importing() -> Iterator[None]:
         sys.exit(INTERRUPTED)
 
 
-def chimera() -> NoReturn:
-    """All commands, as ``chimera COMMAND``."""
+def _run(module: str, *arguments: str) -> NoReturn:
+    """Imports a module of the commands, and calls its ``main``."""
     with _importing():
-        from chimera_ir.commands.group import NAME, main
-    main(NAME)
+        main: Callable[..., NoReturn] = import_module(f"chimera_ir.commands.{module}").main
+    main(*arguments)
 
 
-def module() -> NoReturn:
-    """All commands, as ``python -m chimera_ir COMMAND``."""
-    with _importing():
-        from chimera_ir.commands.group import main
-    main("python -m chimera_ir")
-
-
-def compile_() -> NoReturn:
-    """``chimera-compile``, an alias of ``chimera compile``."""
-    with _importing():
-        from chimera_ir.commands.compile_command import main
-    main()
-
-
-def plan() -> NoReturn:
-    """``chimera-plan``, an alias of ``chimera plan``."""
-    with _importing():
-        from chimera_ir.commands.plan_command import main
-    main()
-
-
-def profile() -> NoReturn:
-    """``chimera-profile``, an alias of ``chimera profile``."""
-    with _importing():
-        from chimera_ir.commands.profile_command import main
-    main()
-
-
-def trace() -> NoReturn:
-    """``chimera-trace``, an alias of ``chimera trace``."""
-    with _importing():
-        from chimera_ir.commands.trace_command import main
-    main()
+# All commands, as ``chimera COMMAND`` and as ``python -m chimera_ir COMMAND``; then ``chimera-compile`` and so on.
+chimera = partial(_run, "group")
+module = partial(_run, "group", "python -m chimera_ir")
+compile_ = partial(_run, "compile_command")
+plan = partial(_run, "plan_command")
+profile = partial(_run, "profile_command")
+trace = partial(_run, "trace_command")

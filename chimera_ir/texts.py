@@ -6,10 +6,7 @@ from pathlib import Path
 
 from chimera_ir import library
 from chimera_ir.errors import UnreadableText
-from chimera_ir.source import Source, handed
-
-LARGEST = 2**28
-"""Bytes of the largest text."""
+from chimera_ir.source import Source, contents
 
 
 def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
@@ -71,7 +68,7 @@ def read(path: Path, option: str = "", hint: str = "") -> Source:
     Raises `UnreadableText` if the file cannot be read.
     """
     try:
-        data = handed(path, LARGEST)
+        data = contents(path, library.LARGEST, pipes=True)
     except OSError as error:
         raise UnreadableText(f"{option}{' ' if option else ''}{path}: {error.strerror}{hint}") from error
     return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))

@@ -294,10 +294,6 @@ def _as_misuse(source: Source) -> Iterator[None]:
         raise WrongCommand(f"{_as_written(error.option)}{error.problem}") from error
     except errors.NoSuchTie as error:
         raise WrongCommand(f"--tied {error.tie}: {error.problem}") from error
-    except errors.NotProven as error:
-        raise WrongCommand(f"--communicators {error.communicators}: {error.problem}") from error
-    except errors.Incomparable as error:
-        raise WrongCommand(f"--against {error.name}: {error.problem}") from error
     except errors.NoSuchLevel as error:
         raise WrongCommand(f"--emit {error.level}: {error.text} enters below that level") from error
     except errors.AboveMaxOperations as error:

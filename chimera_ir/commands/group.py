@@ -82,6 +82,6 @@ def group() -> None:
     """
 
 
-def main(name: str) -> NoReturn:
+def main(name: str = NAME) -> NoReturn:
     """Runs the group; ``name`` is how the user called it."""
     run(group, name)

@@ -11,7 +11,7 @@ from chimera_ir.picture.shapes import Entry, Swatch
 from chimera_ir.picture.words import ink, plain, strands
 
 SWATCHES = 4
-"""The most chunks of a strand that a legend shows: the first ones and the last one."""
+"""The most chunks (stages of a pipe on one worker) that a legend shows: the first ones and the last one."""
 
 _SWATCH, _SIGN, _GAP = 22, 48, 20
 """Pixels from a swatch to the next one, from a sign to its name, and from a name to the next entry."""
@@ -33,7 +33,8 @@ class _EntryText(NamedTuple):
 def legend(looks: Looks, kinds: Sequence[Kind], names: Iterable[str], left: int, width: int, y: int) -> Iterator[Entry]:
     """Yields the entries of a legend: strands with a swatch for each kind, the meaning of letters, and ``names``.
 
-    An entry for which the row has no room begins a new row. A name has room for a sign before it.
+    An entry that does not fit on a row begins the next one. Before each of ``names`` is space for a sign, which the
+    template draws.
     """
     x = left
     for line in [*_lines(looks, kinds), *(_EntryText(plain(name), _SIGN) for name in names)]:

@@ -62,7 +62,7 @@ def rows_of(operation: Operation) -> list[tuple[Row, Compute]]:
 
 
 class ColourGroup(NamedTuple):
-    """Key of operations of one colour; ``chunk`` is the place of the stage among its pipe's stages on the worker."""
+    """Key of operations of one colour; ``chunk`` is 0 for the first stage of a pipe on a worker, 1 for the second."""
 
     strand: int
     chunk: int
@@ -92,7 +92,7 @@ class Looks:
         return {(number, chunk): self._shade(number, chunk) for number in numbers for chunk in range(self.chunks)}
 
     def chunk(self, micro: Micro, stage: Stage) -> int:
-        """The place of a stage among those that the micro-batch's pipe has on the stage's worker."""
+        """The number of a stage among the stages of the micro-batch's pipe on the same worker, counted from 0."""
         return self._places[self.header.pipe_of[micro].name][stage] if self.chunks > 1 else 0
 
     def group(self, operation: Compute) -> ColourGroup:

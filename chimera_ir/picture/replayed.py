@@ -3,7 +3,7 @@
 All places are computed here; ``templates/replay.svg.j2`` only writes them down. Equal replays give equal bytes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -14,82 +14,41 @@ from chimera_ir.cost.number_text import percent
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import group_name
+from chimera_ir.picture import svg
 from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import Looks
-from chimera_ir.picture.shapes import Box, Entry, Family, Tick, WorkerRow
-from chimera_ir.picture.svg import (
-    FAIR,
-    FONT,
-    LEFT,
-    MOST_BOXES,
-    WIDEST,
-    WIDTH,
-    PlacedOperation,
-    Scale,
-    families,
-    filled,
-    pixels,
-    placed_operations,
-    room,
-)
-from chimera_ir.picture.words import INK, PAPER, STEP, label, plain, step
+from chimera_ir.picture.shapes import Box, Chart, Family, Tick
+from chimera_ir.picture.svg import LEFT, PlacedOperation, Scale, pixels
+from chimera_ir.picture.words import PAPER, STEP, label, plain, step
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle, shares
 from chimera_ir.predict.replay import Event, Replay
-
-_SUM, _MESSAGE, _CRITICAL, _STEP = "sum under way", "message", "critical path", "step"
-"""The names of signs in the legend, in addition to the causes of idle time."""
 
 _MOST = 90
 """The largest width in pixels of the shortest operation's box; half of it if messages and sums take no time."""
 
 
 @dataclass(frozen=True, slots=True)
-class IdlePath:
-    """All idle time of one cause as one SVG path, with an entry in the legend; ``pattern`` names the path's fill."""
+class ReplayPicture(Chart):
+    """The values for ``templates/replay.svg.j2``, in pixels.
 
-    pattern: str
-    path: str
-    x: int
-    y: int
-    name: str
+    ``idle`` has all idle time of a cause as one path, by the name of the pattern that fills it. ``messages``,
+    ``critical`` (the critical path) and ``notices`` (that a receive is posted) are paths, too. Sums are boxes or, in a
+    long replay, the path ``sums_path``.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class ReplayPicture:
-    """The values for the template, in pixels."""
-
-    width: int
-    height: int
-    left: int
-    right: str
-    bottom: int
-    stroke: str
-    ink: str
-    paper: str
-    step: str
-    heading: str
-    summary: str
-    rows: tuple[WorkerRow, ...]
-    ticks: tuple[Tick, ...]
-    idle: tuple[IdlePath, ...]
-    families: tuple[Family, ...]
+    idle: Mapping[str, str]
     messages: str
     sums: tuple[Box, ...]
     sums_path: str
     critical: str
     notices: str
-    legend: tuple[Entry, ...]
-    sum_entry: tuple[Entry, ...]
-    message_entry: tuple[Entry, ...]
-    critical_entry: Entry
-    step_entry: tuple[Entry, ...]
 
 
 def draw_replay(replay: Replay) -> str:
     """The replay as a self-contained SVG document; names from the scheme and the cluster are escaped."""
-    return filled("replay.svg.j2", drawing=drawing(replay))
+    return svg.filled("replay.svg.j2", drawing=drawing(replay))
 
 
 def drawing(replay: Replay) -> ReplayPicture:
@@ -108,12 +67,13 @@ def drawing(replay: Replay) -> ReplayPicture:
     kinds = kinds_of(operations)
     width = int(max(float(right), LEFT + max(10 * len(heading), 7 * len(summary), least(looks, kinds)))) + 60
     # Signs that the picture uses get an entry each, behind the entries of strands.
-    signs = {cause.value: bool(path) for cause, path in idle_paths.items()}
-    signs |= {_SUM: any(_summing(replay)), _MESSAGE: bool(messages), _CRITICAL: True, _STEP: any(_steps(replay))}
-    names = [name for name, used in signs.items() if used]
-    entries = [*legend(looks, kinds, [*pairs_of(operations), *names], LEFT, width, bottom + 44)]
-    strand_entries, entry_of = entries[: -len(names)], dict(zip(names, entries[-len(names) :], strict=True))
-    one_by_one = sum(map(len, replay.lanes)) <= MOST_BOXES
+    signs = {cause.name.lower(): cause.value for cause in idle_paths}
+    signs |= {"summing": "sum under way"} if any(_summing(replay)) else {}
+    signs |= {"arrow": "message"} if messages else {}
+    signs |= {"critical": "critical path"}
+    signs |= {"step": "step"} if any(_steps(replay)) else {}
+    entries = [*legend(looks, kinds, [*pairs_of(operations), *signs.values()], LEFT, width, bottom + 44)]
+    one_by_one = sum(map(len, replay.lanes)) <= svg.MOST_BOXES
     return ReplayPicture(
         width=width,
         height=entries[-1].y + 28,
@@ -121,45 +81,35 @@ def drawing(replay: Replay) -> ReplayPicture:
         right=pixels(right),
         bottom=bottom,
         stroke="1" if scale.row > 16 else "0.5",
-        ink=INK,
-        paper=PAPER,
-        step=STEP,
         heading=heading,
         summary=summary,
         rows=tuple(map(scale.worker_row, range(workers))),
         ticks=tuple(_ticks(replay, scale)),
-        idle=tuple(
-            IdlePath(cause.name.lower(), path, entry.x, entry.y, entry.name)
-            for cause, path in idle_paths.items()
-            if path and (entry := entry_of[cause.value])
-        ),
+        idle={cause.name.lower(): path for cause, path in idle_paths.items()},
         families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
         messages=messages,
         sums=tuple(_strip(event, worker, replay, scale) for event, worker in _summing(replay)) if one_by_one else (),
         sums_path="" if one_by_one else "".join(_rectangle(event, worker, scale) for event, worker in _summing(replay)),
         critical="".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),
         notices="".join(_arrow(event, scale) for event in replay.critical if event.role is Role.NOTICE),
-        legend=tuple(strand_entries),
-        sum_entry=tuple(entry_of[name] for name in [_SUM] if name in entry_of),
-        message_entry=tuple(entry_of[name] for name in [_MESSAGE] if name in entry_of),
-        critical_entry=entry_of[_CRITICAL],
-        step_entry=tuple(entry_of[name] for name in [_STEP] if name in entry_of),
+        legend=tuple(entries[: -len(signs)]),
+        signs=dict(zip(signs, entries[-len(signs) :], strict=True)),
     )
 
 
 def _scale(replay: Replay) -> Scale:
-    """The scale of a timeline or, within limits for the shortest operation, a larger one at which all labels fit."""
+    """A scale at which all labels fit or, if the picture is then too wide, the shortest operation can be seen."""
     # The smallest scale that is fair to the shortest operation, or that gives every label room if that is possible.
     lengths = [Fraction(event.end) - Fraction(event.start) for event in _computes(replay)]
     shortest = min((length for length in lengths if length > 0), default=Fraction(1))
     span = Fraction(replay.span) or Fraction(1)
-    row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, FONT)
+    row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, svg.FONT)
     looks = Looks(replay.header)
     labels = (looks.label(placed.operation) for placed in _operations(replay))
-    labelled = max((room(text, font) for text in labels), default=Fraction(0)) / shortest
-    least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
+    labelled = max((svg.room(text, font) for text in labels), default=Fraction(0)) / shortest
+    least = labelled if labelled * span <= svg.WIDEST else svg.FAIR[0] / shortest
     most = _MOST if _timed(chain(replay.messages, replay.sums)) else _MOST // 2
-    return Scale(min(max(WIDTH / span, least), most / shortest, WIDEST / span), row, gap, font, strip)
+    return Scale(min(max(svg.WIDTH / span, least), most / shortest, svg.WIDEST / span), row, gap, font, strip)
 
 
 def _computes(replay: Replay) -> Iterator[Event]:
@@ -169,7 +119,7 @@ def _computes(replay: Replay) -> Iterator[Event]:
 def _operations(replay: Replay) -> Iterator[PlacedOperation]:
     for event in _computes(replay):
         assert isinstance(event.instruction, Compute | Pair)
-        yield from placed_operations(event.workers[0], event.start, event.end, event.instruction)
+        yield from svg.placed_operations(event.workers[0], event.start, event.end, event.instruction)
 
 
 def _steps(replay: Replay) -> Iterator[Event]:
@@ -220,12 +170,12 @@ def _ticks(replay: Replay, scale: Scale) -> Iterator[Tick]:
 
 
 def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
-    """A path with all idle time, for each cause."""
+    """The path of all idle time of each cause; a cause without idle time is left out."""
     paths: dict[Cause, list[str]] = {cause: [] for cause in Cause}
     for worker, lane in enumerate(idle(replay)):
         for cause, start, end in lane:
             paths[cause].append(scale.outline(start, end, scale.y(worker), scale.row))
-    return {cause: "".join(parts) for cause, parts in paths.items()}
+    return {cause: "".join(parts) for cause, parts in paths.items() if parts}
 
 
 def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> Iterator[Family]:
@@ -234,10 +184,10 @@ def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> I
     def with_room(several: Sequence[PlacedOperation], font: int) -> Sequence[PlacedOperation]:
         widths = [scale.x(placed.end) - scale.x(placed.start) for placed in several]
         labels = [looks.label(placed.operation) for placed in several]
-        fits = all(room(text, font) <= width for text, width in zip(labels, widths, strict=True))
+        fits = all(svg.room(text, font) <= width for text, width in zip(labels, widths, strict=True))
         return several if fits else ()
 
-    return families(_operations(replay), looks, scale, partial(_title, replay) if one_by_one else None, with_room)
+    return svg.families(_operations(replay), looks, scale, partial(_title, replay) if one_by_one else None, with_room)
 
 
 def _title(replay: Replay, placed: PlacedOperation) -> str:
@@ -264,7 +214,7 @@ def _outline(event: Event, scale: Scale) -> str:
 
 
 def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
-    """Yields every sum with each of its members."""
+    """Yields each sum that takes time, once for every worker that takes part in it."""
     return ((event, worker) for event in replay.sums if event.end > event.start for worker in event.workers)
 
 

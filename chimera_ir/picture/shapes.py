@@ -1,5 +1,6 @@
 """The shapes of a drawing, in pixels: the values that the templates of pictures write."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -100,29 +101,34 @@ class Bracket:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """The values for ``templates/timeline.svg.j2``, in pixels."""
+class Chart:
+    """The common part of the values for the templates of timelines and of replays, in pixels.
+
+    ``signs`` are entries of the legend, by name, for which the template draws a sign; those of ``legend`` have swatches
+    or words alone.
+    """
 
     width: int
     height: int
     left: int
     right: str
-    top: int
     bottom: int
-    chart: str
-    row_height: int
-    font: int
     stroke: str
-    ink: str
-    paper: str
     heading: str
     summary: str
     rows: tuple[WorkerRow, ...]
     ticks: tuple[Tick, ...]
     families: tuple[Family, ...]
     legend: tuple[Entry, ...]
-    bubble: Entry
+    signs: Mapping[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture(Chart):
+    """The values for ``templates/timeline.svg.j2``, in pixels; ``hatch`` is the name of the pattern of bubbles."""
+
+    chart: str
+    row_height: int
     hatch: str
     marks: tuple[EventMark, ...]
-    event: tuple[Entry, ...]
     steady: tuple[Bracket, ...]

@@ -8,7 +8,6 @@ from itertools import chain, count
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.picture import svg
 from chimera_ir.picture.shapes import Picture
-from chimera_ir.picture.words import INK, PAPER
 
 WIDTH = 1240
 """The width in pixels of the charts of a row, side by side."""
@@ -41,9 +40,6 @@ class PlacedPanel:
 
     x: int
     y: int
-    left: int
-    baseline: int
-    head: int
     caption: str
     drawing: Drawing
 
@@ -56,13 +52,14 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     lefts = _offsets(_columns(pictures))
     tops = _offsets(_HEAD + max(picture.height for picture in row) for row in pictures)
     placed = tuple(
-        _placed(panel.caption, picture, x, y)
+        PlacedPanel(x, y, panel.caption, Drawing(svg.filled("timeline.svg.j2", picture=picture)))
         for row, shown, y in zip(rows, pictures, tops, strict=False)
         for panel, picture, x in zip(row, shown, lefts, strict=False)
     )
     width = max(x + picture.width for row in pictures for picture, x in zip(row, lefts, strict=False))
-    height = tops[-1] - _GAP
-    return svg.filled("sheet.svg.j2", title=title, width=width, height=height, ink=INK, paper=PAPER, panels=placed)
+    return svg.filled(
+        "sheet.svg.j2", title=title, width=width, height=tops[-1] - _GAP, left=svg.LEFT, head=_HEAD, panels=placed
+    )
 
 
 def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
@@ -84,8 +81,3 @@ def _offsets(lengths: Iterable[int]) -> list[int]:
     for length in lengths:
         offsets.append(offsets[-1] + length + _GAP)
     return offsets
-
-
-def _placed(caption: str, picture: Picture, x: int, y: int) -> PlacedPanel:
-    drawing = Drawing(svg.filled("timeline.svg.j2", picture=picture))
-    return PlacedPanel(x, y, picture.left, _HEAD - 10, _HEAD, caption, drawing)

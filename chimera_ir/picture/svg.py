@@ -23,18 +23,7 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Bracket, EventMark, Family, Label, Picture, Tick, WorkerRow
-from chimera_ir.picture.words import (
-    INK,
-    PAPER,
-    bracket,
-    distance,
-    event_name,
-    ink,
-    label,
-    mark,
-    plain,
-    summary,
-)
+from chimera_ir.picture.words import INK, PAPER, STEP, bracket, distance, event_name, ink, label, mark, plain, summary
 from chimera_ir.resources import templates
 
 WIDTH = 2000
@@ -133,8 +122,8 @@ def draw(timeline: Timeline) -> str:
 
 
 def filled(template: str, **values: object) -> str:
-    """A template filled with values; texts are escaped, also the characters that XML does not allow."""
-    return _environment(templates()).get_template(template).render(values)
+    """A template filled with values and common colours; texts are escaped, also characters that XML does not allow."""
+    return _environment(templates()).get_template(template).render(values, ink=INK, paper=PAPER, step=STEP)
 
 
 @cache
@@ -156,7 +145,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
 
     ``unit`` is the length in pixels of a unit of time. Without it the unit is fair to the shortest operation, and the
     picture ends with the steady state if labels have no room otherwise. ``hatch`` is the name of the pattern for
-    bubbles, unique in a document.
+    bubbles; two pictures in one document need different names.
     """
     # The scale decides the places of lanes; words and legend decide how wide and high the picture is around them.
     window = steady_window(timeline)
@@ -174,31 +163,27 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     words = LEFT + max(10 * len(title), 7 * len(note), least(looks, kinds))
     width = max(int(max(ends, default=right)), words) + margin
     steady = tuple(_brackets(window, scale, width, bottom))
-    signs = (*pairs_of(operations), "bubble", event_name(timeline))
-    *entries, bubble, marked = legend(looks, kinds, signs, LEFT, width, bottom + 44 + 22 * len(steady))
+    signs = ["bubble", *([event_name(timeline)] if timeline.events else [])]
+    names = [*pairs_of(operations), *signs]
+    entries = [*legend(looks, kinds, names, LEFT, width, bottom + 44 + 22 * len(steady))]
     return Picture(
         width=width,
-        height=(marked if timeline.events else bubble).y + 28,
+        height=entries[-1].y + 28,
         left=LEFT,
         right=pixels(right),
-        top=TOP,
         bottom=bottom,
         chart=pixels(right - LEFT),
         row_height=scale.row,
-        font=scale.font,
         stroke="1" if scale.row > 16 else "0.5",
-        ink=INK,
-        paper=PAPER,
         heading=title,
         summary=note,
         rows=tuple(map(scale.worker_row, range(len(timeline.lanes)))),
         ticks=tuple(_ticks(timeline, scale)),
         families=tuple(_families(timeline, looks, scale)),
-        legend=tuple(entries),
-        bubble=bubble,
+        legend=tuple(entries[: -len(signs)]),
+        signs={entry.name: entry for entry in entries[-len(signs) :]},
         hatch=hatch,
         marks=tuple(_mark(event, timeline, scale) for event in timeline.events),
-        event=(marked,) if timeline.events else (),
         steady=steady,
     )
 
@@ -231,7 +216,7 @@ def _scale(timeline: Timeline, unit: Fraction) -> Scale:
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """The timeline or, if labels do not fit and there is a steady state, its part up to the end of that."""
+    """The timeline; if labels do not fit, only the part up to the end of the steady state, if there is one."""
     scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
     longest = _longest_labels(timed, Looks(timeline.header))
     fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
@@ -362,6 +347,6 @@ def _brackets(window: Window | None, scale: Scale, width: int, bottom: int) -> I
     )
 
 
-def pixels(value: Fraction) -> str:
+def pixels(value: Fraction | float) -> str:
     """A length to a hundredth of a pixel, without superfluous zeros."""
-    return f"{float(round(value, 2)):.2f}".rstrip("0").rstrip(".")
+    return f"{float(round(Fraction(value), 2)):.2f}".rstrip("0").rstrip(".")

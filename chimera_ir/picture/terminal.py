@@ -24,16 +24,7 @@ from chimera_ir.ir.ops import Pair
 from chimera_ir.ir.text.printer import runs
 from chimera_ir.picture.legend import chunks_shown, kinds_of, signs
 from chimera_ir.picture.looks import ColourGroup, Looks, Shade
-from chimera_ir.picture.words import (
-    Strand,
-    bracket,
-    distance,
-    event_name,
-    ink,
-    mark,
-    strands,
-    summary,
-)
+from chimera_ir.picture.words import Strand, bracket, distance, event_name, ink, mark, strands, summary
 from chimera_ir.plural import counted
 
 LINES = 60
@@ -155,7 +146,7 @@ def _legible(timeline: Timeline, width: int) -> _ColumnScale:
 
 
 def _squeezed(timeline: Timeline, scale: _ColumnScale) -> _ColumnScale:
-    """The scale without the few columns that do not fit on the line, if no operation loses its label by that.
+    """A scale at which a picture that is a few columns too long fits on a line; unchanged if a label would be lost.
 
     Only columns are removed in which every lane shows a bubble, or an operation that is longer than its label needs.
     """

@@ -43,7 +43,7 @@ HUES = (
 """Hues that differ under each of the three kinds of colour blindness; further strands have mixtures of them."""
 
 _NEXT, _SHARE = 5, Fraction(1, 3)
-"""Places in `HUES` from a hue to the one mixed into it, once more for each round of further strands; and its share."""
+"""Mixture for further strands: in round n, a third of a colour is that of the hue 5n places behind in `HUES`."""
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"

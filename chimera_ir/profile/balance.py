@@ -23,8 +23,8 @@ def balanced(
     workers
         By stage, the workers that hold it.
     needed
-        ``needed(stage, first, end)``, the bytes of the layers from first to end on each worker that holds them as a
-        stage; they never get fewer with more layers. Without it everything fits.
+        ``needed(stage, first, end)``, the bytes of the layers from first to end (exclusive) on each worker that holds
+        them as a stage; more layers never need fewer bytes. Without this function everything fits.
     available
         Bytes that a worker has.
     """

@@ -4,14 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from chimera_ir.diagnostics.catalogue.profiles import (
-    ClusterTooSmall,
-    NoDevice,
-    NotThatDeep,
-    NotThatSize,
-    SizeOfNoLayer,
-    TooFewLayers,
-)
+from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.errors import TextError, WrongOption
 from chimera_ir.profile.cluster import Cluster
@@ -117,7 +110,7 @@ class Inputs:
         return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
 
     def _no_device(self) -> Diagnostic:
-        return NoDevice(TomlPlaces(self.cluster_source.text).key(("cluster",)))
+        return say.NoDevice(TomlPlaces(self.cluster_source.text).key(("cluster",)))
 
     def _timed(self) -> ModelProfile | None:
         if isinstance(self.profile, ModelProfile):
@@ -169,7 +162,7 @@ def are_swapped(profile_source: Source, cluster_source: Source) -> bool:
 def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
     if wanted.stages not in depths:
         span = TomlPlaces(source.text).key(("depth", 0))
-        yield NotThatDeep(span, wanted.stages, _listed(depths))
+        yield say.NotThatDeep(span, wanted.stages, _listed(depths))
         return
     stages, depth = depths[wanted.stages], [*depths].index(wanted.stages)
     lacking: dict[str, list[int]] = {}
@@ -181,22 +174,22 @@ def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source:
     places = TomlPlaces(source.text)
     for sizes, (first, *others) in lacking.items():
         span = places.key(("depth", depth, "stage", first))
-        yield NotThatSize(span, first, wanted.stages, wanted.micro_batch_size, sizes, 1 + len(others))
+        yield say.NotThatSize(span, first, wanted.stages, wanted.micro_batch_size, sizes, 1 + len(others))
 
 
 def _layers_lack(model: ModelProfile, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
     place = TomlPlaces(source.text).key(("layer", 0))
     if wanted.stages > len(model.layers):
-        yield TooFewLayers(place, wanted.stages, len(model.layers))
+        yield say.TooFewLayers(place, wanted.stages, len(model.layers))
     if wanted.micro_batch_size not in model.sizes:
-        yield SizeOfNoLayer(place, wanted.micro_batch_size, _listed(model.sizes))
+        yield say.SizeOfNoLayer(place, wanted.micro_batch_size, _listed(model.sizes))
 
 
 def _too_small(cluster: Cluster, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
     needed = wanted.copies * wanted.workers
     if needed > cluster.workers:
         span: Span = TomlPlaces(source.text).value(("cluster", "workers"))
-        yield ClusterTooSmall(span, wanted.copies, wanted.workers, needed, cluster.workers)
+        yield say.ClusterTooSmall(span, wanted.copies, wanted.workers, needed, cluster.workers)
 
 
 def _listed(numbers: Iterable[int]) -> str:

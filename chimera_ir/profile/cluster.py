@@ -46,7 +46,7 @@ def torchrun(
 ) -> str:
     """The command line that starts the ranks, on every node if there are several; HOST stands for the first node.
 
-    MODEL.py stands for the model file if that is not known.
+    If ``model`` is empty, MODEL.py stands for the model file.
     """
     nodes = -(-ranks // per_node)
     words = ["torchrun"]

@@ -45,7 +45,7 @@ class Timing:
         return min(self.released, self.operands)
 
     def plus(self, overhead: "Overhead", times: float) -> "Timing":
-        """The costs of the same items in more operations: ``times`` further operations for each one."""
+        """The costs with the overhead of ``times`` further operations added to the time of each operation."""
         return replace(
             self,
             forward=self.forward + times * overhead.forward,
@@ -58,7 +58,7 @@ class Timing:
     def seconds(self, kind: str, *, recomputing: bool) -> float:
         """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes.
 
-        A half of a backward without work takes `LEAST`, as the first half may be on the first stage.
+        Half a backward without work, such as the first half on the first stage, takes `LEAST`.
         """
         first, second = self.halves or (self.backward / 2, self.backward / 2)
         if recomputing:

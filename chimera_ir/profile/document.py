@@ -9,21 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, TypeVar
 
-from chimera_ir.diagnostics.catalogue.profiles import (
-    BeyondLimits,
-    EntryMissing,
-    FileTooLarge,
-    LineTooLong,
-    NestedTooDeeply,
-    NotAQuantity,
-    NotToml,
-    QuantityBeyondLimits,
-    QuotesForgotten,
-    UnitForgotten,
-    UnknownEntry,
-    UnknownUnit,
-    WrongKind,
-)
+from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.profile.quantity import POSITIVE, Dimension, split
@@ -52,7 +38,7 @@ _UNQUOTED = re.compile(
 
 
 def load(source: Source) -> "Table":
-    """The table at the top of a file; raises errors like `entries`."""
+    """The table at the top of a file. Raises `Rejected` as `entries` does."""
     return Table(Document(source), (), entries(source), "the file")
 
 
@@ -63,21 +49,22 @@ def entries(source: Source) -> dict[str, Any]:
     """
     text = source.text
     if len(text) > MAX_TEXT:
-        raise Rejected([FileTooLarge(Span(0, 1), MAX_TEXT)])
+        raise Rejected([say.FileTooLarge(Span(0, 1), MAX_TEXT)])
     long = re.search(rf"^[^\n]{{{MAX_LINE}}}", text, re.M)
     if long:
-        raise Rejected([LineTooLong(Span(long.start(), long.start() + 1), MAX_LINE)])
+        raise Rejected([say.LineTooLong(Span(long.start(), long.start() + 1), MAX_LINE)])
     try:
         return tomllib.loads(text)
     except RecursionError as error:
-        raise Rejected([NestedTooDeeply(Span(0, 1), MAX_TEXT)]) from error
+        raise Rejected([say.NestedTooDeeply(Span(0, 1), MAX_TEXT)]) from error
     except ValueError as error:
         raise Rejected(_syntax(source, str(error))) from error
 
 
 def _syntax(source: Source, message: str) -> Iterator[Diagnostic]:
     unquoted = [
-        QuotesForgotten(Span(*entry.span(2)), entry[1], entry[2].strip()) for entry in _UNQUOTED.finditer(source.text)
+        say.QuotesForgotten(Span(*entry.span(2)), entry[1], entry[2].strip())
+        for entry in _UNQUOTED.finditer(source.text)
     ]
     if unquoted:
         yield from unquoted
@@ -85,7 +72,7 @@ def _syntax(source: Source, message: str) -> Iterator[Diagnostic]:
     place = _PLACE.search(message)
     what = (message[: place.start()] if place else message.partition(":")[0]).rstrip(".")
     at = _offset(source, place)
-    yield NotToml(Span(at, at + 1), what[:1].lower() + what[1:])
+    yield say.NotToml(Span(at, at + 1), what[:1].lower() + what[1:])
 
 
 def _offset(source: Source, place: re.Match[str] | None) -> int:
@@ -108,10 +95,7 @@ class Document:
         return TomlPlaces(self.source.text)
 
     def settle(self) -> None:
-        """Ends the reading: raises all errors that were found.
-
-        Raises `Rejected` with all errors, if there are any.
-        """
+        """Raises `Rejected` with all errors, if there are any; called at the end of the reading."""
         if self.diagnostics:
             raise Rejected(self.diagnostics)
 
@@ -160,7 +144,7 @@ class Table:
         for name in self._entries:
             if name not in (*self._known, *self._withdrawn):
                 known = ", ".join(f"`{entry}`" for entry in self._known)
-                self.report(UnknownEntry(self.key(name), self.where, name, closest(name, self._known), known))
+                self.report(say.UnknownEntry(self.key(name), self.where, name, closest(name, self._known), known))
 
     def text(self, name: str, default: str | None, example: str) -> str:
         """The text of an entry."""
@@ -177,7 +161,7 @@ class Table:
         if not isinstance(value, int) or isinstance(value, bool):
             return self._wrong(name, value, "an integer", example, 1)
         if not 1 <= value <= MOST:
-            self.report(BeyondLimits(self.place(name), name, example, "1", f"{MOST:,}"))
+            self.report(say.BeyondLimits(self.place(name), name, example, "1", f"{MOST:,}"))
             return 1
         return value
 
@@ -196,7 +180,7 @@ class Table:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return self._wrong(name, value, "a number", example, 1.0)
         if not least <= value <= most:
-            self.report(BeyondLimits(self.place(name), name, example, f"{least:,.10g}", f"{most:,.10g}"))
+            self.report(say.BeyondLimits(self.place(name), name, example, f"{least:,.10g}", f"{most:,.10g}"))
             return 1.0
         return float(value)
 
@@ -224,7 +208,7 @@ class Table:
             return words[value], first
         parts = split(str(Decimal(value)) if isinstance(value, int) else str(value))
         if parts is None:
-            self.report(NotAQuantity(self.place(name), name, example))
+            self.report(say.NotAQuantity(self.place(name), name, example))
             return stand_in
         number, unit = parts
         dimension = next((candidate for candidate in (first, *others) if unit in candidate.units), None)
@@ -233,7 +217,7 @@ class Table:
             return stand_in
         amount = number * dimension.units[unit]
         if not least <= amount <= dimension.most:
-            self.report(QuantityBeyondLimits(self.place(name), name, example, *dimension.limits(least)))
+            self.report(say.QuantityBeyondLimits(self.place(name), name, example, *dimension.limits(least)))
             return stand_in[0], dimension
         return amount, dimension
 
@@ -262,11 +246,11 @@ class Table:
         if name not in self._known:
             self._known.append(name)
         if name not in self._entries and not optional:
-            self.report(EntryMissing(self.heading(), self.where, name, example))
+            self.report(say.EntryMissing(self.heading(), self.where, name, example))
         return self._entries.get(name)
 
     def _wrong(self, name: str, value: object, wanted: str, example: str, stand_in: _T) -> _T:
-        self.report(WrongKind(self.place(name), name, _kind(value), wanted, example))
+        self.report(say.WrongKind(self.place(name), name, _kind(value), wanted, example))
         return stand_in
 
     def _unit(self, name: str, unit: str, value: str, dimensions: tuple[Dimension, ...]) -> None:
@@ -275,9 +259,9 @@ class Table:
         units, example = ", ".join(known), dimensions[0].example
         span = self.place(name)
         if not unit:
-            self.report(UnitForgotten(span, name, value.strip(), noun, units, example))
+            self.report(say.UnitForgotten(span, name, value.strip(), noun, units, example))
             return
-        self.report(UnknownUnit(span, name, unit, closest(unit, known), noun, units, example))
+        self.report(say.UnknownUnit(span, name, unit, closest(unit, known), noun, units, example))
 
 
 def _kind(value: object) -> str:

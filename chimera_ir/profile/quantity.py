@@ -70,7 +70,7 @@ SHARE = Dimension("share", {"%": Fraction(1, 100)}, Fraction(1), "2 %")
 def split(text: str) -> tuple[Fraction, str] | None:
     """The number that a text begins with, exactly, and the unit behind it; None if there is no number.
 
-    A number that is too large or too small for any quantity is replaced by another one that is, but is cheap to handle.
+    A number with a huge exponent, which the caller will refuse, gets the exponent 400 or -400: it is cheap to handle.
 
     Examples
     --------

@@ -5,21 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TypeVar
 
-from chimera_ir.diagnostics.catalogue.profiles import (
-    DescribedTwice,
-    LastStageSends,
-    LinkMissing,
-    LinkUnnamed,
-    NothingLeft,
-    ReleasesTooMuch,
-    ShortMessages,
-    SizeOfSomeLayers,
-    StagesAndLayers,
-    StagesMissing,
-    StepOfWork,
-    TimesAndWork,
-    WrongSplit,
-)
+from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
@@ -79,7 +65,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         if known:
             _once(table, "stages", depth, first)
         if known and depths[depth] and len(depths[depth]) != depth:
-            table.report(StagesMissing(table.place("stages"), depth, len(depths[depth])))
+            table.report(say.StagesMissing(table.place("stages"), depth, len(depths[depth])))
         table.close()
     # All mistakes are raised together: unknown entries, mixed units, and those from above.
     top.close()
@@ -121,9 +107,11 @@ class _CostEntries:
     def settle(self, document: Document) -> None:
         """Add errors for work in a file that also has times, and for steps in a file that has only work."""
         for table, name in self.work if self.times else ():
-            document.diagnostics.append(TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1])))
+            document.diagnostics.append(
+                say.TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1]))
+            )
         for table in self.steps if self.work and not self.times else ():
-            document.diagnostics.append(StepOfWork(table.place("step")))
+            document.diagnostics.append(say.StepOfWork(table.place("step")))
 
 
 def _split(table: Table, depth: int) -> tuple[int, ...]:
@@ -131,7 +119,7 @@ def _split(table: Table, depth: int) -> tuple[int, ...]:
     words = table.text("split", None, example).split(",")
     split = tuple(int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10)
     if (len(split), split[:1], split) != (len(words), (0,), tuple(sorted({*split}))) or len(split) != depth:
-        table.report(WrongSplit(table.place("split"), "split", example, depth))
+        table.report(say.WrongSplit(table.place("split"), "split", example, depth))
     return split
 
 
@@ -149,7 +137,7 @@ def _overhead(top: Table, costs: _CostEntries) -> Overhead:
 
 def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
     if value in first:
-        table.report(DescribedTwice(table.place(name), name, value, first[value].place(name)))
+        table.report(say.DescribedTwice(table.place(name), name, value, first[value].place(name)))
     first.setdefault(value, table)
 
 
@@ -159,13 +147,13 @@ def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
         return ()
     if top.has("depth"):
         places = top.document.places
-        top.report(StagesAndLayers(places.key(("layer", 0)), places.key(("depth", 0))))
+        top.report(say.StagesAndLayers(places.key(("layer", 0)), places.key(("depth", 0))))
     tables = top.tables("layer", "[[layer]]", "layer {}")
     layers = _parts(tables, "layer", "[[layer.at]]", costs)
     for number, (table, layer) in enumerate(zip(tables, layers, strict=True)):
         for size in sorted({*layers[0].at} ^ {*layer.at}):
             there, missing = (0, number) if size in layers[0].at else (number, 0)
-            table.report(SizeOfSomeLayers(table.heading(), missing, size, there))
+            table.report(say.SizeOfSomeLayers(table.heading(), missing, size, there))
     return layers
 
 
@@ -215,10 +203,10 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntr
     if released > activations:
         most = show_size(activations)
         example = f'released = "{most}"'
-        table.report(ReleasesTooMuch(table.place("released"), "released", example, most))
+        table.report(say.ReleasesTooMuch(table.place("released"), "released", example, most))
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
-            table.report(LastStageSends(table.place(name), part, name))
+            table.report(say.LastStageSends(table.place(name), part, name))
     return Timing(
         forward=float(forward),
         backward=float(backward),
@@ -264,7 +252,7 @@ def read_cluster(source: Source) -> Cluster:
         memory = _memory(table)
         reserved = _size(table, "reserved", 0)
         if reserved >= memory and table.has("reserved"):
-            table.report(NothingLeft(table.place("reserved"), show_size(memory), show_size(reserved)))
+            table.report(say.NothingLeft(table.place("reserved"), show_size(memory), show_size(reserved)))
         table.close()
     between, within = _links(top, workers, per_node)
     sums = _link(top, "sum", replace(between, shared=False))
@@ -288,13 +276,13 @@ def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
     links = top.table("links", "", "[links]")
     if links is None:
         if not top.has("links"):
-            top.report(LinkMissing(top.heading(), name, workers, per_node))
+            top.report(say.LinkMissing(top.heading(), name, workers, per_node))
         return FREE, FREE
     entries = [entry for entry in ("latency", "bandwidth", "overhead", "shared") if links.withdrawn(entry)]
     if entries:
-        links.report(LinkUnnamed(links.key(entries[0]), name, entries[0]))
+        links.report(say.LinkUnnamed(links.key(entries[0]), name, entries[0]))
     elif not links.has("between") and not links.has(name):
-        links.report(LinkMissing(links.heading(), name, workers, per_node))
+        links.report(say.LinkMissing(links.heading(), name, workers, per_node))
     between = _link(links, "between", FREE)
     within = _link(links, "within", between)
     links.close()
@@ -314,7 +302,7 @@ def _link(table: Table, name: str, default: Link) -> Link:
     if table.path:
         shared = inner.flag("shared", "shared = true")
         if inner.withdrawn("short"):
-            inner.report(ShortMessages(inner.key("short"), where))
+            inner.report(say.ShortMessages(inner.key("short"), where))
     inner.close()
     return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead), shared)
 

@@ -20,7 +20,7 @@ _LINE = re.compile(rf"^# {WARNING}(.+?)\r?$", re.M)
 
 
 def warnings(source: Source) -> tuple[str, ...]:
-    """The warnings of a file, each after its name."""
+    """The warnings in a file, each with the name of the file in front."""
     return tuple(f"{source.name}: {line[1]}" for line in _LINE.finditer(source.text))
 
 

@@ -8,8 +8,9 @@ from itertools import chain
 from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.picture.legend import chunks_shown, kinds_of, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Shade, rows_of
-from chimera_ir.picture.svg import LEGIBLE, filled
-from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, step, strands
+from chimera_ir.picture.shapes import Tick
+from chimera_ir.picture.svg import LEGIBLE, filled, pixels, room
+from chimera_ir.picture.words import INK, STEP, ink, label, step, strands
 from chimera_ir.trace.compare import Side, TraceComparison
 from chimera_ir.trace.spans import Activity, LaneSpan, UpdateWindow, activity, cause, shown_micro, words
 
@@ -72,77 +73,52 @@ class WorkerLanes:
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """A tick of the axis, or an entry of the legend."""
+    """An entry of the legend."""
 
-    x: str
+    x: int
     y: int
     fill: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """Values for ``templates/compare.svg.j2``, in pixels."""
-
-    width: int
-    height: int
-    left: int
-    right: int
-    row: int
-    bottom: int
-    ink: str
-    paper: str
-    heading: str
-    summary: str
-    groups: tuple[WorkerLanes, ...]
-    ticks: tuple[Caption, ...]
-    legend: tuple[Caption, ...]
-    bubble: Caption
-
-
 def draw(comparison: TraceComparison) -> str:
     """The picture as a self-contained SVG document."""
-    return filled("compare.svg.j2", sheet=sheet(comparison))
-
-
-def sheet(comparison: TraceComparison) -> Sheet:
-    """Places and sizes of all that is in the picture."""
     header, workers = comparison.header, comparison.header.workers
     row = 20 if workers <= 16 else 12
     span = max(window.end for side in (comparison.predicted, comparison.measured) for window in side.windows) or 1
     pixel = WIDTH / span
     pitch = 2 * row + 14
-    bottom = _TOP + workers * pitch - 11
+    tops = [_TOP + worker * pitch for worker in range(workers)]
+    bottom = tops[-1] + pitch - 11
     # The predicted side has every kind of operation, so it decides what the legend explains.
     looks = Looks(header)
     spans = chain.from_iterable(comparison.predicted.lanes)
     operations = [span.operation for span in spans if isinstance(span.operation, Compute | Pair)]
     *entries, bubble = _legend(looks, operations, bottom + 44)
     sides = (("predicted", comparison.predicted), ("measured", comparison.measured))
-    return Sheet(
+    return filled(
+        "compare.svg.j2",
         width=_LEFT + WIDTH + 40,
         height=bubble.y + 30,
         left=_LEFT,
         right=_LEFT + WIDTH,
         row=row,
         bottom=bottom,
-        ink=INK,
-        paper=PAPER,
         heading=comparison.about.scheme,
         summary=summary(comparison),
-        groups=tuple(
+        groups=[
             WorkerLanes(
                 f"P{worker}",
-                _TOP + worker * pitch + row + 5,
+                top + row + 5,
                 tuple(
-                    _strip(looks, name, side, worker, _TOP + worker * pitch + i * (row + 2), row, pixel)
+                    _strip(looks, name, side, worker, top + i * (row + 2), row, pixel)
                     for i, (name, side) in enumerate(sides)
                 ),
             )
-            for worker in range(workers)
-        ),
-        ticks=tuple(_ticks(span, pixel, bottom)),
-        legend=tuple(entries),
+            for worker, top in enumerate(tops)
+        ],
+        ticks=[*_ticks(span, pixel)],
+        legend=entries,
         bubble=bubble,
     )
 
@@ -169,8 +145,8 @@ def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, p
         name=name,
         y=y,
         baseline=y + row // 2 + 4,
-        x=_pixels(_LEFT + window.start * pixel),
-        width=_pixels((window.end - window.start) * pixel),
+        x=pixels(_LEFT + window.start * pixel),
+        width=pixels((window.end - window.start) * pixel),
         shapes=tuple(shape for shape in shapes if float(shape.width) >= THIN),
     )
 
@@ -191,17 +167,17 @@ def _shapes(looks: Looks, span: LaneSpan, window: UpdateWindow, y: int, row: int
     else:
         parts = [((y, row), FILLS[activity(operation)][0], INK, "", largest)]
     for (top, height), fill, ink_colour, text, font in parts:
-        fits = font >= LEGIBLE and len(text) * font * 0.62 + 3 <= width
+        fits = font >= LEGIBLE and room(text, font) <= width
         yield Rectangle(
-            x=_pixels(_LEFT + start * pixel),
+            x=pixels(_LEFT + start * pixel),
             y=top,
-            width=_pixels(width),
+            width=pixels(width),
             height=height,
             baseline=top + height // 2 + 4,
             font=font,
             fill=fill,
             ink=ink_colour,
-            middle=_pixels(_LEFT + (start + end) / 2 * pixel),
+            middle=pixels(_LEFT + (start + end) / 2 * pixel),
             label=text if fits else "",
             title=f"{words(operation)}: {times}{f', {waited}' if waited else ''}",
         )
@@ -213,13 +189,13 @@ def _colours(looks: Looks, operation: Compute) -> tuple[str, str, str]:
     return looks.fill(group), ink(operation.kind), label(operation) + looks.letter(group.chunk)
 
 
-def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Caption]:
+def _ticks(span: int, pixel: float) -> Iterator[Tick]:
     """Yields round times at a readable distance, in milliseconds."""
     distance = step(Fraction(round(span / WIDTH * 90)) / 1_000_000 or Fraction(1, 1000))
     time = Fraction(0)
     while time * 1_000_000 <= span:
         text = f"{float(time):g}" + (" ms" if time == 0 else "")
-        yield Caption(_pixels(_LEFT + float(time) * 1e6 * pixel), bottom + 22, "", text)
+        yield Tick(pixels(_LEFT + float(time) * 1e6 * pixel), text)
         time += distance
 
 
@@ -236,20 +212,12 @@ def _legend(looks: Looks, operations: Sequence[Operation], y: int) -> Iterator[C
         for kind in kinds_of(operations)
     ]
     # One entry after the other, in a new row where the width is used up.
+    pairs = [("", name) for name in pairs_of(operations)]
     others = [(fill, name) for fill, name in FILLS.values() if name]
     x = _LEFT
-    for fill, text in (
-        *compute,
-        *(("", name) for name in pairs_of(operations)),
-        *others,
-        ("", "idle, or between operations"),
-    ):
+    for fill, text in (*compute, *pairs, *others, ("", "idle, or between operations")):
         length = 34 + 7 * len(text)
         if x > _LEFT and x + length > _LEFT + WIDTH:
             x, y = _LEFT, y + 24
-        yield Caption(str(x), y, fill, text)
+        yield Caption(x, y, fill, text)
         x += length
-
-
-def _pixels(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -41,8 +41,8 @@ def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
 def like_typical(header: Header, updates: int, typical: int) -> int:
     """Number of the predicted update that is most like the typical update of a run.
 
-    It is the middle one of ``updates``; in an asynchronous program the one before, if that is even or odd as
-    ``typical`` is, and the middle one is not.
+    It is the middle one of ``updates``. In an asynchronous program even and odd updates differ: if only one of the
+    middle update and ``typical`` is even, it is the update before the middle one.
     """
     shown = updates // 2
     return shown - (shown - typical) % 2 if header.asynchronous and shown > 1 else shown
@@ -74,7 +74,7 @@ _Served = Sequence[tuple[int, Instruction]]
 
 
 def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
-    """Numbers of the instructions that each one waits for: the one before in the lane, posts of its message or sum."""
+    """Numbers of the instructions that each one waits for: the previous one in its lane, posts of a message or sum."""
     posted: dict[Hashable, list[int]] = defaultdict(list)
     awaited: dict[int, Hashable] = {}
     before: list[list[int]] = []
@@ -82,14 +82,10 @@ def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]
         for number, (update, instruction) in zip(numbers, lane, strict=True):
             needs = [number - 1] if number > numbers.start else []
             match instruction:
-                case Send(message):
-                    posted[update, message].append(number)
-                case AllReduce(group):
-                    posted[update, group].append(number)
-                case WaitRecv(message):
-                    awaited[number] = update, message
-                case WaitAllReduce(group):
-                    awaited[number] = update, group
+                case Send(content) | AllReduce(content):
+                    posted[update, content].append(number)
+                case WaitRecv(content) | WaitAllReduce(content):
+                    awaited[number] = update, content
                 case _:
                     pass
             before.append(needs)

@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -21,8 +20,7 @@ IN_FULL = 8
 """The most workers that each get a table on the terminal; for more workers it shows the mean alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line of a table, as text: times in milliseconds, shares in percent."""
 
     name: str
@@ -32,8 +30,7 @@ class Line:
     share: str
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A table with its name; ``total`` is the sum of its lines."""
 
     name: str
@@ -87,13 +84,8 @@ def _block(name: str, kinds: dict[Activity, tuple[float, float]], predicted: flo
 
 
 def _line(name: str, predicted: float, measured: float, whole: float) -> Line:
-    return Line(
-        name=name,
-        predicted=milliseconds(predicted),
-        measured=milliseconds(measured),
-        difference=_signed(measured - predicted),
-        share=f"{100 * measured / whole:.1f}%" if whole else "",
-    )
+    share = f"{100 * measured / whole:.1f}%" if whole else ""
+    return Line(name, milliseconds(predicted), milliseconds(measured), _signed(measured - predicted), share)
 
 
 def _signed(seconds: float) -> str:
@@ -166,14 +158,12 @@ def page(comparison: TraceComparison, drawing: str) -> str:
 
 def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=total is not None)
-    footer = total or Line("", "", "", "", "")
-    table.add_column(name, footer=footer.name, overflow="fold")
-    table.add_column("predicted", footer=footer.predicted, justify="right")
-    table.add_column("measured", footer=footer.measured, justify="right", style="bold")
-    table.add_column("difference", footer=footer.difference, justify="right")
-    table.add_column("share", footer=footer.share, justify="right")
+    row_name, *figures = total or Line("", "", "", "", "")
+    table.add_column(name, footer=row_name, overflow="fold")
+    for column, figure in zip(("predicted", "measured", "difference", "share"), figures, strict=True):
+        table.add_column(column, footer=figure, justify="right", style="bold" if column == "measured" else "")
     for line in lines:
-        table.add_row(line.name, line.predicted, line.measured, line.difference, line.share)
+        table.add_row(*line)
     return table
 
 

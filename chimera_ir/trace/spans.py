@@ -112,7 +112,7 @@ def cause(header: Header, operation: Instruction | Load) -> str:
 
 
 def shown_micro(header: Header, micro: int) -> Micro:
-    """The micro-batch of the first two turns drawn like ``micro`` of a longer run; without turns, ``micro``."""
+    """The micro-batch of the first two turns with the workers and colours of ``micro``; without turns, ``micro``."""
     return Micro(micro % (2 * header.period) if header.asynchronous else micro)
 
 

@@ -3,12 +3,13 @@
 import json
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.kinds import COSTED
@@ -18,6 +19,8 @@ from chimera_ir.ir.text.reader import parse
 from chimera_ir.plural import counted
 from chimera_ir.source import Source, contents
 from chimera_ir.verify.verify import verify_program
+
+_T = TypeVar("_T")
 
 FORMAT = "chimera trace"
 VERSION = 1
@@ -203,7 +206,7 @@ def _rank(path: Path) -> tuple[RunInfo, Rank]:
             if "ended" in line:
                 last = line
             else:
-                operations += map(_operation, _list(line["operations"]))
+                operations += map(_operation, _of(list, "a list", line["operations"]))
         if not last:
             raise BadTrace(f"{path}: is cut off: its last line is missing; copy it again, or trace the run again")
         rank = Rank(
@@ -245,7 +248,7 @@ def _about(line: Mapping[str, Any]) -> RunInfo:
         backend=_word(line["backend"]),
         updates=_whole(line["updates"], 1),
         micro_batch_size=_whole(line["micro_batch_size"], 1),
-        rehearse=None if rehearse is None else _by_kind(_table(rehearse)),
+        rehearse=None if rehearse is None else _by_kind(_of(dict, "an object", rehearse)),
         sharded_optimizer=line.get("sharded_optimizer") is True,
     )
 
@@ -271,7 +274,7 @@ def _operation(value: Any) -> RecordedOperation:
 
 
 def _offset(value: Any) -> ClockOffset:
-    line = _table(value)
+    line = _of(dict, "an object", value)
     return ClockOffset(_whole(line["at"], -LONGEST), _whole(line["offset"], -LONGEST), _whole(line["uncertainty"]))
 
 
@@ -283,15 +286,10 @@ def _clock(offsets: list[ClockOffset]) -> tuple[ClockOffset, ...]:
     return tuple(offsets)
 
 
-def _table(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{_brief(value)} is not an object")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{_brief(value)} is not a list")
+def _of(kind: type[_T], noun: str, value: object) -> _T:
+    """The value, if it is of a type; ``noun`` names the type in the error."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{_brief(value)} is not {noun}")
     return value
 
 
@@ -320,22 +318,17 @@ def _brief(value: object) -> str:
 
 def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:
     """The ranks in order, with times on the clock of rank 0, from the first operation of any rank."""
-    lanes = [
-        [
-            operation._replace(start=aligned(rank.clock, operation.start), end=aligned(rank.clock, operation.end))
-            for operation in rank.operations
-        ]
-        for rank in ranks
-    ]
-    origin = min((lane[0].start for lane in lanes if lane), default=0)
-    return tuple(
-        Rank(
-            *(rank.rank, rank.worker, rank.copy, rank.clock),
-            tuple(operation._replace(start=operation.start - origin, end=operation.end - origin) for operation in lane),
-            rank.ended,
-        )
-        for rank, lane in sorted(zip(ranks, lanes, strict=True), key=lambda pair: pair[0].rank)
+    ranks = [_retimed(rank, partial(aligned, rank.clock)) for rank in sorted(ranks, key=lambda rank: rank.rank)]
+    origin = min((rank.operations[0].start for rank in ranks if rank.operations), default=0)
+    return tuple(_retimed(rank, lambda time: time - origin) for rank in ranks)
+
+
+def _retimed(rank: Rank, change: Callable[[int], int]) -> Rank:
+    """A rank's file with ``change`` applied to every time."""
+    changed = (
+        operation._replace(start=change(operation.start), end=change(operation.end)) for operation in rank.operations
     )
+    return replace(rank, operations=tuple(changed))
 
 
 def aligned(clock: tuple[ClockOffset, ...], time: int) -> int:

@@ -98,7 +98,8 @@ def test_sixty_four_workers_are_drawn_in_a_picture_of_bearable_size() -> None:
 def test_no_text_leaves_the_picture() -> None:
     for D, N in [(1, 1), (2, 2), (3, 7)]:
         shown = svg.picture(timeline(one_direction(D, N), Costs(B=Fraction(100000, 7))))
-        assert all(entry.x + 48 + 8 * len(entry.name) <= shown.width for entry in [*shown.legend, shown.bubble])
+        entries = [*shown.legend, *shown.signs.values()]
+        assert all(entry.x + 48 + 8 * len(entry.name) <= shown.width for entry in entries)
         assert all(float(tick.x) + 4 * len(tick.text) <= shown.width for tick in shown.ticks)
 
 

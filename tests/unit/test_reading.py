@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import source, texts
+from chimera_ir import library, source
 from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.source import Source
 from tests.patience import PATIENCE
@@ -71,7 +71,7 @@ def test_a_pipe_without_a_writer_or_without_an_end_is_status_two(
     monkeypatch.setattr(source, "PATIENCE", 0.0)
     os.mkfifo(tmp_path / "pipe.chim")
     run("pipe.chim").assert_refused(WRONG_COMMAND, "pipe.chim: nobody writes to this pipe")
-    monkeypatch.setattr(texts, "LARGEST", 2**20)
+    monkeypatch.setattr(library, "LARGEST", 2**20)
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
         assert endless.stdout is not None
         run(f"/dev/fd/{endless.stdout.fileno()}").assert_refused(WRONG_COMMAND, "it is larger than 1 MiB")
