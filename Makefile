@@ -79,6 +79,8 @@ test: $(READY)  ## every check and test
 checked:
 	@log=$$(mktemp); $(MAKE) --no-print-directory check >$$log 2>&1; status=$$?; cat $$log; rm $$log; exit $$status
 
+# Tests write some hundred thousand small files: into memory, where it has room for them.
+tests: export TMPDIR := $(or $(TMPDIR),$(shell $(PYTHON) -c 'import shutil; print("/dev/shm" * (shutil.disk_usage("/dev/shm").free > 4 << 30))' 2>/dev/null))
 tests: browser examples
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes 
 
 os.environ["CHIMERA_CACHE"] = ""
 """Nothing that a test compiles comes from the user's cache, or goes there; processes inherit that."""
+
+with suppress(AttributeError, OSError):  # elsewhere than on Linux, or not allowed
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+"""Processes that are woken wait for those that run. A rank that sends wakes the receiver while it holds a lock: stopped
+in favour of the receiver, it would leave its own thread of gloo to ask for the lock again and again."""
 
 for variable in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
     os.environ.pop(variable, None)
