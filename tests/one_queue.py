@@ -60,7 +60,7 @@ def finishes(program: Program, tensors: int) -> bool:
         queues.append(queue)
     lanes = [range(begin, begin + len(lane)) for begin, lane in zip(begins, program.lanes, strict=False)]
     played = play([*lanes, *queues], before)
-    return all(place == len(lane) for place, lane in zip(played.places, played.lanes, strict=True))
+    return all(place == len(lane) for place, lane in zip(played.places, [*lanes, *queues], strict=True))
 
 
 def _stream(line: Send | Recv | AllReduce) -> object:

@@ -16,6 +16,8 @@ from types import ModuleType
 
 import torch
 
+from tests.e2e.copies import RUNTIME, is_copy, states
+
 _PACKAGE = "chimera_runtime"
 _OF_TORCH = (
     "torch._dynamo",  # as the first optimizer does
@@ -30,13 +32,9 @@ _AT_IMPORT = (f"{_PACKAGE}.tools", f"{_PACKAGE}.tools.open.parent")
 """What looks at its process, or changes it, when it is imported."""
 
 
-def _sources(package: Path) -> dict[str, bytes]:
-    return {file.relative_to(package).as_posix(): file.read_bytes() for file in package.rglob("*.py")}
-
-
 def _modules() -> dict[str, ModuleType]:
     """Imports the modules of the runtime, and takes them away again."""
-    for name in _SOURCES:
+    for name in _STATES:
         import_module(f"{_PACKAGE}/{name}".removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == _PACKAGE}
 
@@ -55,7 +53,7 @@ class Preloaded(MetaPathFinder, Loader):
             return None
         sys.meta_path.remove(self)
         found = PathFinder.find_spec(fullname, path)
-        if found is None or found.origin is None or _sources(Path(found.origin).parent) != _SOURCES:
+        if found is None or found.origin is None or not is_copy(Path(found.origin).parent, _STATES):
             return None
         return spec_from_loader(fullname, self)
 
@@ -75,7 +73,7 @@ for _name in _OF_TORCH:
 for _device in (torch.cuda, torch.mtia, torch.xpu):
     if not _device.is_available():  # a seed keeps the whole stack as text for when there is one
         _device.manual_seed_all = lambda seed: None
-_SOURCES = _sources(Path(__file__).resolve().parents[2] / _PACKAGE)
+_STATES = states(RUNTIME)
 _MODULES = _modules()
 sys.meta_path.insert(0, Preloaded())
 gc.freeze()  # a collection would touch all objects, and a process that is forked copy their pages

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from chimera_ir.commands.compile_command import compile_command
 from tests import forking
-from tests.e2e.bytecode import add_bytecode
+from tests.e2e.copies import date_as_originals
 from tests.patience import FACTOR, PATIENCE
 from tests.programs import TORCHRUN
 
@@ -39,7 +39,7 @@ def compiled(
     settings += [text for tie in tied for text in ("--tied", tie)]
     result = CliRunner().invoke(compile_command, [scheme, *settings, *asked, "--out", str(out)])
     assert result.exit_code == 0, result.output
-    add_bytecode(out)
+    date_as_originals(out)
     return out
 
 
