@@ -42,15 +42,16 @@ def sums(points: Sequence[Point]) -> Link:
 
 
 def _nearest(terms: Sequence[tuple[float, float, Point]]) -> Link:
-    """alpha and beta >= 0 for which the sum of h(log(m/t) / s) over all points is smallest, where m = alpha x + beta y.
+    """The link whose alpha and beta, never negative, make the sum of h(log(m/t) / s) over all ``terms`` smallest.
 
-    Times span many powers of ten. So the logarithm of the ratio of line m and time t counts: a line twice too high is
-    as bad as a line half as high as it should be. Its unit s is SCATTER plus the point's uncertainty. h is Huber's
-    function: squares up to one, absolute values beyond, so that one size with an unusual time hardly bends the line.
+    A term is (x, y, point); m = alpha x + beta y is the line there, t the seconds of the point. Times span many powers
+    of ten. So the logarithm of m/t counts: a line twice too high is as bad as a line half as high as it should be. Its
+    unit s is SCATTER plus the point's uncertainty. h is Huber's function: squares up to one, absolute values beyond, so
+    that one size with an unusual time hardly bends the line.
 
     A round reduces a weighted sum of m/t + t/m, which is convex and close to squares of logarithms. It multiplies alpha
     and beta by the square root of the terms that pull them up over the terms that pull them down, as in non-negative
-    factorizations. The weights give the sum the slope of h; the first rounds, which find a starting point, have none.
+    factorizations. The weights give the sum the slope of h; in the first rounds, which find a start, all are 1.
     """
     alpha = min(point.seconds / x for x, _, point in terms) / 2
     beta = min(point.seconds / y for _, y, point in terms) / 2

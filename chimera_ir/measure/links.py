@@ -48,7 +48,8 @@ class LinkRequest:
     """Sizes to measure in bytes, multiples of four, each in at most ``rounds`` rounds.
 
     Sums are over ``sum_ranks`` neighbours or, if that is None, over all ranks and over pairs. Tensors are on
-    ``device``, which is ``cpu`` or ``cuda``; by default the one that the backend is for.
+    ``device``, which is ``cpu`` or ``cuda``; by default the one that the backend is for. A rank waits for another one
+    for at most ``timeout`` seconds.
     """
 
     sizes: tuple[int, ...]
@@ -60,14 +61,14 @@ class LinkRequest:
 
 
 class _MessageNames(Names):
-    """Names of messages that belong to no line of a schedule."""
+    """Names of messages in errors, by number: here they belong to no line of a program."""
 
     def operation(self, verb: str, tag: int) -> str:
         return f"{verb} of message {tag}"
 
 
 def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: ShowProgress) -> LinkTimes | None:
-    """Measures messages and sums. Returns their times on rank 0, and None on other ranks.
+    """Measures messages and sums between ``size`` ranks. Returns their times on rank 0, and None on other ranks.
 
     To be called on every rank; pairs of ranks measure one after another.
 
@@ -151,7 +152,10 @@ def chosen_fan_outs(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> d
 
 
 def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> list[tuple[int, ...]]:
-    """Groups of ranks that sum with one another."""
+    """Groups of ranks that sum with one another.
+
+    If ``ranks`` is None: all ``size`` ranks, then each of ``pairs``. Else groups of ``ranks`` neighbours.
+    """
     if ranks is None:
         return [tuple(range(size)), *(pair for pair in pairs if size > 2)]
     if not 2 <= ranks <= size:
@@ -192,7 +196,11 @@ class _Bench:
         self._tag = 0
 
     def pair(self, pair: tuple[int, int], size: int) -> tuple[list[float], list[float], list[float]]:
-        """Returns seconds of messages (half a ping-pong, no pauses), between messages sent in a row, and of posts."""
+        """Measures messages of ``size`` bytes between the ranks of ``pair``.
+
+        Returns seconds of a message (half a ping-pong, without the pauses), from one arrival to the next where messages
+        follow one another, and of posts.
+        """
         me, (a, b) = self._world.place.rank, pair
         self._tag = 0
         if me in pair:
@@ -211,7 +219,10 @@ class _Bench:
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
     def fan_out(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
-        """Seconds from message to message at both receivers (``ends``) while rank ``hub`` sends to both at once."""
+        """Measures messages of ``size`` bytes that rank ``hub`` sends to both ranks ``ends`` at once.
+
+        Returns the seconds from message to message at both of them.
+        """
         me = self._world.place.rank
         self._tag = 0
         if me in (hub, *ends):
@@ -231,7 +242,10 @@ class _Bench:
         return [gap for _, _, gaps in published for gap in gaps]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
-        """Returns seconds from the last member's launch of a sum to the end of the sum, and seconds of the launches."""
+        """Measures sums of ``size`` bytes over ``members``, the ranks of group ``number``.
+
+        Returns seconds from the last member's launch of a sum to the end of the sum, and seconds of the launches.
+        """
         if self._world.place.rank in members:
             self._sum(number, size, WARM_UP)
             seconds, _ = self._sum(number, size, WARM_UP)
@@ -252,7 +266,7 @@ class _Bench:
         return int(self._world.control_group.wait_for_key(key, first, "for the number of rounds"))
 
     def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Sends messages. Returns the seconds to each answer, and the mean seconds of each round's two posts."""
+        """Sends a message in each round. Returns the seconds to each answer, and the mean seconds of its two posts."""
         seconds, posts = [], []
         for tag in self._tags(rounds):
             begin = time.perf_counter()
@@ -309,7 +323,7 @@ class _Bench:
             yield ahead
 
     def _sum(self, number: int, size: int, rounds: int) -> tuple[list[float], list[float]]:
-        """Returns the seconds from the launch of each sum to its end, and those of the launch alone."""
+        """Runs sums over group ``number``. Returns the seconds of each from launch to end, and of each launch."""
         group, members = self._world.sums[number,]
         flat, seconds, posts = self._zeros(size), [], []
         others = [rank for rank in members if rank != self._world.place.rank]

@@ -36,7 +36,9 @@ def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkPr
 
 
 def timed(file: Path, request: StageRequest, device: str, threads: int, progress: ShowProgress) -> TimedProfile:
-    """The times of a model file's stages, and which of them are too noisy to use.
+    """The times of a model file's stages on ``device``, and which of them are too noisy to use.
+
+    ``threads`` is the number of threads that torch uses on a CPU.
 
     Raises `BadFile` if the model is not as its interface wants it, or the device is not there.
     """

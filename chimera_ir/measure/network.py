@@ -84,7 +84,10 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """Times of one kind by size, and the fitted line; ``streams`` has times of messages in streams."""
+    """Times of one kind of exchange, which ``what`` names, by size in bytes; ``line`` is fitted to them, in seconds.
+
+    ``streams`` has the times of messages in streams, by size.
+    """
 
     what: str
     samples: Mapping[int, Samples]
@@ -97,7 +100,7 @@ class _Series:
 
 
 def described(name: str, measured: LinkTimes) -> Described:
-    """The cluster that the ranks ran on, from the measured times."""
+    """The cluster that the ranks ran on, called ``name``, from the measured times."""
     links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
     launch = measured.launches.median
     sums = _rounded(
@@ -133,7 +136,7 @@ def _message_link(measured: LinkTimes, within: bool) -> Link:
 
 
 def _slowdown(measured: LinkTimes, within: bool) -> float:
-    """Factor on the time of messages if their sender sends to two ranks at once; 0 if it was not measured."""
+    """Factor by which a message takes longer if its sender sends to two ranks at once; 0 if that was not measured."""
     if within not in measured.fan_outs:
         return 0.0
     alone = measured.streams[within, max(size for where, size in measured.streams if where == within)]
@@ -148,7 +151,7 @@ def _at_once(measured: LinkTimes, within: bool) -> str:
 
 
 def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
-    """The point to fit, with the median less the post as its time, but at least a hundredth of the median."""
+    """The point to fit: its time is the median less the seconds of the ``post``, at least a hundredth of the median."""
     return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
 
 
@@ -172,7 +175,7 @@ def _sums(measured: LinkTimes, ranks: int, link: Link) -> _Series:
 
 
 def _rounded(link: Link, overhead: float) -> Link:
-    """The link with four digits; values that the clock cannot tell from 0 are 0."""
+    """The link with this overhead, to four digits; values that the clock cannot tell from 0 are 0."""
     return Link(
         rounded(link.alpha) if link.alpha > _TICK else 0.0,
         1 / rounded(1 / link.beta) if link.beta > _LEAST else 0.0,

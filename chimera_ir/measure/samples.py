@@ -73,7 +73,7 @@ class Samples:
 
 
 def together(figures: Sequence[Sequence[float]]) -> tuple[Samples, ...]:
-    """Samples of several times measured in the same rounds.
+    """Samples of several quantities; ``figures`` has the times of each, measured in the same rounds.
 
     A time shorter than a tenth (`BRIEF`) of the longest gets a weight below 1, so its uncertainty counts for less.
 
@@ -96,7 +96,7 @@ def enough(figures: list[list[float]], most: int) -> bool:
 
 
 def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int) -> tuple[Samples, ...]:
-    """Samples of several quantities, measured in turns, so that a disturbance of the machine affects all of them.
+    """Samples of several quantities; each round measures all, so that a disturbance of the machine affects them all.
 
     The first ``warm_up`` rounds do not count; then come FEWEST rounds or more, until `enough`, but at most ``most``.
     """
@@ -110,7 +110,7 @@ def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int)
 
 
 def noise(figures: Sequence[tuple[str, Samples]]) -> tuple[str, ...]:
-    """One warning about all figures that are too noisy to use, then a line for each, the worst first; or nothing."""
+    """One warning about the figures that are too noisy to use, then a line for each, the worst first."""
     noisy = sorted((named for named in figures if named[1].is_noisy), key=lambda named: -named[1].uncertainty)
     if not noisy:
         return ()
@@ -125,7 +125,7 @@ def noise(figures: Sequence[tuple[str, Samples]]) -> tuple[str, ...]:
 
 
 def too_noisy(where: str, figures: Sequence[tuple[str, Samples]]) -> list[str]:
-    """A line that names the figures that are too noisy to use; none if all can be used."""
+    """A line for ``where``, naming the figures that are too noisy to use; an empty list if all can be used."""
     noisy = [f"{name} {percent(samples.uncertainty)}" for name, samples in figures if samples.is_noisy]
     if not noisy:
         return []

@@ -87,7 +87,7 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
 
 
 class _StageClock:
-    """Measures in seconds; ``figures`` has the samples of every figure with its name."""
+    """Measures in seconds of ``clock``, in at most ``rounds`` rounds; ``figures`` has the samples of every figure."""
 
     def __init__(self, rounds: int, clock: "_Clock") -> None:
         self.figures: list[tuple[str, Samples]] = []
@@ -95,7 +95,7 @@ class _StageClock:
         self._clock = clock
 
     def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
-        """Medians of the times, and the largest of their scatters."""
+        """Medians of the times of passes through stage ``number``, and the largest of their scatters."""
         return self._measured(f"{cut.part(number)}, micro-batch size {station.size}", station, self._rounds)
 
     def _measured(self, where: str, station: Station, most: int) -> tuple[_Passes, float]:
@@ -105,7 +105,7 @@ class _StageClock:
         return _Passes(*(rounded(figure.median) for figure in samples)), _noise(*samples)
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
-        """Median and scatter of a step; every round starts from the initial weights."""
+        """Median and scatter of the step of stage ``number``; every round starts from the initial weights."""
         turns = count()
         initial = [parameter.detach().clone() for parameter in station.trained]
 
@@ -193,7 +193,7 @@ class _Once:
 
 
 def _numbered(layers: Sequence[int]) -> str:
-    """Ascending numbers, as a range if there is no gap."""
+    """Text with ascending numbers, as a range if there is no gap."""
     together = layers[-1] - layers[0] == len(layers) - 1
     return f"{layers[0]} to {layers[-1]}" if together else ", ".join(map(str, layers))
 
@@ -218,7 +218,7 @@ def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> 
 
 
 class _Work:
-    """Counts work in FLOP; torch.utils.flop_counter counts none in a step."""
+    """Counts FLOP with torch's flop counter. A step of an optimizer counts as 0: that counter sees none in it."""
 
     def passes(self, cut: ModelCut, _number: int, station: Station) -> tuple[_Passes, float | None]:
         turn, totals = MeasuredTurn.of(0), [0]
@@ -295,7 +295,10 @@ def _layers(model: ModelFile) -> Sequence[object]:
 
 
 def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:
-    """Costs of a stage. Its gradients are summed in one flat buffer with a further number per parameter."""
+    """Costs of a station's stage; ``step`` has the seconds and the noise of its step.
+
+    Its gradients are summed in one flat buffer, which has a further number for each parameter.
+    """
     trained = station.trained
     seconds, noise = step
     return StageCosts(
@@ -342,7 +345,7 @@ def _round(station: Station, number: int, clock: "_Clock") -> _Passes:
 
 
 _Clock = Callable[[Callable[[], None]], float]
-"""Seconds of a call."""
+"""Calls a function and returns the seconds that it takes."""
 
 
 def _clock(run: Callable[[], None]) -> float:
@@ -352,7 +355,7 @@ def _clock(run: Callable[[], None]) -> float:
 
 
 def _cuda_clock(run: Callable[[], None]) -> float:
-    """Seconds on the device's own clock, from an idle device to the end of the last kernel."""
+    """Seconds of a call on the device's own clock, from an idle device to the end of the last kernel."""
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()

@@ -36,7 +36,7 @@ _TIMEOUT = 60.0
 
 
 class MeasuredTurn(NamedTuple):
-    """The micro-batches of a turn, one for each form of a backward: ordinary, with a recomputation, in two halves."""
+    """The micro-batches of a round of measurement: one with an ordinary backward, one recomputed, one in halves."""
 
     ordinary: int
     recomputed: int
@@ -44,7 +44,7 @@ class MeasuredTurn(NamedTuple):
 
     @staticmethod
     def of(number: int) -> "MeasuredTurn":
-        """The micro-batches of a turn, by its number."""
+        """The micro-batches of round ``number``."""
         return MeasuredTurn(*(number * len(_FIRST) + micro for micro in _FIRST))
 
 
@@ -67,11 +67,11 @@ class ModelCut:
     kind: str = "stage"
 
     def part(self, number: int) -> str:
-        """A stage in words."""
+        """Words for stage ``number``, such as ``stage 0 of 2``."""
         return f"{self.kind} {number} of {self.stages}"
 
     def batches(self, size: int) -> Batches:
-        """The micro-batches of a size; every update has one.
+        """Cuts the dataset into micro-batches of ``size`` items, one for each update.
 
         Raises `Misuse` if ``dataset`` is not a dataset, or has too few items.
         """
@@ -81,7 +81,7 @@ class ModelCut:
         return batches
 
     def module(self, stage: int) -> torch.nn.Module:
-        """A stage with its initial weights."""
+        """Builds a stage with its initial weights."""
         with self.here():
             return self.model.stage(stage, self.stages, self.seed, self.device)
 
@@ -102,7 +102,7 @@ class _FirstPass:
 
 @dataclass(frozen=True)
 class Station:
-    """A stage on micro-batches of ``size`` items, ready to run one turn (`MeasuredTurn`) after the other.
+    """A stage that is ready to run micro-batches of ``size`` items, in any number of rounds (`MeasuredTurn`).
 
     ``handed`` is the output of the stage before, None for the first stage. ``before`` and ``after`` describe what the
     stage receives and sends, ``footprint`` what one forward leaves in memory, ``traits`` how it runs.
@@ -133,7 +133,7 @@ class Station:
             self.stage.outputs(micro)
 
     def backward(self, micro: int) -> None:
-        """A whole backward, which runs the forward again for the recomputed micro-batch of a turn."""
+        """A whole backward, which runs the forward again for the recomputed micro-batch of a round."""
         self._backward(self.stage.backward, micro)
 
     def backward_input(self, micro: int) -> None:
@@ -150,7 +150,7 @@ class Station:
             self.stage.input_gradients(micro)
 
     def forget_losses(self, turn: MeasuredTurn) -> None:
-        """Frees the losses of a turn."""
+        """Frees the losses of the micro-batches of a round."""
         for micro in turn:
             self.stage.take_loss(micro)
 
@@ -187,10 +187,10 @@ class Station:
 
 
 def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
-    """Yields each stage's number and stations, one per size, from the last stage to the first, one stage in memory.
+    """Yields each stage's number and its stations, one for each size, from the last stage to the first.
 
-    ``progress`` is called with a few words each time. The pass from the first stage to the last finds what stages
-    hand on; the pass back finds for which of these tensors gradients come back.
+    At most one stage is in memory. A pass from the first stage to the last finds what each hands on, and calls
+    ``progress`` with a few words after it; the pass back finds for which of these tensors gradients come back.
 
     Raises `Misuse` if a stage does what the model file's interface does not allow. Raises `ModelError` if the model
     file's code raises an error.
@@ -222,7 +222,7 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
 
 
 def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) -> Boundary | None:
-    """The description of a stage's tensors (`Boundary`), with marks on those for which gradients come back."""
+    """The description of a stage's tensors; ``differentiable`` marks those for which gradients come back."""
     return None if boundary is None else replace(boundary, differentiable=differentiable or ())
 
 
@@ -254,7 +254,7 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
 
 @contextmanager
 def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
-    """Context in which an error for lack of memory becomes a message of one line."""
+    """Context in which an error for lack of memory becomes one line that names the stage and the micro-batch size."""
     try:
         yield
     except (ModelError, torch.OutOfMemoryError) as error:
@@ -331,7 +331,10 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
 
 
 def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool) -> Callable[[int], Any]:
-    """Function that loads a micro-batch; on the meta device it returns the first one, loaded here, every time."""
+    """Returns a function that calls ``load`` for a micro-batch and moves the result to ``device``.
+
+    On the meta device it always returns the first micro-batch, loaded here, or None if it is not ``wanted``.
+    """
     if device.type != "meta":
         return lambda micro: to_device(load(micro, 0), device)
     first = to_device(load(0, 0), device) if wanted else None
@@ -339,7 +342,7 @@ def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool)
 
 
 def _keywords(batches: Batches, device: torch.device, names: Sequence[str]) -> Callable[[int, int], Keywords]:
-    """Function that loads the keyword arguments of a micro-batch."""
+    """Returns a function that loads the keyword arguments of a micro-batch; the stage takes those with ``names``."""
     load = _loader(batches.keywords, device, wanted=bool(names))
     return lambda _, micro: load(micro)
 

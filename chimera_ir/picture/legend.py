@@ -18,7 +18,7 @@ _SWATCH, _SIGN, _GAP = 22, 48, 20
 
 
 class _EntryText(NamedTuple):
-    """The words of a legend entry; ``indent`` pixels before them are room for a sign or for the colours of chunks."""
+    """Words of a legend entry; ``indent`` pixels before them are for a sign or the colours of a strand's ``chunks``."""
 
     words: str
     indent: int
@@ -33,8 +33,8 @@ class _EntryText(NamedTuple):
 def legend(looks: Looks, kinds: Sequence[Kind], names: Iterable[str], left: int, width: int, y: int) -> Iterator[Entry]:
     """Yields the entries of a legend: strands with a swatch for each kind, the meaning of letters, and ``names``.
 
-    An entry that does not fit on a row begins the next one. Before each of ``names`` is space for a sign, which the
-    template draws.
+    The first row begins at ``left`` and ``y``, in pixels; an entry that would pass ``width`` begins the next row.
+    Before each of ``names`` is space for a sign, which the template draws.
     """
     x = left
     for line in [*_lines(looks, kinds), *(_EntryText(plain(name), _SIGN) for name in names)]:

@@ -44,7 +44,7 @@ class Row(IntEnum):
     LOWER = 2
 
     def within(self, top: int, height: int) -> tuple[int, int]:
-        """The top and the height of the part of a lane."""
+        """The top and the height of this part of a lane, from those of the lane."""
         if self is Row.WHOLE:
             return top, height
         half = height // 2
@@ -148,7 +148,7 @@ class Looks:
 
 
 def _places(pipe: Pipe) -> tuple[int, ...]:
-    """The number of earlier stages that the pipe has on the same worker, for each stage."""
+    """Counts, for each stage, the earlier stages that the pipe has on the same worker."""
     earlier: defaultdict[int, int] = defaultdict(int)
     places = []
     for worker in pipe.workers:

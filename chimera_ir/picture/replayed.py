@@ -179,7 +179,10 @@ def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
 
 
 def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """Yields the families (operations of one colour); one has labels if all of its boxes have room for them."""
+    """Yields the families (operations of one colour), as boxes if ``one_by_one``, else as outlines.
+
+    A family has labels if all of its boxes have room for them.
+    """
 
     def with_room(several: Sequence[PlacedOperation], font: int) -> Sequence[PlacedOperation]:
         widths = [scale.x(placed.end) - scale.x(placed.start) for placed in several]
@@ -196,7 +199,7 @@ def _title(replay: Replay, placed: PlacedOperation) -> str:
 
 
 def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """Yields the family of the steps, if they take time."""
+    """Yields the family of the steps, if they take time; as boxes if ``one_by_one``, else as an outline."""
     if several := [*_steps(replay)]:
         boxes = tuple(_step(event, replay, scale) for event in several) if one_by_one else ()
         outline = "" if one_by_one else "".join(_outline(event, scale) for event in several)

@@ -41,7 +41,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """The row of a worker: its name, and the stripe of bubbles behind its boxes."""
+    """The row of a worker: its name, written on ``baseline``, and at ``y`` the stripe of bubbles behind its boxes."""
 
     name: str
     y: int
@@ -125,7 +125,10 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Picture(Chart):
-    """The values for ``templates/timeline.svg.j2``, in pixels; ``hatch`` is the name of the pattern of bubbles."""
+    """The values for ``templates/timeline.svg.j2``, in pixels.
+
+    ``chart`` is the width of the lanes, ``hatch`` the name of the pattern of bubbles.
+    """
 
     chart: str
     row_height: int

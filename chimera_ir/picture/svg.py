@@ -82,17 +82,17 @@ class Scale:
         return WorkerRow(f"P{worker}", y, pixels(y + Fraction(self.row, 2) + self.font * RISE))
 
     def box(self, start: float, end: float, y: int, height: int, title: str) -> Box:
-        """The box of a stretch of time, with the text that is shown when one points at it."""
+        """The box of the time from ``start`` to ``end``; ``title`` is shown when one points at it."""
         left, right = self.x(start), self.x(end)
         return Box(pixels(left), y, pixels(right - left), height, title)
 
     def outline(self, start: float, end: float, y: int, height: int) -> str:
-        """The rectangle of a stretch of time, as a part of a path."""
+        """The rectangle of the time from ``start`` to ``end``, as a part of an SVG path."""
         left, right = pixels(self.x(start)), pixels(self.x(end))
         return f"M{left} {y}H{right}v{height}H{left}z"
 
     def label(self, start: float, end: float, y: int, height: int, font: int, text: str) -> Label:
-        """A text in the middle of a stretch of time."""
+        """A text in the middle of the rectangle of the time from ``start`` to ``end``."""
         middle = (self.x(start) + self.x(end)) / 2
         return Label(pixels(middle), pixels(y + Fraction(height, 2) + font * RISE), text)
 
@@ -205,7 +205,7 @@ def fair_unit(timeline: Timeline) -> Fraction:
 
 
 def _scale(timeline: Timeline, unit: Fraction) -> Scale:
-    """The scale for a unit of time in pixels, with the largest font at which all labels fit, else with the smallest."""
+    """The scale with ``unit`` pixels for a unit of time, and the largest font in which all labels fit, else font 9."""
     pixel = unit * timeline.tick
     many = len(timeline.lanes) > 16
     row, gap = (14, 2) if many else (26, 4)
@@ -216,7 +216,7 @@ def _scale(timeline: Timeline, unit: Fraction) -> Scale:
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """The timeline; if labels do not fit, only the part up to the end of the steady state, if there is one."""
+    """The timeline; if labels do not fit, only the part up to the end of the steady state in ``window``, if any."""
     scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
     longest = _longest_labels(timed, Looks(timeline.header))
     fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
@@ -224,7 +224,7 @@ def _legible(timeline: Timeline, window: Window | None) -> Timeline:
 
 
 def room(text: str, font: int) -> Fraction:
-    """The width in pixels of a label in its box."""
+    """The width in pixels that a label needs in its box, in a font of this size."""
     return len(text) * font * _GLYPH + 3
 
 
@@ -276,7 +276,7 @@ def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family
 
 
 def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]:
-    """The longest label for each length of an operation."""
+    """Finds, for each length in ticks, the longest label of the operations that have it."""
     longest: dict[int, str] = {}
     for timed in operations:
         length = timed.end - timed.start
@@ -331,7 +331,7 @@ def _event_title(event: Event, unit: Unit) -> str:
 
 
 def _brackets(window: Window | None, scale: Scale, width: int, bottom: int) -> Iterator[Bracket]:
-    """Yields the bracket of the steady state, if there is one; the text is on the right or, without room, left."""
+    """Yields the bracket of the steady state, if any; its text is on the right or, if ``width`` has no room, left."""
     if window is None:
         return
     start, end, text = scale.x(window.start), scale.x(window.end), bracket(window)

@@ -128,7 +128,7 @@ def _lanes(timeline: Timeline) -> list[list[_Labelled]]:
 
 
 def _layout(timeline: Timeline, width: int) -> tuple[_ColumnScale, list[tuple[int, int]]]:
-    """The scale, and the first and last column of each part of the picture."""
+    """The scale, and for each part of the picture its first column and the one after its last."""
     scale, span = _legible(timeline, width), max(timeline.span, 1)
     if _lines(timeline, scale) <= LINES:
         scale = _squeezed(timeline, scale)
@@ -188,12 +188,12 @@ def _lines(timeline: Timeline, scale: _ColumnScale) -> int:
 
 
 def _columns_needed(shown: _Labelled, shortest: int) -> int:
-    """The columns that the shortest operation has when this one has room for its label, a stroke and its sign."""
+    """The columns of an operation of ``shortest`` ticks when this one has room for its label, a stroke and its sign."""
     return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
 def _panels(operations: Iterable[_Labelled], scale: _ColumnScale, columns: int) -> list[tuple[int, int]]:
-    """The first and last column of parts of the picture, as few and as equal as possible, that do not cut labels."""
+    """Divides ``columns`` columns, as `_cut` does, into parts as few and as equal as possible that cut no label."""
     within = {scale.at(shown.timed.start) + offset for shown in operations for offset in range(1, len(shown.name) + 1)}
     fewest = len(_cut(columns, scale.width, within))
     widths = range(-(-columns // fewest), scale.width + 1)
@@ -201,7 +201,10 @@ def _panels(operations: Iterable[_Labelled], scale: _ColumnScale, columns: int) 
 
 
 def _cut(columns: int, width: int, within: Container[int]) -> list[tuple[int, int]]:
-    """Parts of at most this width, each as long as possible; ``within`` are columns at which none may end."""
+    """Divides ``columns`` columns into parts; returns for each its first column and the one after its last.
+
+    Each part is as long as ``width`` allows; ``within`` has the columns at which none may end.
+    """
     panels = []
     start = 0
     while columns - start > width:
@@ -235,7 +238,7 @@ def _strokes(shown: _Labelled, length: int) -> str:
 
 
 def _bracket(window: Window | None, scale: _ColumnScale, start: int, end: int) -> Iterator[str]:
-    """Yields the line below a part of the picture that marks the steady state, if the part shows it."""
+    """Yields the line that marks the steady state below columns ``start`` to ``end``, if they show it."""
     if window is None:
         return
     first, last = scale.at(window.start), scale.at(window.end) - 1
@@ -246,7 +249,7 @@ def _bracket(window: Window | None, scale: _ColumnScale, start: int, end: int) -
 
 
 def _axis(timeline: Timeline, scale: _ColumnScale, start: int, end: int) -> str:
-    """The line of round times above their columns."""
+    """The line of round times above columns ``start`` to ``end``."""
     per_unit = scale.column / timeline.tick
     apart = distance(timeline, (len(mark(timeline, timeline.shown)) + 3) / per_unit)
     line = ""

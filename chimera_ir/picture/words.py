@@ -60,7 +60,7 @@ def hue(strand: int) -> Hue:
 
 
 def mixed(colour: str, other: str, share: Fraction) -> str:
-    """A colour with a share of another one."""
+    """Mixes a share of the ``other`` colour into ``colour``."""
     pairs = ((int(colour[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
     return "#" + "".join(f"{round(start + (end - start) * share):02x}" for start, end in pairs)
 

@@ -75,7 +75,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
 
 
 def _passing(header: Header) -> list[Counter[int]]:
-    """Number of micro-batches that pass each stage of each worker."""
+    """Counts, for each worker, the micro-batches that pass each of its stages."""
     counts: list[Counter[int]] = [Counter() for _ in range(header.workers)]
     for pipe in header.pipes:
         for stage, worker in enumerate(pipe.workers):
@@ -84,7 +84,7 @@ def _passing(header: Header) -> list[Counter[int]]:
 
 
 def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
-    """Upper bound on the bytes of a stage's messages at any time; ``passing`` micro-batches pass on the worker.
+    """Upper bound on the bytes of a stage's messages at any time, if ``passing`` micro-batches pass it on the worker.
 
     With a flush: the messages of all those micro-batches. In a stream in order, activations have arrived when their
     gradients come back, and stay in their buffer until the backward; gradients have arrived when the first activations
@@ -102,7 +102,10 @@ def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timin
 
 
 def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
-    """The fewest bytes that a stage keeps of a micro-batch, receive buffers included."""
+    """The fewest bytes that a stage keeps of a micro-batch, receive buffers included.
+
+    ``splits`` says whether any backward is split.
+    """
     waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
     return min([*waiting, *([timing.halfway] if splits else [])], default=0)
 

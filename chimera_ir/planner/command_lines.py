@@ -53,7 +53,7 @@ def compile_line(choice: Configuration, files: Files) -> str:
 
 
 def torchrun_line(judged: Judged, cluster: Cluster, files: Files, model: str) -> str:
-    """The ``torchrun`` line that starts a configuration."""
+    """The ``torchrun`` line that starts a configuration on ``cluster``; ``model`` is the model file, or empty."""
     choice = judged.choice
     ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
     where = ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout

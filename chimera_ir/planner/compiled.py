@@ -46,9 +46,9 @@ Launched = tuple[tuple[tuple[int, WeightGroup], ...], ...]
 class CompiledScheme:
     """A scheme with its parameters, compiled on demand; all changes of the scheme share what is computed here.
 
-    All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text is not verified
-    again, unless it has no flush and ``ties`` say that stages share parameters; any other must pass `Variant.check`
-    before its lanes are used.
+    All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text (the library's)
+    is not verified again, unless it has no flush and ``ties`` say that stages share parameters. Any other text must
+    pass `Variant.check` before its lanes are used.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -82,7 +82,7 @@ class CompiledScheme:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan with the first change."""
+        """The plan of the scheme with the change that the constructor got."""
         return self._outline.plan()
 
     @cached_property
@@ -123,7 +123,7 @@ class CompiledScheme:
 
     @cached_property
     def begun(self) -> list[int]:
-        """Most micro-batches that one worker holds between their forward and their backward, by stage."""
+        """The most micro-batches that a worker holds at once between forward and backward, stage by stage."""
         most = [0] * self._outline.header.stages
         for stages, counts in self.growth:
             alive: dict[Stage, int] = defaultdict(int)
@@ -224,7 +224,10 @@ class Variant:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether verification is skipped; not where ties are without a flush, as these must read the same versions."""
+        """Whether verification is skipped, as the text is trusted; never for ties without a flush.
+
+        The stages of such a tie must read the same version, which depends on what the user ties.
+        """
         return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
 
     @cached_property
@@ -254,7 +257,7 @@ class Variant:
         return self._holdings
 
     def _held_in_stream(self) -> Iterator[Holdings]:
-        """The holdings of a program without a flush, without the program."""
+        """Yields the holdings of each worker without a flush, from its lane and messages instead of the program."""
         compiled, header = self.compiled, self.header
         workers = zip(header.stages_of, compiled.copies, compiled.lanes, compiled.messages, strict=True)
         for stages, counts, lane, messages in workers:
@@ -282,7 +285,7 @@ class Variant:
 
     @cached_property
     def _representatives(self) -> dict[DurationKey, Operation]:
-        """An operation with each of the keys."""
+        """One operation for each key of operations."""
         return dict(zip(self._keys, chain.from_iterable(self.compiled.lanes), strict=True))
 
     @cached_property

@@ -72,7 +72,7 @@ class Judged:
 
     @property
     def name(self) -> str:
-        """The name of the scheme, or of what any scheme with a flush becomes on a single worker."""
+        """The name of the scheme; `ALONE` on a single worker, where any scheme with a flush is data parallelism."""
         return ALONE if self.is_alone else self.scheme
 
     @property
@@ -171,7 +171,7 @@ class Judge:
         return max(_Compiler(self).needed(choice))
 
     def time_parts(self, judged: Judged, replays: bool) -> TimeParts:
-        """Parts of the time of a configuration, by the replay or else by equation 1."""
+        """Parts of the time of a configuration: by replays if ``replays``, else by equation 1."""
         return time_parts(_Compiler(self).variant(judged.choice), self.setting(judged.choice), replays)
 
 
@@ -290,7 +290,10 @@ class _Compiler:
         return self._variants[change]
 
     def _over(self, choice: Configuration, needed: list[int], prefix: str) -> LeftOut:
-        """The refusal of a configuration that does not fit, by the worker that needs most."""
+        """The refusal of a configuration that does not fit; ``needed`` has the bytes of each worker.
+
+        Its text names the worker that needs most; ``prefix`` stands before the bytes, such as "at least ".
+        """
         largest = max(needed)
         more = size(largest - self._judge.available)
         detail = f"worker {needed.index(largest)} needs {prefix}{size(largest)}, {more} more than there is"

@@ -27,7 +27,10 @@ _FOLDED = "more"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Options of the table: ``top`` rows, of ``everything`` or of the best of each name, and ``why`` others are not."""
+    """Options of the table: it has ``top`` rows at most.
+
+    It shows ``everything``, or only the best configuration of each name; with ``why``, also which ones were left out.
+    """
 
     top: int
     everything: bool
@@ -49,7 +52,7 @@ def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: 
 
 
 def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
-    """The command lines that compile and start a choice."""
+    """The command lines that compile and start a configuration."""
     files = replace(files, sharded_optimizer=files.sharded_optimizer and not judged.asynchronous)
     started = torchrun_line(judged, ranking.judge.cluster, files, ranking.judge.profile.file)
     return f"{compile_line(judged.choice, files)}\n{started}\n"
@@ -113,7 +116,10 @@ def _sentence(said: str) -> str:
 
 
 def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
-    """Yields how many configurations were left out for each reason, with examples if none remains, or by scheme."""
+    """Yields how many configurations were left out for each reason.
+
+    They come with an example for each reason if no configuration remains or, if ``why``, for each scheme and reason.
+    """
 
     def key(left_out: LeftOut) -> tuple[str, str]:
         return scheme_argument(left_out.source) if why else "", left_out.reason.value

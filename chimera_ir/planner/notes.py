@@ -13,7 +13,7 @@ from chimera_ir.profile.warnings import WARNING, shown
 def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str, ...]:
     """One sentence each: how far ahead the first choice is, how plain 1F1B compares, what differs in training.
 
-    ``warnings`` are those of the profile and the cluster file.
+    ``error`` is the error of predictions, as a share; ``warnings`` are those of the profile and the cluster file.
     """
     return (
         *(f"{WARNING}{warning}" for warning in shown(warnings)),

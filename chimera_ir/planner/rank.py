@@ -71,7 +71,8 @@ def rank(
 ) -> Ranking:
     """Ranks the configurations of ``sources``; the memory of the first ``top`` is computed to the byte.
 
-    The judge has the baseline in addition to the schemes that the user asked for.
+    With ``greedy``, only the first configuration of a family that fits counts (`_by_preference`). The judge has the
+    baseline in addition to the schemes that the user asked for.
     """
     baseline, _ = library.baseline(1, 1)
     families: list[list[Configuration]] = []
@@ -138,7 +139,7 @@ def _unsplit(judged: Judged) -> Configuration:
 
 
 def _sorted(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
-    """Configurations, fastest first; all replayed ones come before the others, as replay and equation 1 differ."""
+    """Configurations, fastest first, equally fast ones by `_plain`; all replayed ones come before the others."""
 
     def order(judged: Judged) -> tuple[object, ...]:
         choice = judged.choice
@@ -231,7 +232,7 @@ def _uncollected(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _T
 
 @contextmanager
 def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
-    """Yields a pool for this many operations; it has no further processes if they would not save time."""
+    """Yields a pool for work of ``operations`` operations; it has no further processes if they would save no time."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
     if count < 2:
@@ -260,7 +261,7 @@ def _judge_part(
 
 
 def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """Replays the first candidate of each name, then further candidates in their order, within the limits."""
+    """Replays the first candidate of each name, then others in order, within `REPLAYED` and `REPLAYED_OPERATIONS`."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     first = _first_of_each_name(candidates)
     for judged in dict.fromkeys([*first, *candidates]):
@@ -273,7 +274,7 @@ def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> 
 
 
 def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """The first candidates without known bytes, as many as the limit on operations allows, with their bytes."""
+    """Computes the bytes of candidates whose bytes are not known, in order, up to `WEIGHED_OPERATIONS`."""
     unknown = (judged for judged in candidates if not judged.memory)
     progress("weighing the first choices")
     families = _families(affordable(unknown, lambda judged: judged.operations, WEIGHED_OPERATIONS))

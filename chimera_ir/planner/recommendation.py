@@ -56,7 +56,7 @@ def _nothing(ranking: Ranking) -> Recommendation:
 
 
 def _written(choice: Configuration) -> str:
-    """A configuration in parentheses: the scheme with its parameters, B, and recomputation."""
+    """A configuration as text: the scheme with its parameters, B, and recomputation."""
     words = [scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)]
     again = ", recompute" if choice.change.recompute else ""
     return f"{' '.join(words)}, B={choice.micro_batch_size}{again}"

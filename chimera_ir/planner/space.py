@@ -139,7 +139,7 @@ class LeftOut:
 def refusal(
     refused: Rejected | SettingError, source: Source, settings: Iterable[tuple[str, int]], size: int | None
 ) -> LeftOut:
-    """The refusal of parameters by their scheme, with the first error as its reason."""
+    """The refusal of parameters by their scheme, with the first error as its reason; ``size`` is B, if chosen."""
     if isinstance(refused, SettingError):
         return LeftOut(source, tuple(settings), size, Reason.REFUSED, str(refused))
     first = refused.diagnostics[0]

@@ -29,7 +29,7 @@ class TimeParts(NamedTuple):
 
 
 def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
-    """Parts of an update, by replays of the program or else by equation 1, which counts no steps."""
+    """Parts of an update: by replays of the program if ``replays``, else by equation 1, which counts no steps."""
     cluster, stages = setting.cluster, setting.stages
     no_sums = replace(setting, cluster=replace(cluster, sums=FREE))
     no_messages = replace(no_sums, cluster=replace(no_sums.cluster, within=FREE, between=FREE))

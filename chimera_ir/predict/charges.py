@@ -33,7 +33,7 @@ class Charges:
         return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
 
     def step(self, group: WeightGroup) -> float:
-        """Seconds of a stage's optimizer step; 0 for a tie, whose step is part of its stages' steps."""
+        """Seconds of the optimizer step of a weight group; 0 for a tie, whose step is part of its stages' steps."""
         return self.setting.step(self.header, group[0]) if len(group) == 1 else 0.0
 
     def noise(self, instruction: Instruction) -> float:
@@ -63,7 +63,7 @@ class Charges:
         return self._links[source, target]
 
     def overhead(self, worker: Worker, instruction: Instruction) -> float:
-        """Seconds for which posting an instruction occupies its lane."""
+        """Seconds that posting a send, a receive or a sum occupies ``worker``; 0 for any other instruction."""
         match instruction:
             case Send(to=other) | Recv(source=other):
                 return self.link(worker, other).overhead

@@ -97,7 +97,7 @@ class Equation:
 
 
 def equation(program: Program, setting: Setting) -> Equation:
-    """Equation 1 for a verified program."""
+    """Returns all terms of equation 1 for a verified program."""
     lanes = tuple(tuple(parts.computes.lines) for parts in program.parts)
     schedule = Schedule(program.header, lanes)
     return _EquationTerms(schedule, structure_of(schedule), launch_places(program), setting).equation()
@@ -165,7 +165,7 @@ class _EquationTerms:
 
 
 def _with_message(costs: Costs, seconds: Fraction) -> Costs:
-    """Costs to which the time of a message is added, for each kind of operation that sends one."""
+    """Adds the ``seconds`` of a message to the cost of each kind of operation that sends one."""
     return replace(
         costs,
         F=costs.F + seconds,
@@ -176,7 +176,7 @@ def _with_message(costs: Costs, seconds: Fraction) -> Costs:
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
-    """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the usual size.
+    """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the most frequent size.
 
     I_t and W_t are both of the stage with the largest sum of the two. The largest of each would be too much together:
     the first stage, for instance, computes no gradient of its input, so its whole backward may be W.
@@ -211,10 +211,10 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
 
 
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:
-    """Returns the costs per micro-batch of each stage's forwards (``opening``) or backwards.
+    """Returns the costs per micro-batch of each stage's forwards if ``opening``, else of its backwards.
 
-    The costs of a stage are a timing and a factor on its times. Operations count with their most frequent size on the
-    first worker that has any, as all workers run the same pipes.
+    The costs of a stage are a timing and a factor on its times. They are those of operations of the size that is most
+    frequent on the first worker that has any; all workers run the same pipes.
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
@@ -251,7 +251,10 @@ _Overlap = tuple[tuple[FreeRegion, ...], float]
 def _flushed(
     structure: Structure, run: TimedRun, launched: LaunchPlaces, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """Overlaps of workers with a flush, where a sum can begin once all workers that hold its group have launched it."""
+    """The overlap of each worker of a schedule with a flush; ``sums`` has the seconds of the sum of each group.
+
+    A sum can begin once all workers that hold its group have launched it.
+    """
     begin: dict[WeightGroup, int] = defaultdict(int)
     for lane, places in zip(structure.net.lanes, launched, strict=True):
         for done, group in places:
@@ -266,8 +269,8 @@ def _flushed(
 class _Gaps:
     """Gaps of a lane until the end of the iteration, in which its worker idles.
 
-    Arguments and results are in parts of a tick, ``parts`` to the tick; the gaps inside are in ticks. ``_through[n]``
-    is the idle time until the end of gap n.
+    Arguments and results of the methods are in parts of a tick; a tick has ``parts`` of them. ``_starts``, ``_ends``
+    and ``_through`` are in ticks; ``_through[n]`` is the idle time until the end of gap n.
     """
 
     def __init__(self, lane: range, run: TimedRun, parts: int) -> None:
@@ -285,12 +288,12 @@ class _Gaps:
         return self._through[-1] * self._parts if self._through else 0
 
     def before(self, time: int) -> int:
-        """Idle time before a moment."""
+        """Idle time before ``time``."""
         gap = bisect_right(self._starts, time // self._parts) - 1
         return self._through[gap] * self._parts - max(0, self._ends[gap] * self._parts - time) if gap >= 0 else 0
 
     def end(self, begin: int, length: int) -> int:
-        """End of a sum that begins at ``begin`` and runs only in gaps; after the iteration all time is free."""
+        """End of a sum of this length that begins at ``begin`` and runs only in gaps and after the iteration."""
         target = self.before(begin) + length
         if not length:
             return begin
@@ -303,9 +306,9 @@ class _Gaps:
 def _overlap(sums: Iterable[tuple[WeightGroup, int, Fraction]], lane: range, run: TimedRun) -> _Overlap:
     """Free regions and Comm_unoverlapped of a worker whose sums run in its gaps, in the order in which they can begin.
 
-    Each sum has its group, its earliest start and its length, both in ticks. With two stages on each worker the free
-    regions are those of Figure 6. The part of the sums that remains when the last operation of the iteration ends is
-    not overlapped.
+    Each of ``sums`` has its group, its earliest start and its length in ticks; ``lane`` has the indices of the worker's
+    operations in ``run``. With two stages on each worker the free regions are those of Figure 6. The part of the sums
+    that remains when the last operation of the iteration ends is not overlapped.
     """
     ordered = sorted(sums, key=itemgetter(1))
     # Integers instead of fractions: a tick has as many parts as all lengths need.
@@ -322,7 +325,10 @@ def _overlap(sums: Iterable[tuple[WeightGroup, int, Fraction]], lane: range, run
 def _streams(
     schedule: Schedule, structure: Structure, run: TimedRun, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """Idle time of each worker of a stream in an update, and the seconds of its gradient sums that do not fit in."""
+    """Idle time of each worker of a stream in an update, and the seconds of its gradient sums that do not fit in.
+
+    ``sums`` has the seconds of the gradient sum of each group.
+    """
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []

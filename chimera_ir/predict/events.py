@@ -67,14 +67,14 @@ class Port(NamedTuple):
 
 
 class Events(NamedTuple):
-    """All events of a program, by number.
+    """All events of a program; outside ``nodes``, an event is given by its index there.
 
     Attributes
     ----------
     nodes
         The events.
     before
-        The events that each event waits for.
+        For each event, the events that it waits for.
     posted
         For a message or a sum, and for each wait for it, the events at whose ends it is posted: one at each end of the
         message, one at each member of the sum.
@@ -92,7 +92,7 @@ class Events(NamedTuple):
     ports: dict[int, tuple[Port, Port]]
 
     def after(self) -> list[list[int]]:
-        """The events that wait for each event."""
+        """Lists, for each event, the events that wait for it."""
         after: list[list[int]] = [[] for _ in self.nodes]
         for number, before in enumerate(self.before):
             for other in before:
@@ -101,7 +101,7 @@ class Events(NamedTuple):
 
 
 def events_of(program: Program, charges: Charges) -> Events:
-    """The events of a verified program, in time linear in its instructions."""
+    """The events of a verified program with lengths from ``charges``, in time linear in its instructions."""
     gathered = _Gathered(charges)
     for number, lane in enumerate(program.lanes):
         gathered.lane(Worker(number), lane)
@@ -153,7 +153,7 @@ class _Gathered:
                     self._post(wire, now, on_link.get(to, []))
                     on_link[to] = [wire]
                 case ops.Recv(message, source):
-                    # The wire has to wait for the notice; its flight, which has the next number, knows the latency.
+                    # The wire has to wait for the notice; its flight, which has the next index, takes the latency.
                     wire = self._wire(ops.Send(message, worker), source, worker)
                     alpha = self.nodes[wire + 1].seconds
                     notice = self._add(Role.NOTICE, instruction, (worker, source), alpha, now)
@@ -192,7 +192,10 @@ class _Gathered:
         self.posted[event] += now
 
     def _wire(self, send: ops.Send, source: Worker, target: Worker) -> int:
-        """Returns the wire of a message; the flight has the next number. The first call for a message adds both."""
+        """Returns the index of the wire of the message that ``send`` takes from worker ``source`` to ``target``.
+
+        The first call for a message adds its wire and its flight, which has the next index.
+        """
         message = send.message
         if message not in self._wires:
             link, ends = self._charges.link(source, target), (source, target)

@@ -43,7 +43,7 @@ def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
 
 
 def shares(replay: Replay) -> dict[Cause, float]:
-    """Share of each cause in the time of all workers."""
+    """Idle time of each cause, as a share of the time of all workers."""
     total = replay.span * len(replay.lanes)
     share_of = dict.fromkeys(Cause, 0.0)
     for lane in idle(replay):

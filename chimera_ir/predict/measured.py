@@ -60,13 +60,13 @@ class Measured:
         return Fraction(1, second * stage_size * header.parts)
 
     def recut(self, stages: int, into: int) -> "Measured":
-        """Durations of the same model where a stage is several stages of the profile, or a part of one."""
+        """Durations of the same model if the ``stages`` stages of the profile become ``into`` stages of equal size."""
         return Measured(self.setting, _cut(stages, into))
 
     def report_costs(
         self, header: Header, path: Sequence[Operation], _: Collection[str]
     ) -> tuple[tuple[str, Fraction], ...]:
-        """Mean cost of each kind over a path; these costs times the counts of the path give its length."""
+        """Mean cost per micro-batch of each kind on ``path``; these costs times the path's counts give its length."""
         means = []
         for letter, kind in COSTED.items():
             operations = [operation for operation in path if operation.kind is kind]
@@ -77,11 +77,14 @@ class Measured:
         return tuple(means)
 
     def for_baseline(self, splits: bool) -> "Measured":
-        """Durations without a change: a profile has all times, or else each half counts as half a backward."""
+        """Returns the same durations, whatever ``splits``: where a profile lacks halves, each is half a backward."""
         return self
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """Seconds of each kind of operation over a micro-batch, as the smallest and the largest of all stages."""
+        """Text with the time of each kind of operation on a micro-batch: the smallest and the largest of all stages.
+
+        ``kinds`` are the letters of the kinds that the text names.
+        """
         micros_of = {
             (stage, stage in pipe.recompute): pipe.micros[: header.parts]
             for pipe in header.pipes

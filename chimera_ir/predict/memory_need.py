@@ -50,7 +50,7 @@ def memory(program: Program, setting: Setting) -> tuple[MemoryNeed, ...]:
 
 
 def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tuple[MemoryNeed, ...]:
-    """Memory that each worker needs, given its holdings."""
+    """Memory that each worker needs; ``held`` has the holdings of each."""
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
@@ -94,7 +94,7 @@ class _Worker:
         return total + most
 
     def _stage_sizes(self, stage: Stage) -> Timing:
-        """Costs of a micro-batch on a stage, in which the bytes that it keeps are those outside receive buffers."""
+        """Costs of a micro-batch on a stage, without the bytes that it keeps in receive buffers."""
         if stage not in self._sizes:
             timing, received = self._setting.timing(stage), self._received_input(stage)
             activations = max(0, timing.activations - received)
@@ -120,7 +120,7 @@ class _Worker:
         return any(pipe.workers[stage] == pipe.workers[stage + 1] == self._worker for pipe in self._header.pipes)
 
     def _message(self, source: int, target: int) -> int:
-        """Bytes of one micro-batch's message between stages, activations or gradients; 0 without one of the stages."""
+        """Bytes of a micro-batch's message from stage ``source`` to stage ``target``; 0 if one does not exist."""
         if target < 0 or target >= self._header.stages or source < 0:
             return 0
         return self._setting.timing(source).output if source < target else self._setting.timing(target).gradient

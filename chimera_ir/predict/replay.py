@@ -87,7 +87,7 @@ def replay(program: Program, setting: Setting) -> Replay:
 
 
 def free_replay(program: Program, durations: Durations) -> Replay:
-    """Replay of a verified program whose messages, sums and steps take no time."""
+    """Replay of a verified program whose operations take ``durations``; messages, sums and steps take no time."""
     header = program.header
     kinds = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
     conditions = f"{durations.summary(header, kinds)}, free messages"
@@ -171,7 +171,7 @@ def _times(events: Events) -> _EventTimes:
 
 
 def _event(events: Events, times: _EventTimes, number: int) -> Event:
-    """An event with its times; a wait begins when the event before it on its lane ends."""
+    """Event ``number`` with its times; a wait begins when the event before it on its lane ends."""
     role, instruction, workers, _ = events.nodes[number]
     start, end = times.starts[number], times.ends[number]
     posted = max((times.ends[other] for other in events.posted.get(number, ())), default=start)

@@ -24,11 +24,11 @@ _LEAST = Fraction(1, 1000)
 """The smallest share that a list of shares names."""
 
 _INDENT = 8
-"""The columns before the words of an answer, in which its name stands."""
+"""Width in columns of the name of an answer, and of the indent of its further lines."""
 
 
 def show(report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str) -> list[Text]:
-    """The answers, remarks and warnings, one paragraph each; its further lines are indented.
+    """One paragraph for each answer, remark and warning; its further lines are indented.
 
     ``baseline`` is the name that a reader knows for the baseline of the speed.
     """
@@ -187,7 +187,7 @@ def _times(prediction: Prediction) -> str:
 
 
 def _sums(report: Report, prediction: Prediction | None) -> str:
-    """A line with the number of gradient sums, how many are hidden, and which are not hidden; empty without sums."""
+    """Text with the number of gradient sums, how many computing hides, and which it does not; empty without sums."""
     if prediction is not None:
         costs = exposed(prediction.replay)
         late = sorted((group for group in costs if costs[group] > 0), key=lambda group: -costs[group])
@@ -204,7 +204,10 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
-    """Words on the sums that are not hidden: the names of the first ones, the number of others; empty without any."""
+    """Text about the sums of ``groups``, which computing does not hide; empty if there are none.
+
+    ``names`` are those of the first sums; of the others the text has the number.
+    """
     if not groups:
         return ""
     further = f" and {len(groups) - len(names)} more" if len(groups) > len(names) else ""

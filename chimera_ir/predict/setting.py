@@ -43,10 +43,11 @@ class Setting:
         return self.stages[stage].at[self.micro_batch_size]
 
     def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
-        """Returns a timing and a factor on its times, for an operation over ``micros`` of a micro-batch's ``parts``.
+        """Returns a timing and a factor on its times, for an operation over ``micros`` parts of micro-batches.
 
-        The timing is for as many items as the operation has, if the profile has one: a large operation uses a device
-        better than two small ones. Otherwise it is the timing of a micro-batch, with a factor in proportion.
+        A whole micro-batch has ``parts`` parts. The timing is for as many items as the operation has, if the profile
+        has one: a large operation uses a device better than two small ones. Otherwise it is the timing of a
+        micro-batch, with a factor in proportion.
         """
         if micros == parts:
             return self.timing(stage), _WHOLE
@@ -68,7 +69,7 @@ class Setting:
         return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
-        """Time of a pair as seconds and the factor on it; None if the profile has no times of pairs."""
+        """Time of a pair as seconds and a factor on them; None if the profile has no times of pairs."""
         times = [self.timing(part.stage).pair for part in pair.parts]
         seconds = [time for time in times if time is not None]
         return (max(seconds), Fraction(pair.size, header.parts)) if len(seconds) == len(times) else None

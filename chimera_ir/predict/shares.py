@@ -1,7 +1,7 @@
 """Times of messages that share a worker's port.
 
 A port is one direction of a worker's link to the network. Messages in a port at the same time share its bandwidth, as
-streams of TCP do: all get equal shares, except for a message to which the port at its other end allows less (max-min
+TCP connections do: all get equal shares, except for a message to which the port at its other end allows less (max-min
 fairness, Bertsekas and Gallager, Data Networks, section 6.5.2).
 """
 
@@ -55,7 +55,7 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 
 
 class _Flows:
-    """Wires under way, with the rest of each, in seconds that it would take alone, and its share of its ports.
+    """Wires under way: for each the rest, in seconds that it would take alone, and its share of its ports' bandwidth.
 
     ``seconds_of`` has the seconds that each finished wire took.
     """
@@ -70,7 +70,7 @@ class _Flows:
         self._next: tuple[float, int] = (inf, -1)
 
     def begin(self, number: int, now: float, seconds: float) -> None:
-        """Begins a wire that would take ``seconds`` alone."""
+        """Begins wire ``number`` at time ``now``; alone it would take ``seconds``."""
         self._flow_until(now)
         self.under_way[number], self._began[number] = seconds, now
         self._share()
@@ -80,7 +80,7 @@ class _Flows:
         return self._next[0]
 
     def end(self) -> tuple[float, int]:
-        """Moves on to the end of the next wire; returns the time and the wire."""
+        """Moves on to the next time at which a wire ends; returns that time and the wire's number."""
         now, number = self._next
         self._flow_until(now)
         del self.under_way[number]
@@ -100,7 +100,10 @@ class _Flows:
 
 
 def _fair(wires: dict[int, tuple[Port, Port]]) -> Iterator[tuple[int, float]]:
-    """Yields the max-min fair share of every wire, first of the wires at the fullest port, which share it equally."""
+    """Yields the number of each wire with its max-min fair share of its ports.
+
+    The wires at the fullest port, which share it equally, come first.
+    """
     left = {port: 1.0 for ports in wires.values() for port in ports}
     while wires:
         users = Counter(port for ports in wires.values() for port in ports)

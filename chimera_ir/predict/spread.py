@@ -1,8 +1,8 @@
 """Time that an update loses because the times of operations scatter, from many turns with random times.
 
 An event that waits for several others waits for the slowest of them. So the mean time of an update is longer than the
-time of an update in which every operation takes its mean, above all if all workers run in step and none has slack. No
-formula gives the difference for a graph of waits, so many turns are simulated.
+time of an update in which every operation takes its mean, above all if all workers advance together and none has slack.
+No formula gives the difference for a graph of waits, so many turns are simulated.
 
 A random time has a normal logarithm: it is never negative, and has a longer tail above than below, as measured times
 have. Its median is the profile's, and the distance between its quartiles is the noise, as a share of the median.
@@ -18,7 +18,7 @@ from chimera_ir.flow.cycles import Waits
 from chimera_ir.predict.steady import TimedTurn
 
 MOST = 300_000
-"""The most events that a simulation plays, as long as it plays `FEWEST` turns of one copy."""
+"""The most events that a simulation plays, unless `FEWEST` turns of one copy have more."""
 
 FEWEST = 8
 """The fewest turns that a simulation plays; the first quarter of its turns does not count."""
@@ -75,7 +75,10 @@ class _TurnPlayer:
         self._longest = max((ago for waits in self._waits for _, ago in waits), default=0)
 
     def mean(self, sigmas: Sequence[float], copies: int, turns: int) -> float:
-        """Mean seconds from the end of a turn to the end of the next turn."""
+        """Mean seconds from the end of a turn to the end of the next one, in a simulation of ``turns`` turns.
+
+        ``sigmas`` has for each node the standard deviation of the logarithm of its time.
+        """
         random = Random(_SEED)
         rows: list[_Row] = [[[0.0] * copies] * len(sigmas)] * self._longest
         ends = []
@@ -126,7 +129,7 @@ def _forward(waits: Waits) -> Waits:
 
 
 def _ordered(waits: Waits) -> list[int]:
-    """All nodes, each after the nodes of the same turn that it waits for."""
+    """The indices of all nodes, each after the nodes of the same turn that it waits for."""
     now = {node: [before for before, ago in node_waits if not ago] for node, node_waits in enumerate(waits)}
     try:
         return [*TopologicalSorter(now).static_order()]

@@ -36,7 +36,7 @@ def turn_of(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
     Parameters
     ----------
     order
-        Numbers of the events, each after all events that it waits for.
+        Indices of the events, each after all events that it waits for.
     """
     return _folded(header, events, order) if header.asynchronous else _whole(events, order)
 
@@ -80,7 +80,7 @@ def period(turn: TimedTurn) -> float:
 
 
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int] | None:
-    """Key of an event, which is the same in every turn, and the number of its turn; None for the begin of a lane."""
+    """Key of an event, which is the same in every turn, and the number of its turn; None for a `Role.BEGIN`."""
     if node.role is Role.BEGIN:
         return None
     match node.instruction:

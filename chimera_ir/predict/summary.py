@@ -95,7 +95,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Memory in bytes: what the fullest worker needs, its largest part, and what a worker has.
+    """Memory in bytes: what ``worker``, the fullest one, needs, the name of the largest part, and what a worker has.
 
     ``too_full`` is the number of workers that need more than they have.
     """
@@ -173,7 +173,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Answers to a user's first three questions."""
+    """Answers to a user's first three questions: how fast is it, does it fit, and what limits it.
+
+    ``baseline_memory`` is in bytes if it is an integer; None if it is not known.
+    """
 
     speed: Speed
     memory: Copies | Bytes

@@ -135,7 +135,10 @@ class _SplitSearch:
         return sorted(ends, key=lambda end: (abs(self._time(first, end) - share), end))
 
     def _with(self, stage: int, first: int, end: int, used: dict[int, float]) -> dict[int, float] | None:
-        """The bytes of each worker with one more stage; None if a worker does not have enough memory."""
+        """The bytes of each worker with one more stage, which has the layers from ``first`` to ``end`` (exclusive).
+
+        ``used`` are those without it. The result is None if a worker does not have enough memory.
+        """
         if self._needed is None:
             return used
         size = self._needed(stage, first, end)

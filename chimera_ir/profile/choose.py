@@ -131,7 +131,7 @@ def refuse_sharing(scheme: str) -> NoReturn:
 
 
 def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
-    """Read a profile and a cluster from their texts.
+    """Reads a profile and a cluster from their texts.
 
     Raises `Unfit` with all errors of both.
     """

@@ -44,9 +44,9 @@ def torchrun(
     sharded_optimizer: bool = False,
     model: str = "",
 ) -> str:
-    """The command line that starts the ranks, on every node if there are several; HOST stands for the first node.
+    """The command line that starts ``script`` on ``ranks`` ranks, to be given on each node if there are several.
 
-    If ``model`` is empty, MODEL.py stands for the model file.
+    HOST stands for the first node. If ``model`` is empty, MODEL.py stands for the model file.
     """
     nodes = -(-ranks // per_node)
     words = ["torchrun"]

@@ -103,7 +103,8 @@ class Document:
 class Table:
     """A table of a file, whose entries are read one by one; `close` reports the entries that were never read.
 
-    A wrong or missing entry adds an error to the document, and the method returns a harmless value in its place.
+    A wrong or missing entry adds an error to the document, and the method returns a harmless value in its place. An
+    entry with a default may be missing. ``example`` is a correct entry and ``where`` a name of the table, for errors.
     """
 
     def __init__(self, document: Document, path: Path, entries: Mapping[str, Any], where: str) -> None:
@@ -132,7 +133,7 @@ class Table:
         return self.has(name)
 
     def report(self, diagnostic: Diagnostic) -> None:
-        """Add an error."""
+        """Adds an error."""
         self.document.diagnostics.append(diagnostic)
 
     def heading(self) -> Span:
@@ -140,7 +141,7 @@ class Table:
         return self.document.places.key(self.path)
 
     def close(self) -> None:
-        """Add an error for each entry that was never read."""
+        """Adds an error for each entry that was never read."""
         for name in self._entries:
             if name not in (*self._known, *self._withdrawn):
                 known = ", ".join(f"`{entry}`" for entry in self._known)
@@ -173,7 +174,7 @@ class Table:
         return self._wrong(name, value, "true or false", example, False)
 
     def number(self, name: str, least: float, most: float, example: str) -> float:
-        """The number of an entry, without a unit."""
+        """The number of an entry, from ``least`` to ``most``, without a unit."""
         value = self._value(name, False, example)
         if value is None:
             return 1.0
@@ -192,9 +193,9 @@ class Table:
         least: Fraction = POSITIVE,
         words: Mapping[str, Fraction] | None = None,
     ) -> tuple[Fraction, Dimension]:
-        """The number of an entry with a unit, converted to the base unit and at least ``least``, and its dimension.
+        """The number of an entry with a unit of one of ``dimensions``, in its base unit, and that dimension.
 
-        ``words`` are texts that stand for a number.
+        The number is at least ``least``. ``words`` are texts that stand for a number.
         """
         first, *others = dimensions
         example = f'{name} = "{first.example}"'
@@ -231,7 +232,7 @@ class Table:
         return Table(self.document, (*self.path, name), value, where)
 
     def tables(self, name: str, example: str, where: str) -> "list[Table]":
-        """The tables of an array of one or more; empty if it is missing or wrong, which is an error."""
+        """The tables of an array of one or more; ``{}`` in ``where`` stands for their index. Empty after an error."""
         value = self._value(name, False, example)
         if value is None:
             return []

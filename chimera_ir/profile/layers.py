@@ -32,7 +32,7 @@ def _lasting(stage: StageCosts) -> StageCosts:
 
 
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
-    """Time of a forward and a backward of a micro-batch on each layer, without the overhead of operations."""
+    """Time of a forward and a backward of ``size`` items on each layer, without the overhead of operations."""
     return [
         max(0.0, sum(_without_overhead(layer, size, kind, recomputing=recomputing) for kind in ("F", "B")))
         for layer in layers
@@ -124,7 +124,7 @@ def _as_one(times: Sequence[float], overhead: float) -> float:
 
 
 def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
-    """The noise of a sum whose parts are slow at the same time: the mean, weighted by durations."""
+    """The noise of a sum whose parts are slow at the same time: the mean of their noises, weighted by their seconds."""
     if any(share is None for share, _ in noise):
         return None
     total = sum(seconds for _, seconds in noise)

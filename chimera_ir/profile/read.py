@@ -84,7 +84,7 @@ class _CostEntries:
         self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        """A cost in seconds or in FLOP, with its place recorded; the cost of a layer or of half a backward may be 0."""
+        """Reads a cost in seconds or in FLOP, and records its place; for a layer or half a backward it may be 0."""
         least = Fraction(0) if table.path[0] == "layer" or name in HALVES else POSITIVE
         cost, dimension = table.quantity(name, (TIME, WORK), default, least)
         if table.has(name):
@@ -105,7 +105,7 @@ class _CostEntries:
         return float(seconds)
 
     def settle(self, document: Document) -> None:
-        """Add errors for work in a file that also has times, and for steps in a file that has only work."""
+        """Adds errors for work in a file that also has times, and for steps in a file that has only work."""
         for table, name in self.work if self.times else ():
             document.diagnostics.append(
                 say.TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1]))
@@ -142,7 +142,7 @@ def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
 
 
 def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """The layers, if the file has them in place of depths; all have the micro-batch sizes of the first."""
+    """The layers, if the file has any; adds errors if it also has depths, or if layers have different values of B."""
     if not top.has("layer"):
         return ()
     if top.has("depth"):
@@ -163,7 +163,7 @@ def _stages(table: Table, depth: int, costs: _CostEntries) -> tuple[StageCosts, 
 
 
 def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """The stages of a depth, or the layers; ``sizes`` is the heading of their tables of a micro-batch size."""
+    """The stages of a depth, or the layers (``kind``); ``sizes`` heads their tables of one micro-batch size each."""
     parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
         sent = {size: timing.output for size, timing in parts[-1].at.items()} if parts else {}
@@ -223,7 +223,7 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntr
 
 
 def _halves(table: Table, read: Callable[[str], K]) -> tuple[K, K] | None:
-    """The entries of both halves of a split backward; None if there is neither."""
+    """The entries of both halves of a split backward, as ``read`` reads them by name; None if there is neither."""
     return (read(HALVES[0]), read(HALVES[1])) if any(map(table.has, HALVES)) else None
 
 
@@ -290,7 +290,7 @@ def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
 
 
 def _link(table: Table, name: str, default: Link) -> Link:
-    """A link; only links of messages can be shared."""
+    """The link in the table ``name``, else ``default``; only links of messages, not of sums, can be shared."""
     where = f"[links.{name}]" if table.path else f"[{name}]"
     inner = table.table(name, "", where)
     if inner is None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from chimera_ir.source import Span
 
 Path = tuple[str | int, ...]
-"""The way to a value from the top: names of tables and entries, and numbers of elements."""
+"""The way to a value from the top: names of tables and entries, and indices of elements."""
 
 _SPACE = re.compile(r"(?:[\s,]|#[^\n]*)*")
 _NAME = re.compile(r"""[ \t]*("(?:\\.|[^"\\\n])*"|'[^'\n]*'|[A-Za-z0-9_-]+)[ \t]*""")

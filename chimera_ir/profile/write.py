@@ -57,7 +57,7 @@ def _overhead(overhead: Overhead) -> Iterator[str]:
 
 
 def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
-    """A stage or a layer, as an element of the list ``table``."""
+    """Yields the lines of a stage or layer in the list ``table``; the ``last`` sends nothing, ``cost`` writes costs."""
     yield f"[[{table}]]"
     yield f'weights = "{show_size(part.weights)}"'
     yield f'gradients = "{show_size(part.gradients)}"'

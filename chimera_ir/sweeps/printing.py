@@ -19,7 +19,7 @@ from chimera_ir.sweeps.form import TableForm
 from chimera_ir.sweeps.sweep import Refused, SizeRow, Sweep
 
 _REFUSED = "refused"
-"""The head of the column that says why a size has no report."""
+"""The head of the column that says why a combination has no report."""
 
 _Cells = Mapping[str, object]
 """The cells of a row by the heads of their columns."""
@@ -63,7 +63,7 @@ def _heading(report: Report) -> Text:
 
 
 def _cells(row: SizeRow, of_report: Callable[[Report], _Cells], replay: Callable[[float], _Cells]) -> _Cells:
-    """The cells of a row: the reason of a refused one, or those of the report and of the time by replay."""
+    """The cells of a row: the reason of a refused one, or those of its report and, if known, its time by replay."""
     if isinstance(row.outcome, Refused):
         return {_REFUSED: row.outcome.reason}
     return {**of_report(row.outcome), **({} if row.seconds is None else replay(row.seconds))}

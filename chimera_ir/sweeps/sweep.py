@@ -27,7 +27,7 @@ Settings = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The reason why there is no report at a size."""
+    """The reason why there is no report for a combination of values."""
 
     reason: str
 
@@ -73,8 +73,8 @@ def sweep(
 ) -> Sweep:
     """The reports of a text for all combinations of values of its parameters; nothing is written.
 
-    A size at which there is no report, because the scheme or the profile refuses it or it is too large, is a row that
-    says why.
+    A combination without a report, because the scheme or the profile refuses it or it is too large, is a row that says
+    why.
 
     Parameters
     ----------
@@ -109,7 +109,10 @@ def swept(
     warn: Callable[[Diagnostic], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
-    """The sweep of a request over values of its parameters; raises the errors of `sweep`."""
+    """The sweep of a request over values of its parameters; raises the errors of `sweep`.
+
+    Calls ``tell`` with a few words before each compilation, and ``warn`` with each warning.
+    """
     combinations = prod(map(len, values.values()))
     if combinations > MOST:
         raise OptionError(f"{counted(combinations, 'combination')} of values, and the limit is {MOST:,}")
