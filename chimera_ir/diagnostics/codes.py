@@ -25,7 +25,7 @@ class Example:
 
 
 def messages() -> dict[str, type[Diagnostic]]:
-    """Each class with a code of its own, by this code, in the order of the codes."""
+    """The message classes that have a code of their own, by code, in ascending order; not those that inherit one."""
     modules = (import_module(f"{catalogue.__name__}.{module.name}") for module in iter_modules(catalogue.__path__))
     classes = {value for module in modules for value in vars(module).values() if _is_message(value)}
     return {message.code: message for message in sorted(classes, key=lambda message: message.code)}
@@ -36,23 +36,23 @@ def _is_message(value: object) -> bool:
 
 
 def meaning(described: type) -> str:
-    """Meaning of a message or an error: the first paragraph of its docstring, without marks of code."""
+    """Meaning of ``described``, the class of a message or an error: the first paragraph of its docstring."""
     return " ".join(cleandoc(described.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
 
 
 def pattern(template: str) -> str:
-    """A title or help with placeholders for its fields, as in ``worker <worker> has no stage``."""
+    """``template``, a title or help, with ``<field>`` for each field, as in ``worker <worker> has no stage``."""
     return _FIELD.sub(r"<\1>", template.replace("{{", "{").replace("}}", "}"))
 
 
 def example(code: str) -> Example | None:
-    """The shortest example of a message, or None; preferred are texts that get this message first and are not empty."""
+    """The shortest example of a message, preferably one that comes first in its text, which is not empty; or None."""
     shown = min(_examples(code), key=lambda pair: (pair[0], not pair[1].text.strip(), len(pair[1].text)), default=None)
     return shown and shown[1]
 
 
 def _examples(code: str) -> Iterator[tuple[int, Example]]:
-    """Every text that gets this message, with the number of messages before it."""
+    """Yields every text that gets the message ``code``, each with the number of other messages that come before it."""
     for path in sorted(resources.mistakes().rglob("*.err")):
         outputs = [part for part in _HEAD.split(path.read_text(encoding="utf-8")) if part]
         place = next((number for number, output in enumerate(outputs) if f"[{code}]" in output.split(":")[0]), None)

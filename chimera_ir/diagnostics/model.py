@@ -87,14 +87,14 @@ class Diagnostic(_LazyDataclass):
     def fill(self, template: str) -> str:
         """Fills a template with the fields and properties of the diagnostic.
 
-        ``{count:stage}`` is a number of stages, ``{count:and more}`` follows the first of ``count`` mistakes,
-        ``{others:(and more)}`` follows one thing and is empty if there are no ``others``, and
-        ``{closest:else unknown}`` asks whether ``closest`` was meant, or is ``unknown`` if ``closest`` is None.
+        ``{count:stage}`` gives ``3 stages``. ``{count:and more}`` stands behind the first of ``count`` mistakes and
+        says how many others there are; ``{others:(and more)}`` does so from the number of the others. Both are empty if
+        there are none. ``{closest:else unknown}`` asks whether ``closest`` was meant, or gives ``unknown`` for None.
         """
         return self.relative_to_turn(_Formatter(self).format(template))
 
     def relative_to_turn(self, text: str) -> str:
-        """Counts micro-batches and versions in a text from the turn of the line at fault (``m+1``), if it has one."""
+        """Rewrites micro-batches and versions in ``text`` as counted from the turn of the line (``m+1``), if any."""
         if not self.span.turn:
             return text
 
@@ -111,7 +111,7 @@ _COUNTED = re.compile(r"\b(m|v|micro-batch |version |update )([0-9]+)\b")
 
 
 def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Drops repetitions: of a line that is wrong in several turns, only the diagnostic of the middle one is left.
+    """Drops repetitions: if a line is wrong in several turns, only the diagnostic of the middle one of them is left.
 
     The middle turn belongs to the steady state, unless only warm-up or drain is wrong.
     """

@@ -78,19 +78,19 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
 
 
 def render_all(diagnostics: Iterable[Diagnostic], source: Source, color: bool = False) -> str:
-    """The first diagnostics with a blank line between them, and a count of those that are left out."""
+    """The `blocks` of some diagnostics as one text, with a blank line between them."""
     return "\n\n".join(blocks(tuple(diagnostics), source, color))
 
 
 def blocks(diagnostics: Sequence[Diagnostic], source: Source, color: bool = False) -> list[str]:
-    """The parts of ``render_all``, one for each diagnostic."""
+    """The texts of the first `MAX_SHOWN` diagnostics; then, if there are others, a line with their number."""
     shown = [render(diagnostic, source, color) for diagnostic in diagnostics[:MAX_SHOWN]]
     rest = len(diagnostics) - len(shown)
     return [*shown, f"and {rest:,} more"] if rest else shown
 
 
 def _some(notes: tuple[Note, ...]) -> tuple[Note, ...]:
-    """The first notes, and a count of those that are left out."""
+    """The first `MAX_NOTES` notes; then, if there are others, a note with their number."""
     rest = notes[MAX_NOTES:]
     return (*notes[:MAX_NOTES], Note(f"and {len(rest):,} more", rest[0].span)) if rest else notes
 
@@ -100,13 +100,16 @@ def _fact(kind: str, text: str, margin: int, style: _Style) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A sentence, shortened to ``MAX_SENTENCE`` columns."""
+    """A sentence with every character visible, shortened to `MAX_SENTENCE` columns."""
     shown = visible(text)
     return shown if len(shown) <= MAX_SENTENCE else _head(shown, MAX_SENTENCE)
 
 
 def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, style: _Style) -> list[str]:
-    """The place of a span, the line of the source there, and carets below the span with a label."""
+    """Lines that show a span: its place, its line in the source, carets below it with a label.
+
+    ``margin`` is the width of line numbers; ``mark`` is the escape sequence for the colour of the carets.
+    """
     position = source.position(span.start)
     text = source.line(position.line)
     start = position.column - 1
@@ -143,7 +146,7 @@ def _near(text: str, start: int, stop: int) -> tuple[str, str, str]:
 
 
 def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
-    """The parts of a line, shortened to ``MAX_WIDTH`` columns; the marked part is kept as far as it fits."""
+    """The parts of a line as `_near` gives them, shortened to `MAX_WIDTH` columns; the marked part stays if it fits."""
     if _width(before) + _width(marked) + _width(after) <= MAX_WIDTH:
         return before, marked, after
     if _width(marked) > MAX_WIDTH // 2:

@@ -1,4 +1,4 @@
-"""Time of an update by activity and cause; the times add up to the update's."""
+"""Time of an update by activity and cause; the times add up to the length of the update."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -15,8 +15,8 @@ Account = Counter[tuple[Activity, str]]
 def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -> Account:
     """Nanoseconds by activity and cause in a window of a rank's lane; they add up to the length of the window.
 
-    Time outside of operations counts as `Activity.BETWEEN`; after the last operation, if a barrier follows, as
-    `Activity.FLUSH`.
+    Time outside of operations counts as `Activity.BETWEEN`; after the last operation, if the run is ``barriered`` (has
+    a barrier after each update), as `Activity.FLUSH`.
     """
     nanoseconds: Account = Counter()
     now = window.start
@@ -39,8 +39,9 @@ def inside(lane: Lane, window: UpdateWindow) -> Sequence[LaneSpan]:
 def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tuple[UpdateWindow, ...]]:
     """The windows of each update that every rank has finished, one window for each rank.
 
-    With a barrier before each update, all ranks have the same window, from the first operation of any rank to the last.
-    Otherwise a rank's window begins where its window of the update before ends, the first at its first operation.
+    If the run is ``barriered`` (has a barrier before each update), all ranks have the same window, from the first
+    operation of any rank to the last. Otherwise a rank's window begins where its window of the update before ends, the
+    first at its first operation.
     """
     # Ranks without operations finish nothing: they get the windows of the others.
     finished = [ends(lane, header.asynchronous) for lane in lanes if lane]
@@ -73,5 +74,5 @@ def _starts(lane: Lane) -> dict[int, int]:
 
 
 def length(window: Iterable[UpdateWindow]) -> float:
-    """Length of an update in nanoseconds: the mean over its windows on all ranks."""
+    """Length of an update in nanoseconds: the mean over ``window``, its windows on all ranks."""
     return fmean(end - start for start, end in window)

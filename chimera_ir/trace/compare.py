@@ -113,7 +113,7 @@ class TraceComparison:
 
 
 def compare(trace: Trace, source: ProfileSource | None = None) -> TraceComparison:
-    """Comparison of a trace with a prediction, which is made from a profile or from the times of the run's operations.
+    """Comparison of a trace with a prediction from ``source`` or, if that is None, from the run's own operations.
 
     Raises `BadTrace` if no update was recorded completely, or a rank did not do what the program says.
     """
@@ -164,7 +164,7 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
 
 
 def choose(lengths: Sequence[float], apart: int) -> list[int]:
-    """Numbers of the updates of typical length: the middle half, by length, of the updates in the steady state.
+    """Indices of the updates of typical length: the middle half, by length, of the updates in the steady state.
 
     The first ``apart`` updates warm up and are left out. If ``apart`` is greater than 1, updates overlap, so the last
     ``apart`` updates are a drain and are left out, too.
@@ -184,8 +184,8 @@ def costs(
 ) -> Callable[[Instruction], int]:
     """Function that gives an operation's nanoseconds: the sleep of a rehearsal, or a median over ranks and updates.
 
-    The median is over equal operations of all ranks in the chosen updates. Posting costs nothing, so that its measured
-    time shows as a difference.
+    ``rehearse`` has the seconds of sleep by kind. If it is None, the median is over equal operations of all ranks in
+    the updates whose windows are ``chosen``. Posting costs nothing, so that its measured time shows as a difference.
     """
     if rehearse is not None:
         lengths = {letter: round(seconds * 1e9) for letter, seconds in rehearse.items()}
@@ -227,7 +227,10 @@ def _like(operation: _Timeable) -> _Likeness:
 
 
 def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> PredictedLanes:
-    """Prediction from costs of operations, with messages that take no time."""
+    """Prediction from ``cost``, the nanoseconds of an operation, with messages that take no time.
+
+    ``barriered`` says that a barrier precedes each update; ``typical`` is the update of the run to compare with.
+    """
     header = trace.header
     updates = played_updates(trace.program, barriered)
     played = play(trace.program, updates, cost)
@@ -254,7 +257,7 @@ def _sum(accounts: Iterable[Account]) -> Account:
 
 
 def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[UpdateWindow]) -> Side:
-    """The parts of the lanes in one update, in nanoseconds from its start."""
+    """The parts of the lanes in one update, in nanoseconds from its start; ``frame`` has its window on each worker."""
     origin = _origin(frame)
     if header.asynchronous:
         frame = [UpdateWindow(origin, max(window.end for window in frame))] * len(frame)
@@ -275,7 +278,10 @@ def _later(span: LaneSpan, by: int) -> LaneSpan:
 def _paired(
     prediction: PredictedLanes, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]
 ) -> Iterator[Paired]:
-    """Yields the operations of an update that overlaps with no other, predicted and measured, timed from its start."""
+    """Yields the operations of the update ``typical``, which overlaps with no other, as predicted and as recorded.
+
+    ``origins`` are the starts of the update on the two sides, from which times are then counted.
+    """
     for worker, (predicted_lane, lane) in enumerate(zip(prediction.lanes, recorded, strict=True)):
         expected = [span for span in predicted_lane if span.update == prediction.shown]
         done = [span for span in lane if span.update == typical and not isinstance(span.operation, Load)]

@@ -52,7 +52,7 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A lane in the picture: its name, the stretch of the update, and the rectangles of its operations."""
+    """A lane in the picture: its name, the rectangles of its operations, and where the update is (``x``, ``width``)."""
 
     name: str
     y: int
@@ -134,7 +134,7 @@ def summary(comparison: TraceComparison) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A time in milliseconds, with three decimals."""
+    """A time, given in seconds, as text in milliseconds with three decimals."""
     return f"{seconds * 1e3:.3f}"
 
 
@@ -152,7 +152,10 @@ def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, p
 
 
 def _shapes(looks: Looks, span: LaneSpan, window: UpdateWindow, y: int, row: int, pixel: float) -> Iterator[Rectangle]:
-    """Yields the rectangle of an operation, or the two rectangles of a pair."""
+    """Yields the rectangle of an operation, or the two rectangles of a pair.
+
+    ``y`` and ``row`` are the top and the height of the lane in pixels, ``pixel`` the pixels of a nanosecond.
+    """
     operation, largest = span.operation, 12 if row > 16 else 9
     waited = cause(looks.header, operation)
     times = f"{span.start / 1e6:.3f} to {span.end / 1e6:.3f} ms ({(span.end - span.start) / 1e6:.3f} ms)"
@@ -190,7 +193,7 @@ def _colours(looks: Looks, operation: Compute) -> tuple[str, str, str]:
 
 
 def _ticks(span: int, pixel: float) -> Iterator[Tick]:
-    """Yields round times at a readable distance, in milliseconds."""
+    """Yields ticks at round times in ``span`` nanoseconds; ``pixel`` is the number of pixels of a nanosecond."""
     distance = step(Fraction(round(span / WIDTH * 90)) / 1_000_000 or Fraction(1, 1000))
     time = Fraction(0)
     while time * 1_000_000 <= span:
@@ -200,7 +203,7 @@ def _ticks(span: int, pixel: float) -> Iterator[Tick]:
 
 
 def _legend(looks: Looks, operations: Sequence[Operation], y: int) -> Iterator[Caption]:
-    """Yields entries for each colour of operations (kind, strand, chunk), pairs, other activities and idle time."""
+    """Yields entries from height ``y`` on: each colour of operations, pairs, other activities, and last idle time."""
     compute = [
         (
             looks.fill(ColourGroup(number, chunk, Shade.of(kind))),

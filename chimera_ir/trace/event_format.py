@@ -22,7 +22,7 @@ MEASURED, PREDICTED = 0, 1
 
 
 def events(trace: Trace, comparison: TraceComparison) -> str:
-    """The text of a file with the trace and the prediction."""
+    """The text of a file with the trace, and with the prediction of the comparison."""
     about = trace.about
     content = {
         "traceEvents": [*_names(trace), *_recorded(trace, comparison), *_predicted(trace, comparison)],
@@ -52,7 +52,7 @@ def _meta(what: str, rank: int, thread: int, **arguments: object) -> Event:
 
 
 def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[Event]:
-    """Yields all ranks' operations, an arrow from each send to the end of the wait for it, and the running sums."""
+    """Yields all ranks' operations, an arrow from each send to the end of the wait for it, and each sum's duration."""
     arrived = {
         (rank.copy, span.update, span.operation.message)
         for rank, lane in zip(trace.ranks, comparison.recorded, strict=True)
@@ -87,7 +87,7 @@ def _event(phase: str, name: str, rank: int, time: int, **more: object) -> Event
 
 
 def _id(copy: int, span: LaneSpan) -> str:
-    """The id of a message, shared only by its send and the wait for it."""
+    """The id of the message that ``span`` sends or waits for in a copy: its send and its wait share it, no others."""
     operation = span.operation
     assert isinstance(operation, Send | Recv | WaitRecv)
     return f"{copy}/{span.update}/{words(WaitRecv(operation.message)).removeprefix('wait recv ')}"

@@ -32,16 +32,16 @@ class PredictedLanes(NamedTuple):
 def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
     """Number of updates to predict so that one of them is like the measured ones.
 
-    One if each update has a barrier before it, four if updates follow one another, and for a stream (a program
-    without a flush) as many as its view has, which shows all that ever happens.
+    One if the run is ``barriered`` (has a barrier before each update), four if updates follow one another, and for a
+    stream (a program without a flush) as many as its view has, which shows all that ever happens.
     """
     return view_of(program).header.updates if isinstance(program, ProgramStream) else 1 if barriered else 4
 
 
 def like_typical(header: Header, updates: int, typical: int) -> int:
-    """Number of the predicted update that is most like the typical update of a run.
+    """Index, among ``updates`` predicted updates, of the one that is most like ``typical``, an update of a run.
 
-    It is the middle one of ``updates``. In an asynchronous program even and odd updates differ: if only one of the
+    It is the middle one. In an asynchronous program even and odd updates differ: if only one of the
     middle update and ``typical`` is even, it is the update before the middle one.
     """
     shown = updates // 2
@@ -49,7 +49,7 @@ def like_typical(header: Header, updates: int, typical: int) -> int:
 
 
 def play(program: Program | ProgramStream, updates: int, cost: Cost) -> tuple[Lane, ...]:
-    """Lanes of a verified program in which everything runs as early as possible, from time 0.
+    """Lanes of ``updates`` updates of a verified program, in which everything runs as early as possible, from time 0.
 
     The wait for a message ends when the message is sent, the wait for a sum when the last holder launches it.
     """
@@ -74,7 +74,10 @@ _Served = Sequence[tuple[int, Instruction]]
 
 
 def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
-    """Numbers of the instructions that each one waits for: the previous one in its lane, posts of a message or sum."""
+    """Lists, for each instruction, those that it waits for: the one before it in its lane, posts of its message or sum.
+
+    Instructions are indices, counted lane by lane: ``lanes`` has those of each lane in ``served``.
+    """
     posted: dict[Hashable, list[int]] = defaultdict(list)
     awaited: dict[int, Hashable] = {}
     before: list[list[int]] = []
@@ -95,6 +98,6 @@ def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]
 
 
 def _spans(lane: _Served, ends: Sequence[int]) -> Iterator[LaneSpan]:
-    """Yields the instructions of a lane with their times, each from the end of the one before it."""
+    """Yields the instructions of a lane with their times: from the end of the one before to its own in ``ends``."""
     for (update, instruction), start, end in zip(lane, [0, *ends], ends, strict=False):
         yield LaneSpan(instruction, update, start, end)

@@ -64,7 +64,7 @@ def bubbles(comparison: TraceComparison) -> list[Line]:
 
 
 def cause(row: Residual) -> str:
-    """Kind of a residual with its cause: ``wait for messages from worker 1``."""
+    """Words for the kind of a residual and its cause, such as ``wait for messages from worker 1``."""
     if row.kind is Activity.FLUSH:
         return "done; waits for the last worker"
     return f"wait for {row.cause}" if row.cause else str(row.kind.value)
@@ -89,7 +89,7 @@ def _line(name: str, predicted: float, measured: float, whole: float) -> Line:
 
 
 def _signed(seconds: float) -> str:
-    """A difference in milliseconds, with its sign."""
+    """A difference, given in seconds, as text in milliseconds with its sign."""
     return f"{seconds * 1e3:+.3f}"
 
 

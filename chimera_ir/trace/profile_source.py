@@ -33,7 +33,7 @@ class ProfileSource:
 
 
 def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
-    """Source of a prediction for a trace: a profile and a cluster, with the copies, layout and sizes of the run.
+    """Source of a prediction for a trace: profile and cluster of ``inputs``, with copies, layout and sizes of the run.
 
     For a rehearsal only the sizes of the profile count: an operation takes the rehearsed time of its kind, whether it
     recomputes or not, and a step takes none.
@@ -54,10 +54,11 @@ def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
 def predict_from_profile(
     program: Program | ProgramStream, setting: Setting, barriered: bool, typical: int
 ) -> PredictedLanes:
-    """Lanes of a replay, and the updates in it that are like the typical update of a run.
+    """Lanes of a program replayed in a setting, and the updates in them that are like ``typical``, an update of a run.
 
-    Without a barrier, the counted updates are whole turns that take exactly as long as updates in the long run. If
-    there are none, which is possible on shared links, the turn that ends with the shown update counts.
+    If a barrier precedes each update (``barriered``), one update is replayed. Otherwise the counted updates are whole
+    turns that take exactly as long as updates in the long run; if there are none, which is possible on shared links,
+    the turn that ends with the shown update counts.
     """
     header = view_of(program).header
     updates = played_updates(program, barriered)
@@ -106,7 +107,8 @@ def _spans(
 ) -> Iterator[LaneSpan]:
     """Yields the instructions of a lane with their times; an instruction without an event takes no time.
 
-    Instructions and events are in the same order, and no instruction occurs twice.
+    ``serving`` has them with the updates that they serve, ``lane`` as in the replayed program, to which ``timed``, the
+    events, belong. All three are in one order, and no instruction occurs twice in ``lane``.
     """
     now, events = 0, iter(timed)
     ahead = next(events, None)

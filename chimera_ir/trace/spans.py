@@ -112,7 +112,7 @@ def cause(header: Header, operation: Instruction | Load) -> str:
 
 
 def shown_micro(header: Header, micro: int) -> Micro:
-    """The micro-batch of the first two turns with the workers and colours of ``micro``; without turns, ``micro``."""
+    """A micro-batch of the first two turns with the workers and colours of ``micro``; with a flush ``micro`` itself."""
     return Micro(micro % (2 * header.period) if header.asynchronous else micro)
 
 
@@ -146,12 +146,12 @@ def recorded(instruction: Instruction) -> Iterator[str]:
 
 
 def _first(message: Message) -> Message:
-    """A message as ranks record it: by the first of its micro-batches."""
+    """A message reduced to the first of its micro-batches: ranks record it in this form."""
     return message._replace(micros=message.micros[:1])
 
 
 def ends(lane: Iterable[LaneSpan], asynchronous: bool) -> dict[int, int]:
-    """Time at which each update ends on a rank: with the last operation or, where updates overlap, the last step."""
+    """Time at which each update ends on a rank: with its last operation or, if ``asynchronous``, with its last step."""
     ends: dict[int, int] = {}
     for span in lane:
         if not asynchronous or isinstance(span.operation, Step):

@@ -34,14 +34,15 @@ _NAMED = 8
 
 
 class BadTrace(Exception):
-    """A directory without a trace that can be read; the message says why, and what to do."""
+    """Raised if a trace cannot be read or compared with its program; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """Description of the run, the same in every rank's file; ``rehearse`` has its seconds of sleep by kind, if any.
 
-    ``sharded_optimizer`` says that the replicas of a stage shared the optimizer's state; old traces lack it.
+    ``program`` is the digest of the program's text. ``sharded_optimizer`` says that the replicas of a stage shared the
+    optimizer's state; old traces lack it.
     """
 
     scheme: str
@@ -56,7 +57,7 @@ class RunInfo:
 
 
 class ClockOffset(NamedTuple):
-    """Nanoseconds from a rank's clock to rank 0's, measured when the rank's clock showed ``at``."""
+    """Nanoseconds to add to a rank's clock to get rank 0's, measured when the rank's clock showed ``at``."""
 
     at: int
     offset: int
@@ -156,7 +157,7 @@ _NAME = re.compile(r"rank_([0-9]{1,9})\.jsonl")
 
 
 def _hint(directory: Path, missing: list[int]) -> str:
-    """A hint for a message about missing files: unfinished files, or files on other machines."""
+    """A hint on where the files of the ``missing`` ranks may be, or of all ranks if ``missing`` is empty."""
     names = [f"rank_{rank}.jsonl.part" for rank in missing] or ["rank_*.jsonl.part"]
     if any(any(directory.glob(name)) for name in names):
         return "; what is called .part belongs to a rank that still runs or was killed"
@@ -164,7 +165,7 @@ def _hint(directory: Path, missing: list[int]) -> str:
 
 
 def _require_all(directory: Path, ranks: Sequence[Rank], expected: int) -> None:
-    """Checks that every rank has a file; of many missing files only the first are named."""
+    """Checks that each of ``expected`` ranks has a file; of many missing files only the first are named."""
     present = {rank.rank for rank in ranks}
     missing = list(islice((rank for rank in range(expected) if rank not in present), _NAMED + 1))
     if missing:
@@ -332,7 +333,7 @@ def _retimed(rank: Rank, change: Callable[[int], int]) -> Rank:
 
 
 def aligned(clock: tuple[ClockOffset, ...], time: int) -> int:
-    """The time on rank 0's clock for a time on a rank's clock.
+    """The time on rank 0's clock for a time on a rank's clock, which has the offsets ``clock``.
 
     The offset is assumed to change evenly between its two measurements. An offset smaller than its uncertainty counts
     as 0: the ranks of one machine share its clock, and a measured offset would only add errors.

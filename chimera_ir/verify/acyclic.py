@@ -109,7 +109,7 @@ class _Story:
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
     def _reads(self, before: int, after: int) -> bool:
-        """Whether an operation reads weights that the gradients of an earlier operation change."""
+        """Whether the operation at node ``after`` reads weights that the gradients of that at ``before`` change."""
         earlier, later = self._dag.operations[before], self._dag.operations[after]
         synchronised = self._dag.kind(before, after) is Edge.SYNC
         if not synchronised:
@@ -118,7 +118,7 @@ class _Story:
         return max(part.version or 0 for part in later.parts) > made
 
     def _follows(self, before: int, after: int) -> bool:
-        """Whether one operation comes before another only because their lane has this order."""
+        """Whether node ``before`` comes before ``after`` only because their lane has this order."""
         return self._dag.kind(before, after) is Edge.LANE
 
     def _falls(self, before: int, after: int) -> bool:

@@ -22,7 +22,10 @@ from chimera_ir.verify.wording import content, summed
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A global order in which the program finishes on a transport: ``played.order``, instructions by number."""
+    """A global order in which the program finishes on a transport: ``played.order``, with indices of instructions.
+
+    Instructions are counted lane by lane.
+    """
 
     transport: Transport
     played: Played
@@ -62,7 +65,7 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
 
 
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
-    """The diagnostic of a shortest cycle of workers, each blocked until the next one goes on."""
+    """The diagnostic of a shortest cycle of workers waiting for each other; ``result`` says where lanes stop."""
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
     cycle = shortest_cycle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})
@@ -72,7 +75,7 @@ def _deadlock(program: Program, transports: list[Transport], result: Played) -> 
 
 
 def _wanted(program: Program, worker: Worker, place: int, result: Played) -> list[tuple[Worker, Instruction]]:
-    """The instructions for which a blocked lane waits, each with the worker that has it."""
+    """The instructions for which a lane waits that is blocked at ``place``, each with the worker that has it."""
     header = program.header
     match program.lanes[worker][place]:
         case WaitRecv(message):

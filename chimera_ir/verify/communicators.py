@@ -71,7 +71,7 @@ def communications(level: Program | ProgramStream, program: Program, played: Pla
 
 
 def _shown(level: Program | ProgramStream, program: Program) -> Program:
-    """Returns a program with enough updates of a stream to show any two messages whose posts may be in either order.
+    """Returns the program, or so many updates of a stream as show any two messages whose posts may be in either order.
 
     Such posts are at most one turn further apart than the lines of one turn that post messages.
     """
@@ -102,7 +102,7 @@ def _crossing(program: Program) -> str:
 
 
 def _posts(program: Program, worker: Worker) -> dict[Worker, list[Send | Recv]]:
-    """The sends and receives of a worker in the order of its lane, by the other worker."""
+    """The sends and receives of a worker in the order of its lane, by the worker at the other end."""
     parts = program.parts[worker]
     places = [
         *((place, send.to) for place, send in parts.sends),

@@ -74,7 +74,7 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
-    """Yields the operations that occur twice, or do the work of another operation."""
+    """Yields the operations that `_clash` with another in their cell: they occur twice, or do the work of the other."""
     twice: dict[tuple[Span, Span], list[Duplicate | DoneTwice]] = {}
     for several in cells.values():
         both = _clash(several, whole)
@@ -87,7 +87,7 @@ def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) 
 
 
 def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tuple[_Placed, _Placed] | None:
-    """The first two operations of a micro-batch on a stage whose kinds no set in ``whole`` has together."""
+    """The first two of ``several`` operations in a cell that are of one kind, or of kinds in no set of ``whole``."""
     for first, second in combinations(several, 2):
         kind, other = first[1].kind, second[1].kind
         if kind is other or not any(kind in kinds and other in kinds for kinds in whole):
@@ -121,7 +121,7 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
 def _absent(
     header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """Yields the kinds that a micro-batch of a pipe lacks on a stage, unless two of its operations there clash."""
+    """Yields the kinds that a micro-batch of a pipe lacks on a stage for a set of ``whole``; none if two clash."""
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
         if not several or _clash(several, whole) is None:
@@ -133,7 +133,7 @@ def _absent(
 
 
 def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro, stage: Stage) -> Span:
-    """The line to blame for a missing operation: that of the most similar operation of the pipe.
+    """The line to blame for a missing operation of ``kind``: that of the most similar operation of the pipe.
 
     Operations of the same kind come first, then those that `_linked` joins with it. Among equals, those on the same
     stage come first, then those of an earlier micro-batch, then those of the nearest one.

@@ -64,7 +64,7 @@ def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version
 
 
 def needed(header: Header, parts: LaneParts) -> dict[WeightGroup, int]:
-    """The most copies of each group that are needed at once: after a step, its version and older ones still read."""
+    """The most copies of each group that a lane needs at once: after a step, its version and older ones still read."""
     last = last_reads(header, parts)
     steps: dict[WeightGroup, list[tuple[int, Version]]] = {}
     for place, instruction in parts.updates:
@@ -79,7 +79,8 @@ def needed(header: Header, parts: LaneParts) -> dict[WeightGroup, int]:
 def _most(steps: list[tuple[int, Version]], last: dict[Version, int]) -> int:
     """The most superseded versions that are still read after any step.
 
-    A version counts from the step that supersedes it to the last step before its last reader.
+    ``steps`` has the place of each step and the version that it supersedes, ``last`` the place of each version's last
+    reader. A version counts from the step that supersedes it to the last step before this reader.
     """
     changes = [0] * (len(steps) + 1)
     for number, (_, version) in enumerate(steps):
@@ -90,7 +91,7 @@ def _most(steps: list[tuple[int, Version]], last: dict[Version, int]) -> int:
 
 
 def last_reads(header: Header, parts: LaneParts) -> dict[tuple[WeightGroup, Version], int]:
-    """The place of the last operation that reads each version of each group."""
+    """The place in a lane of the last operation that reads each version of each group."""
     return {
         (group, operation.version): place
         for place, operation in parts.singles
@@ -124,7 +125,10 @@ def _surplus(
     group: WeightGroup,
     peak: CopyPeak,
 ) -> TooManyCopies:
-    """The diagnostic of a peak, with its remedy: drop a version that is kept for too long, or stash one later."""
+    """The diagnostic of a peak, with its remedy: drop a version that is kept for too long, or stash one later.
+
+    ``where`` are the first fields of the diagnostic; ``last`` has the places of the last operations that read versions.
+    """
     for version in peak.stashed:
         stash, drop, end = Stash(group, version), line(Drop(group, version)), last.get((group, version), -1)
         step = _step_after(lane, lane.index(stash), group)

@@ -92,7 +92,7 @@ class _WorkerSums:
                 yield from self._misplaced(group, number)
 
     def _line(self, place: int, instruction: Synchronisation) -> Iterator[Diagnostic]:
-        """Records the place of a line, or reports a line that makes no sense or repeats another."""
+        """Records the place of a line for a sum or a step, or reports one that makes no sense or repeats another."""
         stray = not_held(self._header, self._worker, instruction, instruction.group) or self._no_update(instruction)
         if stray is not None:
             yield stray
@@ -170,7 +170,7 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
 
 
 def _cycle(after: Mapping[int, Mapping[int, object]]) -> list[int]:
-    """Returns sums that each come before the next, and the last before the first; empty if ``after`` has no cycle."""
+    """Returns a cycle of sums, each launched before the next; empty if ``after``, the successors of sums, has none."""
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:

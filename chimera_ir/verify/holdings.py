@@ -101,7 +101,7 @@ def holdings(program: Program) -> Iterator[Holdings]:
 
 
 def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> tuple[Moment, ...]:
-    """The fullest moments of a worker that holds some stages, from its compute operations."""
+    """The fullest moments (see `Holdings`) of a worker that holds ``stages``; ``lane`` are its compute operations."""
     return _not_exceeded(stages, _moments(header, stages, lane))
 
 

@@ -1,4 +1,4 @@
-"""The flow of a program by places in its lanes, and numbers by which its messages and sums are found in lists."""
+"""The flow of a program by places in its lanes, and indices of its messages and sums for lists."""
 
 from itertools import chain
 
@@ -11,12 +11,12 @@ Synchronisation = AllReduce | WaitAllReduce | Step
 
 
 def cells(program: Program) -> Flow:
-    """The flow of a complete and placed program, with places in lanes as numbers."""
+    """The flow of a complete and placed program, which names each operation by its place in its lane."""
     return Flow(program.header, chain.from_iterable(parts.computes for parts in program.parts))
 
 
 def key(header: Header, message: Message) -> int:
-    """A number for a message between neighbouring stages, from 0 to ``2 * stages * micro_batches - 1``.
+    """The index of a message between neighbouring stages, from 0 to ``2 * stages * micro_batches - 1``.
 
     No two messages of a program share it, as each micro-batch is in one message of each stage and direction.
     """
@@ -30,7 +30,7 @@ def update_of(instruction: Synchronisation) -> int:
 
 
 def sum_key(header: Header, instruction: Synchronisation) -> int:
-    """A number for the sum that a line is about, from 0 to ``len(groups) * updates - 1``; the group must exist."""
+    """The index of the sum that a line is about, from 0 to ``len(groups) * updates - 1``; the group must exist."""
     return header.group_numbers[instruction.group] * header.updates + update_of(instruction)
 
 

@@ -76,7 +76,10 @@ def _enter(
     *,
     at_start: bool,
 ) -> None:
-    """Enters the places of one kind of lines in ``where``; ``peers`` has the worker that each line names, or None."""
+    """Enters places of lines of one kind in ``where``, and those that may be wrong in ``places``.
+
+    ``peers`` has the worker that each line names, or None. ``at_start`` says that such lines are the sender's.
+    """
     expected = places.expected
     for (place, instruction), peer in zip(lines, peers, strict=False):
         hand_over = expected.get(instruction.message)
@@ -210,7 +213,7 @@ def _hand_over(program: Program, cells: Flow, places: MessagePlaces, message: Me
 
 
 def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Span, Worker, str, str, Span]:
-    """The fields of a `LineTooEarly` diagnostic, given the places of both lines."""
+    """The fields of a `LineTooEarly` diagnostic: the line at ``early`` must come after the one at ``late``."""
     first, second = program.lanes[worker][early], program.lanes[worker][late]
     return first.origin, worker, line(first), line(second), second.origin
 

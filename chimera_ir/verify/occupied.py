@@ -54,7 +54,7 @@ def draw(places: Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
 
 
 def _texts(operations: Sequence[Planned]) -> list[str]:
-    """The operations on one clock of a worker, at least one text."""
+    """The texts of a worker's operations on one clock: the first few, with ``...`` for others; a dot for none."""
     texts = [_short(line(planned.operation)) for planned in operations[:_ROWS]]
     return texts + (["..."] if len(operations) > _ROWS else []) or ["."]
 

@@ -1,4 +1,4 @@
-"""Rule "paired", a part of "complete": the two operations of a pair can run together."""
+"""Rule "paired", a part of "complete": the two sides of a pair have different micro-batches, and equally many."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from chimera_ir.ir.text.printer import line
 
 
 def paired(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields pairs of one micro-batch, which wait for themselves, and pairs of different numbers of micro-batches."""
+    """Yields pairs with one micro-batch on both sides, which wait for themselves, and pairs with more on one side."""
     for lane in schedule.lanes:
         for pair in lane:
             if isinstance(pair, Pair):

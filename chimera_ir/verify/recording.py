@@ -126,7 +126,7 @@ class RecordedOutgoing(_RecordedLink):
     _wait, _preposition = ops.WaitSend, "to"
 
     def isend(self, micros: Micros, tensors: object) -> None:
-        """Expects the line ``send``, with the value that the stage has made of the same micro-batches."""
+        """Expects the line ``send``; ``tensors`` must be the value that the stage has made of these micro-batches."""
         if not self._run.has(micros):
             return
         group = group_of(micros)
@@ -151,7 +151,7 @@ class RecordedIncoming(_RecordedLink):
         self._rooms = rooms
 
     def irecv(self, micros: Micros, into: int) -> None:
-        """Expects the line ``recv``, into a slot that has room."""
+        """Expects the line ``recv``, into the slot ``into``, which must have room."""
         if not self._run.has(micros):
             return
         group = group_of(micros)
@@ -184,7 +184,8 @@ class RecordedIncoming(_RecordedLink):
 class RecordedWeights:
     """The weights of a stage or a tie.
 
-    In a stream, calls about the two versions ``initial``, 0 or less, stash and drop the initial weights.
+    ``initial`` are two versions, both 0 or less: in a stream, the calls of `stash` with the first one and of `drop`
+    with the second one are about the initial weights.
     """
 
     def __init__(self, next_line: NextLine, run: ScriptRun, group: WeightGroup, initial: tuple[int, int]) -> None:
@@ -218,7 +219,7 @@ class RecordedWeights:
 
 
 class RecordedStage(RecordedWeights):
-    """A stage; ``last`` is the number of the last one."""
+    """A stage; ``last`` is the number of the last stage of the model, whose forward also reads targets."""
 
     def __init__(self, next_line: NextLine, run: ScriptRun, stage: int, last: int, initial: tuple[int, int]) -> None:
         super().__init__(next_line, run, (Stage(stage),), initial)
@@ -232,7 +233,7 @@ class RecordedStage(RecordedWeights):
         return self
 
     def pair(self, forward: Sequence[Any], other: "RecordedStage", backward: Sequence[Any]) -> None:
-        """Expects the line of a pair: a forward of this stage and a backward of a stage of the worker."""
+        """Expects the line of a pair: a forward of this stage and a backward of ``other``, each with its arguments."""
         line = self._next_line()
         first, second = (line.forward, line.backward) if type(line) is ops.Pair else (None, None)
         matches = self._does(first, FORWARD, forward[0], (*forward[1:],))
@@ -261,7 +262,7 @@ class RecordedStage(RecordedWeights):
     backward_weights = partialmethod(_expect_operation, WEIGHT_GRADIENT)
 
     def _does(self, line: ops.Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
-        """Returns whether a call matches a line and gets the right values; if so, records the value that it makes."""
+        """Returns whether a call matches a line and ``arguments`` are right; if so, records the value that it makes."""
         group = group_of(micros)
         if (
             type(line) is not ops.Compute
@@ -279,7 +280,7 @@ class RecordedStage(RecordedWeights):
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        """The values that an operation needs: of neighbouring stages, or of the dataset."""
+        """The values that a call for an operation must get: of neighbouring stages, or of the dataset."""
         if kind is FORWARD:
             before = (_OUTPUTS, group, self._stage - 1) if self._stage else (_INPUT, group, _DATASET)
             return (before, (_TARGET, group, _DATASET)) if self._stage == self._last else (before,)
@@ -315,7 +316,10 @@ class Held(NamedTuple):
 
 
 class RecordedLane:
-    """The argument of a script's functions; ``next_line`` takes the next line of the lane, None after the last."""
+    """The argument of a script's functions, which must do what ``lane`` says; ``held`` is what the rank holds.
+
+    ``next_line`` takes the next line of the lane, None after the last.
+    """
 
     def __init__(self, lane: Iterable[ops.Instruction], held: Held, run: ScriptRun) -> None:
         self.next_line: NextLine = partial(next, iter(lane), None)
@@ -339,19 +343,19 @@ class RecordedLane:
         return self._groups[tuple(map(Stage, stages))]
 
     def incoming(self, source: int, target: int, worker: int) -> RecordedIncoming:
-        """A link from another worker."""
+        """The link on which stage ``target`` receives from stage ``source`` of another worker."""
         return self._incoming[source, target, worker]
 
     def outgoing(self, source: int, target: int, worker: int) -> RecordedOutgoing:
-        """A link to another worker."""
+        """The link on which stage ``source`` sends to stage ``target`` of another worker."""
         return self._outgoing[source, target, worker]
 
     def input(self, micros: Micros) -> Value:
-        """The input of micro-batches."""
+        """The description that stands for the input of micro-batches."""
         return _INPUT, group_of(micros), _DATASET
 
     def target(self, micros: Micros) -> Value:
-        """The target of micro-batches."""
+        """The description that stands for the target of micro-batches."""
         return _TARGET, group_of(micros), _DATASET
 
 

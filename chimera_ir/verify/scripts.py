@@ -73,7 +73,7 @@ class _Script:
         self._defined: Mapping[str, Callable[..., None]] | None = None
 
     def compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
-        """Yields the first difference between a lane and a function, called with each of these arguments in turn."""
+        """Calls a function with each tuple of arguments in ``calls``; yields its first difference from ``lane``."""
         try:
             if self._defined is None:
                 self._defined = _functions(self._name, self._text)
@@ -130,7 +130,7 @@ def _foreign(module: CodeType) -> Iterator[str]:
 
 
 def _line_of(name: str, trace: TracebackType | None) -> int:
-    """The line of a script at which an error was raised; 0 if it was raised outside."""
+    """The line of the script ``name`` at which an error with this traceback was raised; 0 if it was raised outside."""
     numbers = [number for frame, number in walk_tb(trace) if frame.f_code.co_filename == name]
     return numbers[-1] if numbers else 0
 

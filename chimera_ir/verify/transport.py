@@ -32,9 +32,10 @@ class Transport(Enum):
 
 
 def awaited(program: Program) -> list[tuple[int, ...]]:
-    """The instructions that each instruction waits for, besides the one before it in its lane; numbered lane by lane.
+    """Lists, for each instruction, the others that it waits for, apart from the one before it in its lane.
 
-    A wait of a message waits until both of its ends are posted, a wait of a sum until all of its workers launch it.
+    Instructions are indices, counted lane by lane. A wait of a message waits until both of its ends are posted, a wait
+    of a sum until all of its workers launch it.
     """
     # The posts of each message, by its key, and behind them the launches of each sum.
     header = program.header

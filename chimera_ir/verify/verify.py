@@ -116,7 +116,7 @@ class Verified:
         return next(result.blocked for result in self.communications if result.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
-        """The `communications` of the program together with its evaluation; calls ``evaluation`` only if it matters."""
+        """The `communications` of the program with those of ``evaluation()``, which is called only if they matter."""
         if not any(training.finishes for training in self.communications[1:]):
             return self.communications
         return tuple(
@@ -287,7 +287,7 @@ def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str,
 
 
 def verify_lowered(program: Program | ProgramStream, checked: Checked) -> Verified:
-    """Applies all rules to a program that was made from a schedule without errors.
+    """Applies all rules to a program that was made from ``checked``, a schedule without errors.
 
     Raises `Rejected` with the bounds that it exceeds. Any other error is reported as an error of the schedule, because
     the user did not write the program.

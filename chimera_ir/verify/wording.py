@@ -23,5 +23,5 @@ def summed(instruction: Synchronisation) -> str:
 
 
 def workers(numbers: tuple[Worker, ...]) -> str:
-    """``worker 1``, or ``workers 0 and 3``."""
+    """Workers in words: ``worker 1``, or ``workers 0 and 3``."""
     return f"worker{'s' if len(numbers) > 1 else ''} {listed(numbers)}"

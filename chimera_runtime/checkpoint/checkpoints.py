@@ -150,7 +150,7 @@ class Checkpoints:
         return items + (self._pipe.updates - updates) * self._pipe.items
 
     def save(self) -> None:
-        """Saves the current state while the next steps run: returns when tensors are copied to memory of the CPU.
+        """Saves a checkpoint while the next steps run: returns when tensors are copied to memory of the CPU.
 
         First waits for the save before, and completes the updates of a stream that are under way. When the checkpoint
         is complete, the oldest ones are removed, so that ``keep`` stay. Gradients are not saved.

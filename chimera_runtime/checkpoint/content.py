@@ -160,7 +160,7 @@ class CheckpointContent:
     # ---- saving
 
     def part(self, state: Mapping[str, Any]) -> RankContent:
-        """Collects what this rank saves; ``state`` is that of the pipeline. Tensors are not copied.
+        """Collects what this rank saves; ``state`` is the pipeline's ``state_dict()``. Tensors are not copied.
 
         Raises `Misuse` or `ModelError` if an object cannot return its state, or the state cannot be saved.
         """
@@ -264,7 +264,7 @@ class CheckpointContent:
     def wanted(self, there: Metadata, info: CheckpointInfo, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a nested state to read this rank's part of a checkpoint into, for `take`.
 
-        ``state`` is that of the pipeline, for the replica whose buffers are read: see `replica`.
+        ``state`` is the pipeline's ``state_dict``, for the replica whose buffers are read: see `replica`.
         """
         copy = str(self.pipe.copy)
         paths = {*paths_of(there)}
@@ -337,7 +337,7 @@ class CheckpointContent:
 
     @property
     def exceeds_format_1(self) -> bool:
-        """Whether this rank has a state that checkpoints of format 1 do not contain."""
+        """Whether this rank saves anything that checkpoints of format 1 do not contain."""
         named = by_name(self._optimizers, self.pipe.names)
         entries = any(group.entries for group in named.groups.values())
         return len(self._schedulers) > 1 or entries or bool(self.pipe.state_dict()["extra"])

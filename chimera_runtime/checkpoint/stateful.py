@@ -14,7 +14,7 @@ class Stateful(Protocol):
     """An object with a state that can be saved: a scheduler, a scaler, a data loader."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state, which is saved with pickle."""
+        """Returns the state of the object, which is saved with pickle."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
         """Takes a state that `state_dict` returned, also in another process."""

@@ -152,7 +152,7 @@ class Feed(MicroBatchSource):
 
 
 class _WholeMiniBatch:
-    """A mini-batch in one piece, from which micro-batches are cut."""
+    """A whole mini-batch, from which micro-batches are cut."""
 
     def __init__(self, batch: Triple, size: int, count: int, parts: int) -> None:
         if count * parts > 1:

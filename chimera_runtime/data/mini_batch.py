@@ -154,7 +154,7 @@ def failure(error: ModelError | Misuse) -> Failure:
 
 
 def sendable(batch: MiniBatch) -> MiniBatch:
-    """Returns a mini-batch in the form in which a data worker sends it: in few pieces of memory, without graphs.
+    """Returns a mini-batch in the form in which a data worker sends it: in few storages, without graphs.
 
     Raises `ModelError` if something in it cannot be pickled.
     """

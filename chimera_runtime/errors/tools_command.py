@@ -7,7 +7,7 @@ from chimera_runtime.errors import Misuse
 
 
 def cannot_be_parsed(message: str) -> Misuse:
-    """``message`` is that of argparse, or one from below."""
+    """``message`` is that of argparse, or one of this file about options that do not fit each other."""
     return Misuse(f"{message} (see --help)")
 
 

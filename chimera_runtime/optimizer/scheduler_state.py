@@ -111,7 +111,7 @@ def _joined(common: Mapping[str, Any], of_groups: Sequence[Mapping[str, Any]]) -
 
 
 def for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces the rates in a state of format 1, which another rank wrote, by the rates of this scheduler's groups.
+    """Replaces the rates in a scheduler's state of format 1, of another rank, by the rates of this scheduler's groups.
 
     Does the same in the states of the schedulers that a scheduler is made of.
     """

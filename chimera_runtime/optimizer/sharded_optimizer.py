@@ -111,12 +111,12 @@ class ShardedOptimizer(optim.Optimizer):
         super().add_param_group(param_group)
 
     def spread(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Returns a parameter as a DTensor that is sharded like the state, or unchanged if it is not cut."""
+        """Returns a parameter as a DTensor that is sharded like its optimizer state, or unchanged if it is not cut."""
         sharding = self._sharding_of[parameter]
         return sharding.spread(parameter, sharding.part(parameter, parameter.data))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a state in the form of an optimizer that is not sharded; sharded tensors are DTensors."""
+        """Returns the optimizer's state in the form of one that is not sharded; sharded tensors are DTensors."""
         of_shards = self.of_shards.state_dict()
         return {**of_shards, **super().state_dict(), "state": self._converted(of_shards["state"], self._whole)}
 

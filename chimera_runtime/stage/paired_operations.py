@@ -89,7 +89,8 @@ class _PairedStage(Protocol):
 def run_pair(stage: _PairedStage, forward: tuple[Any, ...], other: _PairedStage, backward: tuple[Any, ...]) -> None:
     """Runs a pair: ``stage.forward(*forward)`` and ``other.backward(*backward)``; both may be one stage.
 
-    Before the method is called, the graph of the backward is complete, recomputed if necessary.
+    If the module of ``stage`` has the method `METHOD`, a call of the method runs both. If the backward's forward is
+    recomputed, its second run comes before this call, because the method runs the backward on the graph.
     """
     method = getattr(stage.calls.module, METHOD, None)
     if not callable(method):

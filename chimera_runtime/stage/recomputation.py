@@ -101,7 +101,7 @@ class RecomputedForwards:
     def first_run(
         self, update: int, count: int, run: Callable[[], ForwardResult], finish: Callable[[ForwardResult], T]
     ) -> tuple[T, StateSnapshot] | None:
-        """Calls ``run``, a forward over ``count`` micro-batches; returns ``finish(result)`` and the state before it.
+        """Calls ``run``, a forward over ``count`` micro-batches; returns ``finish(result)`` and a snapshot before it.
 
         Returns None if a forward over several micro-batches has changed the module's state: each micro-batch should
         have seen the changes of the one before. Then the state is restored, and the caller must run the micro-batches
@@ -151,8 +151,8 @@ class RecomputedForwards:
     def second_run(self, update: int, saved: SavedInput) -> Iterator[None]:
         """Context of a second run, in which the module has the state with which the first run began.
 
-        Raises `BadModel` if the inputs have been changed, or the second run changes state that the first run did not
-        change.
+        Raises `BadModel` if the inputs have been changed, or the second run changes a part of the module's state that
+        the first run did not change.
         """
         if versions_of(saved.inputs, saved.target, saved.keywords) != saved.versions:
             raise mistakes.input_was_changed(self._stage)

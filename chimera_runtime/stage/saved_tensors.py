@@ -11,12 +11,12 @@ import torch
 from chimera_runtime.values.nested import leaves
 
 Memory = tuple[torch.device, int]
-"""A piece of memory: its device and address; on the meta device, which has no addresses, the id of its storage."""
+"""Key of a tensor's storage: its device and address; on the meta device, which has no addresses, an id."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory that one forward of a stage keeps, in bytes; each piece of memory counts once.
+    """Memory that one forward of a stage keeps, in bytes; a storage that tensors share counts once.
 
     ``activations`` is M_a: everything that is saved for the backward except weights. ``saved_inputs`` and
     ``saved_results`` are the parts of it that belong to the forward's input and results; ``inputs`` and ``results`` are
@@ -39,10 +39,10 @@ class Footprint:
 
 
 class SavedTensors:
-    """The memory of tensors that are saved for a backward, each piece counted once; weights are left out.
+    """The memory of tensors that are saved for a backward, each storage counted once; weights are left out.
 
     ``weights`` returns the parameters; it is called whenever a tensor is saved, because a weight with several versions
-    lies in the memory of the selected one. ``sizes`` has the bytes of each piece that is saved now, ``peak`` is the
+    lies in the memory of the selected one. ``sizes`` has the bytes of each storage that is saved now, ``peak`` is the
     largest sum that they have had.
     """
 
@@ -102,6 +102,6 @@ class _SavedTensor:
 
 
 def memory_of(value: Any) -> dict[Memory, int]:
-    """The bytes of each piece of memory that holds tensors of a value, except sparse ones."""
+    """The bytes of each storage that holds tensors of a value, except sparse ones."""
     storages = [t.untyped_storage() for t in leaves(value) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
     return {(s.device, s._cdata if s.device.type == "meta" else s.data_ptr()): s.nbytes() for s in storages}

@@ -54,13 +54,13 @@ class AverageState:
         self._state = replace(state, modules=modules, parameters=first)
 
     def saved(self, replica: int | None = None) -> StateDict:
-        """Returns a state like `State.saved`, and as ``count`` the number of updates that an AveragedModel averages."""
+        """Returns the average in the form of `State.saved`; ``count`` is how many updates an AveragedModel averages."""
         count = {"0": self._wrappers[0].n_averaged} if self._wrappers else {}
         return {**self._state.saved(replica), "count": count}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any], replica: int | None = None) -> None:
-        """Loads a state like `State.load`, and gives all copies of a tied parameter the same value."""
+        """Loads an average that `saved` returned, and gives all copies of a tied parameter the same value."""
         self._state.load(state, replica)
         for copy in self._wrappers:
             copy.n_averaged.copy_(state["count"]["0"])

@@ -27,7 +27,7 @@ from chimera_runtime.values.meta_weights import fill, require_values
 from chimera_runtime.values.tensors import digest
 
 StateDict = dict[str, dict[str, Any]]
-"""The state that a rank holds, in three parts.
+"""The state of the modules of a rank, in three parts.
 
 ``model`` has parameters by name. ``replicas`` has buffers by ``<replica>/<name>``. ``extra`` has, pickled and by
 ``<replica>/<name>``, the further entries of the modules' ``state_dict``, such as those of ``get_extra_state``.
@@ -58,7 +58,7 @@ class State:
     # ---- a checkpoint, to which each rank contributes its part
 
     def saved(self, replica: int | None = None) -> StateDict:
-        """Returns the state, with the tensors themselves and no copies: a checkpoint may be read into them.
+        """Returns the state of the rank's modules, with no copies of tensors: a checkpoint may be read into them.
 
         The names of buffers and further entries begin with ``replica`` or, by default, with this rank's replica.
 
@@ -74,7 +74,7 @@ class State:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any], replica: int | None = None) -> None:
-        """Loads a state: copies its tensors, unless they were read in place. ``replica`` is as in `saved`.
+        """Loads the modules' state: copies its tensors, unless they were read in place. ``replica`` is as in `saved`.
 
         Raises `BadCheckpoint` if an entry is missing, or a module refuses its own state.
         """

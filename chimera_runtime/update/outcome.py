@@ -23,7 +23,10 @@ _AT_ONCE = 16
 
 @dataclass
 class Outcome:
-    """The outcome of an update, which counts from 0; ``computed_here`` is the part of its losses from this rank."""
+    """The outcome of an update, which counts from 0; ``computed_here`` is the part of its losses from this rank.
+
+    ``_numbers`` is summed over the ranks: ``[loss, count, auxiliary losses, request to stop, facts]``.
+    """
 
     update: int
     computed_here: Tally
@@ -78,7 +81,7 @@ class Outcome:
 
     @property
     def _losses(self) -> int:
-        """Number of losses among the summed numbers; the request to stop comes after the losses, and then the facts."""
+        """Length of the first part of ``_numbers``: loss, count and auxiliary losses."""
         return 2 + len(self._names)
 
     @property

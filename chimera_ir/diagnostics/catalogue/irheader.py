@@ -86,7 +86,7 @@ class HalvesLeftOver(Diagnostic, code="CH516"):
 
 
 class UnevenUpdates(Diagnostic, code="CH517"):
-    """A number of updates that does not divide the micro-batches, or a period that is not a number of whole updates."""
+    """Micro-batches that the updates cannot share equally, or a period that is not a number of whole updates."""
 
     title = "{updates:update} that repeat every {period} cannot be made of {micro_batches:micro-batch}"
     label = "the updates would not have equally many micro-batches"
@@ -130,7 +130,7 @@ class TurnInPlan(WrongUpdates):
 
 
 class UnevenTurn(Diagnostic, code="CH520"):
-    """A number of updates of a turn that does not divide the micro-batches of the turn."""
+    """A turn whose updates cannot share its micro-batches equally."""
 
     title = "{updates:update} of a turn cannot be made of {micro_batches:micro-batch}"
     label = "the updates would not have equally many micro-batches"

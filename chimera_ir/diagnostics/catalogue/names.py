@@ -156,7 +156,7 @@ class SecondClause(Diagnostic, code="CH212"):
 
 
 class MissingClause(Diagnostic, code="CH213"):
-    """A pipe without one of the lines it needs."""
+    """A pipe without a line that it needs, such as ``stages``."""
 
     title = "the pipe `{pipe}` has no {clause} line"
     label = "no {clause} line"

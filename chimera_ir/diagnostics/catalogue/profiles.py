@@ -341,7 +341,7 @@ class LinkMissing(_WithoutLink, code="CH726"):
     per_node: int
 
     def notes(self) -> tuple[Note, ...]:
-        """Lines to write if all workers are in one node after all."""
+        """Returns a note on what to write if all workers are in one node after all; none if they already are."""
         if self.workers <= self.per_node:
             return ()
         return (Note(f"with `per_node = {self.workers}` all workers are in one node: `[links.within]` is enough"),)

@@ -79,12 +79,12 @@ class Deadlock(Diagnostic, code="CH409"):
 
     @property
     def first(self) -> Blocked:
-        """The lane with which the cycle begins."""
+        """The lane that is listed first; it waits for the second one."""
         return self.blocked[0]
 
     @property
     def last(self) -> Blocked:
-        """The lane of the cycle that waits for the first lane."""
+        """The lane that is listed last; it waits for the first one."""
         return self.blocked[-1]
 
     def notes(self) -> tuple[Note, ...]:
@@ -121,7 +121,7 @@ class NotTied(InLane, code="CH421"):
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Two sums that a worker launches one after the other."""
+    """Two sums, in words, that a worker launches one after the other; ``span`` is the line of the later launch."""
 
     earlier: str
     later: str
@@ -279,7 +279,10 @@ class NothingTrained(Diagnostic, code="CH420"):
 
 
 class ScriptDiffers(Diagnostic, code="CH422"):
-    """A script that was generated for a program does something else than the program says."""
+    """A script that was generated for a program does something else than the program says.
+
+    ``text`` is line ``number`` of the script, empty if no line is at fault; ``done`` says what the script does there.
+    """
 
     title = "`{function}` in {script} does not do what the program says"
     label = "the program says {expectation}"

@@ -238,7 +238,7 @@ class CycleOfClocks(Cycle):
 
 
 class CycleOfVersions(CycleOfClocks):
-    """A cycle in which an operation has a lower clock than the gradients that change the weights it reads."""
+    """A cycle in which an operation has a lower clock than one whose gradients change the weights that it reads."""
 
     help = CycleOfClocks.help + ", or let it read an older version"
 

@@ -205,7 +205,7 @@ class WorkerOutOfRange(InInstance, code="CH240"):
 
     @property
     def existing(self) -> str:
-        """The workers that there are."""
+        """The words that say which workers there are."""
         return "the only worker is 0" if self.workers == 1 else f"the workers are 0 to {self.workers - 1}"
 
 
@@ -221,7 +221,7 @@ class IdleWorker(Diagnostic, code="CH241"):
 
     @property
     def others(self) -> str:
-        """Number of the other workers without a stage."""
+        """The words for the number of other workers without a stage; empty if there are none."""
         others = self.idle - 1
         return f", nor {'has' if others == 1 else 'have'} {counted(others, 'other')}" if others else ""
 

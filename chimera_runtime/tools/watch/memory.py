@@ -170,7 +170,11 @@ class RankNeed:
         return count + sum(compress(map(_tensor, boundary.shapes, boundary.dtypes), boundary.differentiable))
 
     def _moment(self, micros: Iterable[KeptMicros]) -> int:
-        """Bytes at a moment; the first half of a backward holds its results before it releases its inputs."""
+        """Bytes of activations at a moment of the schedule, at which each stage keeps what ``micros`` says.
+
+        If a stage has micro-batches between I and W, the moment may be in an I, where both are in memory: what it has
+        made for W, and what it is about to free.
+        """
         halving = [self._halving(stage) for stage, _, _, begun in micros if begun]
         return max(halving, default=0) + sum(
             activations * self._pass(stage) + inputs * self._input(stage) + begun * self._halfway(stage)
