@@ -38,7 +38,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text for standard output, and the files to write; ``output`` is None if a single level was asked for.
+    """The text for standard output, ``printed``, and the files to write, ``output``: None if one level was asked for.
 
     ``warnings`` are those of the compilation, ready to be shown.
     """
@@ -91,7 +91,7 @@ def _lies_below(name: str) -> bool:
 
 
 def produce(compilation: Compilation, wanted: Level | None, details: bool = False) -> tuple[str, Output | None]:
-    """The text to print for a level, without files; for None, the text and the files of the whole compilation.
+    """Returns the text of a level, without files; if ``wanted`` is None, text and files of the whole compilation.
 
     ``details`` adds the tables of all figures to the text of a whole compilation.
 
@@ -106,7 +106,7 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
 
 
 def _screen(compilation: Compilation, details: bool) -> str:
-    """Text for a terminal on a whole compilation: the answers, the timeline and the proven rules."""
+    """Text for a terminal: the answers, the timeline and the proven rules; with ``details``, tables of all figures."""
     from chimera_ir.console import printed
     from chimera_ir.cost import table
     from chimera_ir.picture import terminal

@@ -40,9 +40,9 @@ _OURS = re.compile(r"[0-9a-f]{64}(\.json|\.\w+\.part)")
 
 
 def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
-    """Returns the answer to a question that an earlier call kept, or makes it, and keeps it if that took long.
+    """Returns the answer to a question that an earlier call kept, or calls ``make``, and keeps it if that took long.
 
-    The question is read before the answer is made and after. If it or the compiler changed, the answer is not kept.
+    ``question`` is called before and after: if its text or the compiler changed meanwhile, the answer is not kept.
     """
     directory = _directory()
     key = None if directory is None else _key(question())

@@ -33,7 +33,7 @@ def plain_request(request: Request, header: Header) -> Request:
 
 
 def plain(request: Request, known: Schedule) -> Schedule:
-    """The schedule of the library's baseline at the size of ``known``; ``known`` itself, if it is the baseline."""
+    """The baseline's schedule at the size of ``known``, the request's schedule; ``known`` itself, if it is the same."""
     from chimera_ir.elaborate.elaborate import elaborate
     from chimera_ir.lower.order import order
     from chimera_ir.syntax.parser import parse
@@ -109,7 +109,10 @@ def fitting(scheme: "Scheme", like: Header, max_operations: int) -> Mapping[str,
 
 
 def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int]]:
-    """Yields settings to try: none, then one parameter set to the workers or micro-batches, then two set to both."""
+    """Yields settings to try: none, then one of ``names`` set to the workers or micro-batches, then two set to both.
+
+    Each is first tried with the values that ``like`` has for the other ``names``.
+    """
     sizes = like.workers, like.whole_micro_batches
     shared = {name: value for name, value in like.parameters if name in names}
     both = (dict(zip(pair, sizes, strict=True)) for pair in permutations(names, 2))
@@ -119,7 +122,7 @@ def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int
 
 
 def require_same_size(header: Header, like: Header, name: str) -> None:
-    """Makes sure that a schedule has as many workers and micro-batches as another one.
+    """Makes sure that the text ``name``, with this header, has as many workers and micro-batches as ``like``.
 
     Raises `Incomparable` if it has more or fewer.
     """
@@ -129,9 +132,9 @@ def require_same_size(header: Header, like: Header, name: str) -> None:
 
 @contextmanager
 def refusing(name: str, like: Header) -> Iterator[None]:
-    """Context in which a text to compare with that is too large raises an error that names its size.
+    """Context in which a `TooLarge` for the text to compare with becomes an `Incomparable`.
 
-    Raises `Incomparable` in place of `TooLarge`.
+    Its message has the ``name`` of the text and the size of ``like``.
     """
     try:
         yield

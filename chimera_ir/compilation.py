@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
 
 MAX_HEADERS = MAX_WORKERS + MAX_PIPES + 1_000
-"""Headings and lines of a header that an IR text may have."""
+"""The most headings and lines of a header that an IR text may have."""
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """A verified schedule, and the plan that it was made from; None if the text is a schedule or a program."""
+    """A verified schedule, and the plan that it was made from: None if the text is a schedule or a program."""
 
     plan: Plan | None
     checked: "Checked"
@@ -71,7 +71,7 @@ def _ignore(_: object) -> None:
 
 
 def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
-    """Property that is made once, when it is first asked for, without the garbage collector.
+    """Decorator: a property that ``make`` computes when it is first asked for, without the garbage collector.
 
     If diagnostics reject the level, the property raises a `TextError` with them.
     """
@@ -225,7 +225,7 @@ class Compilation:
 
     @_level
     def summary(self) -> "Summary":
-        """The answers to three questions: faster than what, does it fit, what limits it."""
+        """The answers to three questions: is it faster than the baseline, does it fit, what limits it."""
         from chimera_ir.predict.summary import summary
 
         report, forecast = self.report, self.request.forecast
@@ -350,7 +350,7 @@ class Compilation:
 
     @property
     def _communicators(self) -> Communicators:
-        """The communicators of an evaluation: if the text is a program, those with which the program finishes."""
+        """The communicators of an evaluation: the request's or, of a program, the fewest with which it finishes."""
         if isinstance(self._entry, Program | ProgramStream):
             blocked = self.verified.blocked(Communicators.PAIR)
             return Communicators.DIRECTED if blocked else Communicators.PAIR

@@ -31,7 +31,7 @@ class TextError(CompileError):
         return tuple(diagnostic for _, diagnostics in self.texts for diagnostic in diagnostics)
 
     def rendered(self, color: bool = False) -> str:
-        """The errors with their places and help, in colour for a terminal."""
+        """The errors with their places and help; with ``color``, in the colours of a terminal."""
         return "\n\n".join(render_all(diagnostics, source, color) for source, diagnostics in self.texts)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class OptionError(CompileError):
 
 
 class WrongOption(OptionError):
-    """An option, by its name in `Options`, that does not go with what is compiled; ``problem`` follows its name."""
+    """An option that does not go with what is compiled; the message is its name in `Options`, then ``problem``."""
 
     def __init__(self, option: str, problem: str) -> None:
         self.option, self.problem = option, problem

@@ -46,9 +46,10 @@ class Known:
 
 
 def further(named: Iterable[str | os.PathLike[str]] = (), option: str = "library") -> tuple[Path, ...]:
-    """The directories that the user names and those of the environment, each once, without the compiler's own.
+    """The directories ``named`` by the user and those of the environment, each once, without the compiler's own.
 
-    Raises `UnreadableText` if one of them is not a directory, or cannot be listed.
+    Raises `UnreadableText`, with ``option`` before a directory of the user's, if one is not a directory or cannot be
+    listed.
     """
     listed = [(option, Path(path)) for path in named]
     listed += [(VARIABLE, Path(path)) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
@@ -116,7 +117,7 @@ class Alias:
 
 
 def alias(name: str, directories: Further = ()) -> Alias | None:
-    """The library scheme that has this name in the field or in another spelling; None if there is none."""
+    """The library scheme that the literature calls ``name``, or that differs in spelling only; None without one."""
     known = _known_as(name)
     if known and known.scheme:
         return Alias(known.scheme, f"'{name}' is {known.scheme} here: {known.what}")
@@ -161,7 +162,9 @@ def called(scheme: str) -> str:
 
 
 def stated(text: Source) -> Mapping[str, object]:
-    """Roles of a library scheme's parameters in the ``library.toml`` next to it, by name; empty for any other text.
+    """Entries of the ``library.toml`` next to a library scheme, by parameter: the values that a plan tries for it.
+
+    The result is empty for any other text.
 
     Raises `UnreadableText` if the ``library.toml`` is not written as it should be.
     """

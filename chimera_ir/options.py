@@ -144,7 +144,7 @@ class Options:
         return tuple(tuple(tie) for tie in self.tied)
 
     def request(self, source: Source, settings: Mapping[str, int], spell: Spell = str) -> Request:
-        """The request to the compiler; reads the files of a prediction.
+        """The request to compile ``source`` with these ``settings`` of parameters; reads the files of a prediction.
 
         Raises
         ------
@@ -251,7 +251,7 @@ def integer(name: str, value: object) -> int:
 
 
 def require_parameters(settings: Mapping[str, object], scheme: Scheme) -> None:
-    """Makes sure that no option is set like a parameter; raises `OptionError` for the first that is."""
+    """Raises `OptionError` if ``settings`` names an option of the compiler, unless ``scheme`` has such a parameter."""
     parameters = {parameter.name.text for parameter in scheme.parameters}
     for option in fields(Options):
         if option.name in settings and option.name not in parameters:
@@ -259,7 +259,7 @@ def require_parameters(settings: Mapping[str, object], scheme: Scheme) -> None:
 
 
 def read_inputs(profile: Path, cluster: Path, spell: Spell) -> "Inputs":
-    """A profile and a cluster from their files; errors as in `Options.request`."""
+    """A profile and a cluster, read from their files; errors as in `Options.request`."""
     from chimera_ir.profile.choose import Unfit, are_swapped, read_both
 
     sources = texts.read(profile, spell("profile")), texts.read(cluster, spell("cluster"))

@@ -48,12 +48,11 @@ class OutputRefused(CompileError):
 def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, option: str = "--out ") -> None:
     """Writes the files, by path relative to the directory, and ``manifest``, which is a dot and the command's name.
 
-    ``option`` stands before the directory in messages, as where the user named it.
-
-    Each of the files relies at most on those before it. An existing directory is replaced if the same command wrote it.
+    Each of the files may rely on those before it only. An existing directory is replaced if the same command wrote it.
     If anything fails before the commitment, the directory is as it was before.
 
-    Raises `OutputRefused` if the directory is not ours or cannot be written.
+    Raises `OutputRefused` if the directory was written by anything else, or cannot be written; the message has
+    ``option``, by which the user named the directory.
     """
     with _refusals(f"{option}{directory}"):
         target = _resolved(directory)
@@ -93,7 +92,7 @@ def refuse_file(file: Path, mark: str, force: bool) -> None:
 
 
 def write_file(file: Path, text: str, mark: str, force: bool) -> None:
-    """Writes a file whose text begins with ``mark``. A file from which a user has removed that line is kept.
+    """Writes the line ``mark`` and a text to a file. An old file without that line stays, unless ``force`` is set.
 
     Raises `OutputRefused` as `refuse_file`; the file is then as it was before.
     """
@@ -116,7 +115,7 @@ def write_file(file: Path, text: str, mark: str, force: bool) -> None:
 
 @contextmanager
 def _refusals(where: str) -> Iterator[None]:
-    """Context in which every refusal and error of the system becomes an `OutputRefused` that names the place."""
+    """Context in which every refusal and error of the system becomes an `OutputRefused` that begins with ``where``."""
     try:
         yield
     except (OSError, OutputRefused) as error:
@@ -197,7 +196,10 @@ def _replace(target: Path, files: Mapping[str, str], manifest: str) -> None:
 
 
 def _settle(target: Path, committed: Path, manifest: str) -> None:
-    """Moves the committed files to their places; an interrupted move continues here."""
+    """Removes the files that ``manifest`` lists, and moves those in the folder ``committed`` to their places.
+
+    An interrupted move continues here.
+    """
     if _is_file(committed / manifest):
         ours, fresh = _listed(target / manifest), _listed(committed / manifest)
         waiting = {name for name in fresh if os.path.lexists(committed / name)}
@@ -213,7 +215,7 @@ def _settle(target: Path, committed: Path, manifest: str) -> None:
 
 
 def _remove(target: Path, name: str) -> None:
-    """Removes a file that the command wrote, its bytecode, and the folders that are empty then."""
+    """Removes ``name``, a file in ``target`` that the command wrote, its bytecode, and folders that are empty then."""
     path, folders = target / name, _folders(target, name)
     if not (all(map(_is_folder, folders)) and _is_file(path)):
         return
@@ -231,7 +233,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def _refuse_others(target: Path, names: Iterable[str], ours: Mapping[str, None], manifest: str) -> None:
-    """Makes sure that files with these names replace nothing but files of this command."""
+    """Makes sure that files called ``names`` in ``target`` replace only ``ours``, the files that ``manifest`` lists."""
     for name in names:
         for folder in _folders(target, name):
             if os.path.lexists(folder) and not _is_folder(folder):
@@ -249,7 +251,7 @@ def _in_the_way(target: Path, path: Path, manifest: str) -> OutputRefused:
 
 
 def _folders(target: Path, name: str) -> list[Path]:
-    """The folders between a directory and a file in it, innermost first."""
+    """The folders between the directory ``target`` and the file ``name`` in it, innermost first."""
     return [target / folder for folder in PurePath(name).parents][:-1]
 
 

@@ -15,7 +15,7 @@ EVERY = 8.0
 
 @contextmanager
 def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yields a function, and from one second on shows the last text that it was called with on standard error.
+    """Yields a function that takes a text; after a second, shows the last such text on standard error.
 
     With ``quiet``, or if standard error is not a terminal, nothing is shown. Afterwards the terminal is as it was.
     """
@@ -50,7 +50,7 @@ def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def logged() -> Iterator[Callable[[str], None]]:
-    """Yields a function, and every few seconds writes the last text that it was called with to standard error.
+    """Yields a function that takes a text; every few seconds, writes the last such text to standard error.
 
     Each line has the seconds since the beginning. A block that is over before the first line writes nothing.
     """

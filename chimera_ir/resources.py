@@ -39,6 +39,6 @@ def schemes() -> Path:
 
 
 def everything() -> Iterator[Path]:
-    """All files of the compiler, Python included, sorted by name."""
+    """Yields all files of the compiler, Python included, folder by folder, each folder sorted by path."""
     for folder in (_PACKAGE, _folder("grammar"), templates(), runtime()):
         yield from (path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts and path.is_file())

@@ -17,7 +17,7 @@ LARGEST = 2**30
 """Bytes of the largest file that is read."""
 
 PATIENCE = 2.0
-"""Seconds to wait for the first byte of a pipe, into which nobody may be writing."""
+"""Seconds to wait for the first byte of a pipe, which may have no writer."""
 
 _PART = 2**20
 _IR = re.compile(r"(?:\s|#.*+)*+(?:plan|schedule|program)\b")
@@ -119,7 +119,7 @@ class Source:
         return starts[:-1]
 
     def position(self, offset: int) -> Position:
-        """The line and column of a character; the end of the text for an offset beyond it."""
+        """The line and column of the character at ``offset``; the end of the text for an offset beyond it."""
         offset = min(max(offset, 0), len(self.text))
         line = bisect_right(self._starts, offset)
         return Position(line, offset - self._starts[line - 1] + 1)
@@ -130,7 +130,7 @@ class Source:
         return min(start + column - 1, len(self.text))
 
     def line(self, number: int) -> str:
-        """The text of a line, counted from 1, without its end."""
+        """The text of line ``number``, counted from 1, without its line end."""
         start = self._starts[number - 1]
         end = self._starts[number] - 1 if number < len(self._starts) else len(self.text)
         return self.text[start:end].rstrip("\r")

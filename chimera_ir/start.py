@@ -1,4 +1,4 @@
-"""Entry points of the commands. Ctrl-C must also end them in the moment that their imports take.
+"""Entry points of the commands. Ctrl-C ends them even while they are importing modules.
 
 Most of a short call is imports. They make no garbage, so the collector stays off meanwhile and never looks at them; at
 the end of the process it looks at nothing, as the system takes back all memory at once.
@@ -30,7 +30,7 @@ def _importing() -> Iterator[None]:
 
 
 def _run(module: str, *arguments: str) -> NoReturn:
-    """Imports a module of the commands, and calls its ``main``."""
+    """Imports ``module`` of the commands, and calls its ``main`` with the arguments."""
     with _importing():
         main: Callable[..., NoReturn] = import_module(f"chimera_ir.commands.{module}").main
     main(*arguments)

@@ -10,7 +10,7 @@ from chimera_ir.source import Source, contents
 
 
 def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
-    """The text that a Python program names: a string as in `scheme_or_ir`, the path of a file, or a `Source`."""
+    """The text that a program names by a string, as in `scheme_or_ir` with ``directories``, a path, or a `Source`."""
     match text:
         case Source():
             return text
@@ -28,10 +28,10 @@ def scheme_or_ir(
     option: str = "library",
     remark: Callable[[str], None] = lambda _: None,
 ) -> Source:
-    """The text that SCHEME names: a file if it looks like one, else a scheme of the library.
+    """The text that ``scheme`` names: a file if it ends in .chim or .sir or has a folder, else a library scheme.
 
-    ``directories`` are more directories of the library, which the user names by ``option``. ``remark`` is called if the
-    library calls the scheme by another name.
+    ``directories`` are more directories of the library; messages say that the user named them by ``option``. ``remark``
+    is called with a sentence if the library calls the scheme by another name.
 
     Raises `UnreadableText` if there is no such text, or several schemes have this name.
     """
@@ -63,7 +63,7 @@ def _is_handed(path: Path) -> bool:
 
 
 def read(path: Path, option: str = "", hint: str = "") -> Source:
-    """The text of a file that a user names; ``option`` and ``hint`` are words for the message if it cannot be read.
+    """The text of a file that a user names; in messages ``option`` stands before its path, ``hint`` at the end.
 
     Raises `UnreadableText` if the file cannot be read.
     """

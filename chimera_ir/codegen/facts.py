@@ -174,14 +174,17 @@ def _loaded(header: Header, worker: Worker, stage: int) -> list[tuple[int, int]]
 
 
 def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = False) -> set[int]:
-    """The micro-batches, of a period or an update, for which a worker runs a stage, or ``recomputing`` runs it."""
+    """The micro-batches, of a period or an update, for which a worker runs a stage.
+
+    With ``recomputing``, only those for which it runs the forward again.
+    """
     cycle = header.period or header.micro_batches
     pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
     return {micro % cycle for pipe in pipes if not recomputing or stage in pipe.recompute for micro in pipe.micros}
 
 
 def _rooms(parts: LaneParts) -> dict[tuple[Stage, bool], tuple[int, ...]]:
-    """Number of micro-batches that fit into each slot, by receiving stage and by whether it is for activations."""
+    """Number of micro-batches that fit into each slot, by receiving stage and whether its messages are activations."""
     rooms_of: dict[tuple[Stage, bool], dict[int, int]] = {}
     for recv in parts.recvs.lines:
         message, slot = recv.message, recv.slot

@@ -48,7 +48,7 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
 
 
 def _in_step(loop: Loop, notation: Notation) -> bool:
-    """Whether one formula (`Notation.slot`) gives the slots of an inner loop's receives in every turn.
+    """Whether one formula (`Notation.slot`) gives the slots of a loop's receives in every turn of ``notation``.
 
     Either one message of a shelf comes for each micro-batch, in a round as in a turn, or a receive never changes slots.
     """
@@ -61,7 +61,7 @@ def _in_step(loop: Loop, notation: Notation) -> bool:
 
 
 def lane_lines(scribe: Scribe, pieces: Iterable[Piece]) -> Iterator[str]:
-    """The lines of a lane with loops."""
+    """The lines of a script for the pieces of a lane."""
     for number, piece in enumerate(pieces):
         yield from [""] if number else []
         if isinstance(piece, Straight):
@@ -90,7 +90,10 @@ def _first_micro(loop: Loop) -> Micro:
 def _commented(
     scribe: Scribe, instructions: Iterable[Instruction], numbers: Numbers = ABSOLUTE, indented: int = 4
 ) -> Iterator[str]:
-    """Statements, each with its line of the program as a comment: on the same line or, if that is too long, above."""
+    """Statements, each with its line of the program as a comment: on the same line or, if that is too long, above.
+
+    ``numbers`` write the comments; ``indented`` is how many blanks will stand before a line.
+    """
     written = [(scribe.statement(line), instruction_line(line, numbers)) for line in instructions]
     width = max((len(code) for code, _ in written if len(code) <= _COLUMN), default=0)
     for code, comment in written:

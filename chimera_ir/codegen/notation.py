@@ -16,7 +16,7 @@ class Notation:
     """Python expressions for the numbers of an instruction.
 
     In a loop they are relative to the round: ``variable`` stands for micro-batch ``micro``, and grows by ``step`` from
-    round to round; ``counter`` stands for update ``update``; ``rings`` say in what cycle messages take the slots.
+    round to round; ``counter`` stands for update ``update``; ``rings`` has the slots that messages take in a cycle.
     Without a variable they are the instruction's own numbers.
     """
 

@@ -34,7 +34,10 @@ class Straight:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The instructions of the first of ``rounds`` rounds; in each further round micro-batches are ``step`` later."""
+    """The instructions of the first of ``rounds`` rounds; in each further round micro-batches are ``step`` later.
+
+    ``rings`` has the slots that its receives take round and round.
+    """
 
     instructions: tuple[ops.Instruction, ...]
     rounds: int
@@ -118,7 +121,10 @@ class _NumberedLane:
             self.micros.append(micro or 0)
 
     def stretch(self, anchor: int, length: int, low: int, high: int) -> _Repetition | None:
-        """The longest repeating stretch around ``anchor``, from ``low`` to ``high``; None if too short for a loop."""
+        """The longest stretch around place ``anchor`` that repeats every ``length`` lines; None if too short.
+
+        It lies between the places ``low`` and ``high``.
+        """
         step = self.micros[anchor + length] - self.micros[anchor]
         if step <= 0:
             return None
@@ -145,7 +151,10 @@ class _NumberedLane:
         return rings
 
     def _again(self, place: int, length: int, step: int, rings: Mapping[Shelf, Ring]) -> bool:
-        """Whether the line ``length`` lines after a place repeats the line at that place."""
+        """Whether the line ``length`` lines after ``place`` repeats the line there, ``step`` micro-batches later.
+
+        A receive must take the next slot of its ring in ``rings``.
+        """
         later = place + length
         if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
             return False
@@ -167,7 +176,7 @@ def _used(lane: Iterable[ops.Instruction]) -> dict[Shelf, int]:
 
 
 def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | None]:
-    """Returns what must be equal in all rounds, and the first micro-batch or, for a line that never repeats, None.
+    """Returns what is equal in all rounds, and the line's first micro-batch or, if it never repeats, None.
 
     The workers of neighbouring stages must be equal, too: with other workers an instruction uses other links.
     """
@@ -214,9 +223,9 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
-    """Yields the pieces of a part of a lane: the best loop, with the pieces before and after it.
+    """Yields the pieces of a lane from place ``low`` to ``high``: the best loop, with the pieces before and after it.
 
-    If a few places show no loop, both halves of a long part are searched.
+    If `_best` finds no loop, both halves of a long part are searched.
     """
     best = _best(lane, low, high)
     if best is not None:
@@ -233,7 +242,7 @@ def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
 
 
 def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
-    """The loop that saves most lines, among those through three places of a part of a lane."""
+    """The loop that saves most lines, of those through three places from ``low`` to ``high``; None without a loop."""
     best: _Repetition | None = None
     for part in (2, 1, 3):
         anchor = low + (high - low) * part // 4
@@ -249,7 +258,7 @@ def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
 
 
 def _lengths(lane: _NumberedLane, anchor: int, high: int) -> Iterator[int]:
-    """Yields the distances from a place to the next places with the same kind of instruction: lengths of a round."""
+    """Yields lengths of a round to try: distances from place ``anchor`` to lines of its kind, before ``high``."""
     count = 0
     for place in range(anchor + 1, high):
         if lane.kinds[place] == lane.kinds[anchor]:

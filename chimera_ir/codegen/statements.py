@@ -138,7 +138,7 @@ class Scribe:
         return [micros]
 
     def _value(self, operation: ops.Compute, source: Stage) -> str:
-        """The expression for a value from a neighbouring stage, whether made on the same worker or received."""
+        """The expression for the value that an operation gets from ``source``, made on the same worker or received."""
         message = ops.Message(operation.micros, source, operation.stage)
         if self.header.worker(message.micros[0], source) == self.worker:
             return self._made(message)

@@ -21,7 +21,10 @@ _DIGITS = 18
 
 
 def setting(parse: Parse, help: str) -> Callable[[Function], Function]:
-    """Decorator that adds ``--set`` and words NAME=VALUE to a command, whose function gets all as ``settings``."""
+    """Decorator that adds ``--set``, described by ``help``, and words NAME=VALUE to a command.
+
+    The command's function gets all of them, parsed by ``parse``, as ``settings``.
+    """
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -40,7 +43,7 @@ def setting(parse: Parse, help: str) -> Callable[[Function], Function]:
 
 
 def _require_order(scheme: str | None, words: Iterable[str]) -> None:
-    """Makes sure that the scheme comes first, and that what follows are parameters."""
+    """Makes sure that ``scheme``, the first word, is not NAME=VALUE, and that all other ``words`` are."""
     if scheme and _ASSIGNMENT.fullmatch(scheme):
         raise WrongCommand(f"{scheme}: the scheme comes first, then its parameters")
     for word in words:

@@ -182,7 +182,7 @@ def _open_closed() -> None:
 
 
 def run(command: click.Command, name: str) -> NoReturn:
-    """Runs a command and ends the process, in every case with one of the documented exit statuses."""
+    """Runs a command, which messages call ``name``, and ends the process with one of the documented exit statuses."""
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -247,7 +247,11 @@ def answered(
     no_cache: bool,
     details: bool = False,
 ) -> tuple[Request, Answer]:
-    """The request for SCHEME and the answer to it, made now or taken from the cache; shows the warnings."""
+    """The request for SCHEME and its answer, from the cache if it is there; shows the warnings.
+
+    ``settings`` are values of parameters, ``options`` fields of `Options`, ``wanted`` and ``details`` as in `produce`.
+    With ``no_cache`` the answer is always made now.
+    """
     source = _text(scheme, options)
     color = colored(sys.stderr)
     with _as_misuse(source):
@@ -269,7 +273,7 @@ def _text(scheme: str, options: Mapping[str, Any]) -> Source:
 
 
 def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], form: TableForm) -> bool:
-    """Prints a sweep's warnings, each once, and its table; returns whether SCHEME compiles at any of the sizes."""
+    """Prints a sweep's warnings, each once, and its table; returns whether SCHEME compiles with any of the values."""
     from chimera_ir.sweeps.printing import shown
     from chimera_ir.sweeps.sweep import swept
 
@@ -304,7 +308,7 @@ def _as_misuse(source: Source) -> Iterator[None]:
 
 
 def delivered(printed: str, made: Output, out: Path | None) -> Path:
-    """Writes the output directory, then prints the text; returns the directory."""
+    """Writes ``made`` to ``out``, by default to SCHEME.out, then prints ``printed``; returns the directory."""
     directory = out or Path(f"{made.scheme}.out")
     output.write(directory, made.files)
     report(printed)
@@ -317,7 +321,7 @@ def _as_written(name: str) -> str:
 
 
 def _question(request: Request, wanted: Level | None, color: bool, details: bool) -> str:
-    """Everything that an answer depends on, except the compiler."""
+    """Everything that an answer depends on, except the compiler, as a text."""
     if wanted not in (None, Level.TIMELINE):
         return repr((request, wanted, color))
     from chimera_ir.console import appearance
@@ -326,7 +330,7 @@ def _question(request: Request, wanted: Level | None, color: bool, details: bool
 
 
 def _compiled(request: Request, wanted: Level | None, color: bool, details: bool) -> Answer:
-    """The answer, made now; if an error ends it, warnings found so far are shown all the same."""
+    """The answer to a `_question`, made now; if an error ends it, warnings found so far are shown all the same."""
     warnings: list[Diagnostic] = []
     try:
         with progress.shown(is_quiet()) as tell:
@@ -343,5 +347,5 @@ def _say(warnings: Iterable[str]) -> None:
 
 
 def main() -> NoReturn:
-    """The entry point of the alias."""
+    """Entry point of the command ``chimera-compile``, an alias of ``chimera compile``."""
     run(compile_command, "chimera-compile")

@@ -83,5 +83,5 @@ def group() -> None:
 
 
 def main(name: str = NAME) -> NoReturn:
-    """Runs the group; ``name`` is how the user called it."""
+    """Runs the command ``chimera``; ``name`` is how the user called it."""
     run(group, name)

@@ -56,7 +56,7 @@ def _identifier(stem: str) -> str:
 
 
 def _trial(template: str, file: Path) -> str:
-    """The command line that runs the new file."""
+    """The command line that runs ``file``, which was made from ``template``."""
     path = command_line((as_argument(str(file)),))
     lines = {
         _SCHEME: f"chimera compile {path}",

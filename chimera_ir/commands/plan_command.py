@@ -222,7 +222,7 @@ def _scheme(name: str, directories: tuple[Path, ...]) -> Source:
 
 
 def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Source, Scheme]:
-    """The schemes and the library's baseline, parsed; every setting names a parameter of one of the schemes."""
+    """Parses ``sources`` and the library's baseline; raises `WrongCommand` for a setting that no source has."""
     parsed = {source: Compilation(Request(source)).scheme for source in sources}
     known = dict.fromkeys(name for scheme in parsed.values() for name in parameter_names(scheme))
     for name in settings:
@@ -235,7 +235,7 @@ def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Sourc
 
 
 def _workers(inputs: Inputs, asked: int | None) -> int:
-    """P: all workers of the cluster, or as many as are asked for if they fill whole nodes."""
+    """P: ``asked``, which must fit into one node or fill whole nodes; if it is None, all workers of the cluster."""
     cluster = inputs.cluster
     number = cluster.workers if asked is None else asked
     if number > cluster.workers:
@@ -248,5 +248,5 @@ def _workers(inputs: Inputs, asked: int | None) -> int:
 
 
 def main() -> NoReturn:
-    """The entry point of the alias."""
+    """Entry point of the command ``chimera-plan``, an alias of ``chimera plan``."""
     run(plan_command, "chimera-plan")

@@ -162,7 +162,10 @@ def _measure(
     as_json: bool,
     once: bool = False,
 ) -> None:
-    """Writes the profile of a model's stages at these depths or, without any, of its layers."""
+    """Writes the profile of a model cut into each number of stages in ``depths`` or, without any, of its layers.
+
+    With ``once``, only one of equal layers is measured.
+    """
     require_torch("measuring")
     from chimera_ir.measure import model as measure
     from chimera_ir.measure.stages import StageRequest
@@ -266,7 +269,7 @@ def links(
 
 
 def _commented(before: str, lines: tuple[str, ...]) -> str:
-    """Lines as comments of a file, which tell later users how certain the figures are."""
+    """The lines as comments of a file, after ``before``; they tell later users how certain the figures are."""
     return before + "".join(f"# {line}\n" for line in lines) if lines else ""
 
 
@@ -281,7 +284,10 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields a function that shows progress: a bar on a terminal, else lines; nothing with ``--quiet``."""
+    """Yields a function that shows progress: a bar on a terminal, else lines; nothing with ``--quiet``.
+
+    It takes what is being measured, how many steps are done, and how many there are.
+    """
     console = Console(stderr=True)
     if is_quiet():
         yield _no_bar
@@ -301,5 +307,5 @@ def _no_bar(_doing: str, _done: int, _steps: int) -> None:
 
 
 def main() -> NoReturn:
-    """The entry point of the alias."""
+    """Entry point of the command ``chimera-profile``, an alias of ``chimera profile``."""
     run(profile_command, "chimera-profile")

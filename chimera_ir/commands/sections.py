@@ -62,7 +62,7 @@ def general(function: Function) -> Function:
 
 
 def as_json(help: str) -> Callable[[Function], Function]:
-    """The option ``--json`` of a command that has results."""
+    """Decorator that adds to a command's function the option ``--json``, described by ``help``."""
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
@@ -90,7 +90,7 @@ def remark(text: str) -> None:
 
 
 def colored(stream: TextIO) -> bool:
-    """Whether a stream gets colours: a terminal does, unless ``NO_COLOR`` is set; ``FORCE_COLOR`` goes before both."""
+    """Whether a stream gets colours: never if ``NO_COLOR`` is set, else with ``FORCE_COLOR`` or on a terminal."""
     if os.environ.get("FORCE_COLOR"):
         return not os.environ.get("NO_COLOR")
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")

@@ -76,5 +76,5 @@ def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:
 
 
 def main() -> NoReturn:
-    """The entry point of the alias."""
+    """Entry point of the command ``chimera-trace``, an alias of ``chimera trace``."""
     run(trace_command, NAME)

@@ -41,7 +41,7 @@ class Structure:
 
     @cached_property
     def preferred(self) -> Sequence[int]:
-        """A number for each operation, or node of the turn, that decides between critical paths of one length.
+        """A number for each operation, or node of the turn, that decides between critical paths of equal length.
 
         The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs;
         and of these, the most input gradients.
@@ -74,7 +74,9 @@ def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
 
 
 def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
-    """A critical path with the most backwards (`Structure.preferred`), and the ends of operations in the earliest run.
+    """A critical path with the most backwards (`Structure.preferred`), and the end of each operation, in ticks.
+
+    Operation n takes ``durations[n]`` ticks and starts as soon as all that it waits for are over.
 
     Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
     durations are positive. So C_f and C_b are well defined.
@@ -100,7 +102,7 @@ def update_length(header: Header, structure: Structure, durations: Sequence[int]
 def _path(
     header: Header, net: Net, durations: Sequence[int], preferred: Sequence[int]
 ) -> tuple[CriticalPath, list[int]]:
-    """A critical path and the ends of all operations.
+    """The critical path that has the largest sum of ``preferred``, and the ends of all operations.
 
     One number per operation holds both criteria: its duration in the high digits, its preference in the low ones. So
     the longest path in these numbers is the preferred one of the longest paths in time.
@@ -133,7 +135,7 @@ def _cycle(
 
 
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
-    """A critical path that spans ``updates`` updates, with its counts in whole micro-batches."""
+    """The critical path of the operations ``path``, by their numbers in ``net``, which spans ``updates`` updates."""
     operations = tuple(net.operations[number] for number in path)
     micros: Counter[Kind | Pairing] = Counter()
     for operation in operations:

@@ -17,8 +17,8 @@ LaunchPlaces = Sequence[Sequence[tuple[int, WeightGroup]]]
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     """All launches, worker by worker, in the order of the lanes.
 
-    For an asynchronous program these are the launches in a stretch of the steady state (`window`); none if the timeline
-    shows no such stretch.
+    For an asynchronous program these are the launches in a stretch of the steady state (`steady_window`); none if the
+    timeline shows no such stretch.
     """
     all_launches = tuple(_launches(program, timeline))
     if not program.header.asynchronous:
@@ -78,7 +78,7 @@ def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | 
 def _launched(
     worker: Worker, group: WeightGroup, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
 ) -> Launched:
-    """The launch of a sum after ``done`` operations of a lane; the sum is waited for after ``waited`` operations."""
+    """The launch of a sum after ``done`` operations of lane ``timed``; the wait for it comes after ``waited``."""
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
     busy = sum(end - start for _, start, end in timed[done:waited])
@@ -94,5 +94,5 @@ def _launched(
 
 
 def _end(timed: tuple[Timed, ...], done: int) -> int:
-    """The time at which the first ``done`` operations of a lane are over."""
+    """The tick at which the first ``done`` operations of lane ``timed`` are over."""
     return timed[done - 1].end if done else 0

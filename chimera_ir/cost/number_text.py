@@ -96,7 +96,7 @@ class Unit(Enum):
         return least if least == most else f"{least} to {most}"
 
     def axis(self, span: Fraction) -> tuple[int, str]:
-        """Returns how many units of a picture's time axis make one of this unit, and the name of the axis unit."""
+        """The unit of a picture's time axis for times up to ``span``: how many make one of this unit, and its name."""
         match self:
             case Unit.COST:
                 return 1, ""

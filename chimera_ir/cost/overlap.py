@@ -39,7 +39,7 @@ def steady_period(header: Header, net: Net, durations: Sequence[int], path: Crit
 
 
 def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
-    """The operations of the iteration before that the first operation of each lane waits for."""
+    """The operations, by number, of the iteration before that the first operation of each lane (the key) waits for."""
     last = _last_additions(header, net)
     return {
         lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
@@ -51,7 +51,7 @@ def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
 def _larger_ratio(
     net: Net, durations: Sequence[int], awaited: Mapping[int, Iterable[int]], ratio: Fraction
 ) -> Fraction | None:
-    """Returns the ratio of some cycle that exceeds ``ratio``; None if no cycle has a larger ratio.
+    """Returns the ratio of some cycle that exceeds ``ratio``, or None; ``awaited`` is the result of `_awaited`.
 
     Bellman and Ford's longest paths, as in `flow.cycles`; a step of a path is an iteration, which costs ``ratio``. One
     number holds a time and a lane: its last digit, in a base as large as the number of lanes, is the lane where the

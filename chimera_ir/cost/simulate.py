@@ -101,7 +101,10 @@ class Timeline:
 
 @dataclass(frozen=True)
 class TimedRun:
-    """The earliest run of a schedule: operation n takes ``durations[n]``; all times are in ticks."""
+    """The run in which each operation starts as early as it can; operation n takes ``durations[n]``.
+
+    All times are in ticks, whose length is ``tick`` in the unit of the costs.
+    """
 
     header: Header
     structure: Structure
@@ -131,7 +134,7 @@ class TimedRun:
 
 
 def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun:
-    """The earliest run of a schedule; each of its properties takes linear time, the first time that it is read."""
+    """The earliest run with these costs; each of its properties takes linear time, the first time that it is read."""
     tick, duration = ticks(header, costs)
     return TimedRun(header, structure, tick, [duration(operation) for operation in structure.net.operations])
 

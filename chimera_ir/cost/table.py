@@ -19,7 +19,7 @@ IN_FULL = 16
 
 
 Show = Callable[[Fraction], str]
-"""A function that writes a number."""
+"""A function that returns a number as text."""
 
 
 def show(report: Report) -> RenderableType:

@@ -244,11 +244,11 @@ class _Laws:
         return BUILTINS[name].apply(*arguments)
 
     def _pointwise(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law]) -> Law:
-        """The law of a function that is applied to values which all repeat."""
+        """The law of ``apply`` on the values of ``laws``, all of which repeat."""
         return self._along(node, apply, laws, Fraction(0))
 
     def _along(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law], rate: Fraction) -> Law:
-        """The law of a function that is applied to the values of laws, and whose result grows at ``rate``."""
+        """The law of ``apply`` on the values of ``laws``, if its results grow at ``rate``."""
         period = self._period(node, laws)
         values = map(apply, *(part.stretched(period) for part in laws))
         return _reduced(values, int(rate * period), max(part.since for part in laws))

@@ -75,7 +75,7 @@ def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
 
 
 def _guess(text: str, known: Collection[str]) -> str | None:
-    """The known name that the user may have meant by an undefined one."""
+    """The known name or the formula that may be meant by ``text``, a name that is undefined; None without a guess."""
     foreign = FOREIGN_NAMES.get(text.lower())
     return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
 
@@ -259,7 +259,11 @@ class _Checker:
         scope: _Scope,
         defining: ast.Word | None = None,
     ) -> Type | None:
-        """Checks a whole formula and returns its type; None if a mistake keeps the type from being known."""
+        """Checks a whole formula and returns its type; None if a mistake keeps the type from being known.
+
+        Its type must be ``expected``, unless that is None. ``place`` names its place in messages; ``defining`` is the
+        name that it defines, if any.
+        """
         inferred = self._type(expression, scope, defining)
         self._expect(expression, inferred, expected, place)
         self._size(expression)

@@ -93,7 +93,7 @@ class Scope:
         return replace(self, slots={name: slot for slot, name in enumerate(names)})
 
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
-        """The names in an expression with their values."""
+        """The names in an expression with their values; the values of variables are in ``frame``."""
         names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         return tuple((name, self._value(name, frame)) for name in names)
 
@@ -104,7 +104,7 @@ class Scope:
 
 
 def evaluate(expression: ast.Expression, scope: Scope, instance: Instance) -> int:
-    """Computes an expression without variables. Raises ``Rejected`` if it has no value, as in a division by zero."""
+    """The value of an expression without variables; raises ``Rejected``, which names ``instance``, if it has none."""
     try:
         return compiled(expression, scope)(())
     except Fault as fault:
@@ -112,7 +112,7 @@ def evaluate(expression: ast.Expression, scope: Scope, instance: Instance) -> in
 
 
 def compiled(expression: ast.Expression, scope: Scope) -> Formula:
-    """The closure of a checked expression (see ``checker.check``)."""
+    """The closure of a checked expression (see ``checker.check``), whose names have their meaning in ``scope``."""
     return walk(expression, _Closures(scope)).formula
 
 

@@ -85,7 +85,7 @@ def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
 
 
 def _chain(node: ast.Comparison, domain: Domain[Part], parts: Sequence[Part]) -> Part:
-    """The meaning of ``a < b <= c``: the comparisons of neighbours, joined by ``and``."""
+    """The meaning of ``a < b <= c``, with ``parts`` for a, b, c: the comparisons of neighbours, joined by ``and``."""
     links = (
         domain.comparison(node, comparator, left, right)
         for comparator, left, right in zip(node.comparators, parts, parts[1:], strict=False)

@@ -11,7 +11,7 @@ from chimera_ir.syntax import ast
 
 
 def global_numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
-    """Returns the numbers of each pipe's micro-batches; adds to ``failed`` why they are not 0 .. N-1, each once."""
+    """Returns the global numbers of each pipe's micro-batches; adds to ``failed`` why they are not 0 .. N-1."""
     total = sum(len(shape.micro_range) for shape in shapes)
     # ``owners`` has the first micro-batch with each number, ``clash`` the first one whose number is taken already.
     owners: dict[int, tuple[Shape, int]] = {}
@@ -34,7 +34,7 @@ def global_numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[li
 
 
 def _numbers(shape: Shape, first: int) -> Iterable[int]:
-    """The numbers of a pipe's micro-batches; without an ``as`` clause they count on from ``first``."""
+    """The global numbers of a pipe's micro-batches; without an ``as`` clause they count on from ``first``."""
     if shape.micros.number is None:
         return range(first, first + len(shape.micro_range))
     numbers = shape.values(shape.micros.number, {shape.micros.variable.text: shape.micro_range})

@@ -109,13 +109,16 @@ class _Columns:
         return walk(function.definition.body, replace(self, names=function.bound(arguments)))
 
     def _applied(self, apply: Callable[..., int], *parts: _Column) -> _Column:
-        """The column of a function of parts, over all variables that any part depends on."""
+        """The column of ``apply`` on the values of ``parts``, over all variables that any part depends on."""
         on_micros, on_stages = any(part.on_micros for part in parts), any(part.on_stages for part in parts)
         columns = (self.spread(part, on_micros=on_micros, on_stages=on_stages) for part in parts)
         return _Column(on_micros, on_stages, list(map(apply, *columns)))
 
     def spread(self, part: _Column, *, on_micros: bool, on_stages: bool) -> list[int]:
-        """The values of a part, repeated along the variables that it does not depend on."""
+        """The values of ``part``, repeated along the variables that it does not depend on.
+
+        ``on_micros`` and ``on_stages`` say whether the result has values for each micro-batch and for each stage.
+        """
         values = part.values
         if on_stages and not part.on_stages:
             values = list(chain.from_iterable(repeat(value, self.stages) for value in values))

@@ -37,7 +37,10 @@ class _Single(NamedTuple):
     def computes(
         self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
     ) -> list[Compute]:
-        """One operation for each group of micro-batches in ``batches`` and the stage at its place in ``stages``."""
+        """One operation for each group of micro-batches in ``batches`` and the stage at its place in ``stages``.
+
+        ``line`` is the origin of all of them; ``reads`` has the versions that they read.
+        """
         kind, span = KINDS[self.subject.letter.value], line.span
         return [
             Compute(kind, batch, stage, span, reads.get((batch[0], stage)) if reads else None)
@@ -70,7 +73,7 @@ def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Si
 
 
 def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Planned]:
-    """The operations of one line.
+    """The operations of ``line``, whose one or two subjects are ``singles``, for all micro-batches and stages at once.
 
     Raises `UndefinedOnGrid` if one of the operations fails, or may fail.
     """
@@ -99,7 +102,10 @@ _Placed = tuple[Worker, Compute]
 def _column(
     line: ast.Operation, single: _Single, grid: Grid, holds: Sequence[int] | None, reads: Readings
 ) -> tuple[list[Worker], list[Compute]]:
-    """The workers and the operations of a part of a line, where the guard holds."""
+    """The workers and the operations of ``single``, a part of ``line``, where its guard holds.
+
+    ``holds`` has the guard's truth at each point of the grid; None if the line has no guard.
+    """
     batches = _batches_on_grid(grid, single.subject.micro, single.numbers)
     stages = cast("list[Stage]", grid.values(single.subject.stage))
     if holds is not None:
@@ -113,7 +119,7 @@ def _column(
 def _instances(
     line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings
 ) -> Iterator[Planned | Diagnostic]:
-    """The operations of one line, one by one, up to the first that fails."""
+    """The operations of `_all_at_once`, but computed one by one, up to the first that fails."""
     scope = shape.scope.with_variables(*shape.names)
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock = compiled(line.clock, scope)
@@ -145,7 +151,10 @@ def _instances(
 
 
 def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instance) -> Operation | Diagnostic:
-    """Returns a line's only operation, the pair of its two operations, or the reason why they cannot be a pair."""
+    """Returns a line's only operation, the pair of its two operations, or the reason why they cannot be a pair.
+
+    ``placed`` has each operation with its worker; ``instance`` is what the reason names.
+    """
     if len(placed) == 1:
         return placed[0][1]
     (worker, first), (other, second) = placed
@@ -164,7 +173,10 @@ def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instan
 def _batches_on_grid(
     grid: Grid, micro: ast.Expression | ast.Range, numbers: dict[int, Micro]
 ) -> Sequence[tuple[Micro, ...] | None]:
-    """The global numbers of each instance's micro-batches; None if there are none, or if the pipe lacks any."""
+    """The global numbers of the micro-batches ``micro`` at each point of the grid.
+
+    ``numbers`` has the number of each micro-batch of the pipe. None stands for no micro-batch, or one that it lacks.
+    """
     if not isinstance(micro, ast.Range):
         single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
         return list(map(single.get, grid.values(micro)))
@@ -193,7 +205,7 @@ def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...
 
 
 def _no_such(single: _Single, shape: Shape, frame: Frame) -> Diagnostic:
-    """The diagnostic of an operation on a micro-batch or a stage that is not in its pipe."""
+    """The diagnostic of an operation whose micro-batch or stage, computed for ``frame``, is not in its pipe."""
     scope, subject = shape.scope.with_variables(*shape.names), single.subject
     instance, micros = shape.instance(*zip(shape.names, frame, strict=True)), single.shape.micro_range
     formulas = (subject.micro.start, subject.micro.stop) if isinstance(subject.micro, ast.Range) else (subject.micro,)

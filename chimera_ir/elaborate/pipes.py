@@ -86,8 +86,8 @@ class Shape:
 def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Shape, ...]:
     """All pipes in the order of the text; an indexed pipe once for each index.
 
-    Raises `Rejected` if a range runs backward, pipes differ in their stages, there is nothing to run, or there is too
-    much.
+    Raises `Rejected` if a range runs backward, pipes differ in their stages, there is nothing to run, or there are more
+    than ``max_operations``.
     """
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
     pipe_shapes = tuple(made_of(_instances(pipes, values.scope), lambda instance: _shape(*instance)))
@@ -177,7 +177,7 @@ def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance
 
 
 def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range:
-    """The value of a range; raises ``Rejected`` if it has no value, or more than ``most`` elements."""
+    """The value of the range ``text``; raises ``Rejected`` if it has none, or more than ``most`` of a ``thing``."""
     start, stop = evaluate(text.start, scope, instance), evaluate(text.stop, scope, instance)
     if stop < start:
         raise Rejected([say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)])
@@ -222,7 +222,7 @@ def _halves(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
 
 
 def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: Globals, limit: int) -> list[Diagnostic]:
-    """The diagnostic of a scheme with nothing to run, or with more than the limit; counted, not enumerated."""
+    """The diagnostic of a scheme with nothing to run, or more operations than ``limit``; counted, not enumerated."""
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
         return [say.EmptyIndex(index.range.span, _range_values(index.range, values.scope), Instance())]

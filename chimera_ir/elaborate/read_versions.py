@@ -24,7 +24,7 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
     shape
         A pipe without end.
     laws
-        The law of the versions of each stage. The versions grow.
+        The law of the versions of each stage, which grow.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def _cells(shape: Shape, micros: Iterable[int], stages: Iterable[int]) -> dict[s
 
 
 def torn(planned: Iterable[Planned], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:
-    """Diagnostics of operations on micro-batches of several updates, or of several versions."""
+    """Diagnostics of operations on micro-batches that belong to several updates, or that read several versions."""
     for operation in singles(entry.operation for entry in planned):
         first = operation.micros[0]
         for micro in operation.micros[1:]:

@@ -105,9 +105,10 @@ def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) 
 
 
 def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
-    """The common period of the stage and the micro-batch in an operation line.
+    """The common period of the stage and the micro-batch of ``subject``; ``laws`` gives the law of a formula.
 
-    The stage has to repeat, and the micro-batch has to stay within a step of the micro-batch variable.
+    Raises ``Fault`` unless the stage repeats and, where ``guard`` holds, the micro-batch stays within a step of its
+    variable.
     """
     place = laws(subject.stage)
     if place.increment:

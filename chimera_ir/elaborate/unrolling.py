@@ -28,10 +28,10 @@ from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
 from chimera_ir.ir.streams import MARGIN
 
 FEW = 1_000
-"""Most formulas, one per line and stage, that are derived without an estimate of the scheme's size before."""
+"""The most formulas, one per line and stage, that are derived before the scheme's size has been estimated."""
 
 LEAST_TURNS = 2 * MARGIN + 1
-"""Fewest turns that are elaborated."""
+"""The fewest turns that are elaborated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ NO_CYCLE = WaitCycle((), 1, Fraction(0))
 
 @dataclass(frozen=True, slots=True)
 class Critical:
-    """A cycle of the largest ratio, and the tight waits: just the cycles of tight waits alone have this ratio."""
+    """A cycle of the largest ratio, and the tight waits: a cycle has this ratio exactly if all its waits are tight."""
 
     cycle: WaitCycle
     tight: Waits
@@ -67,7 +67,10 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
 
 
 def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tuple[list[int], Steps]:
-    """Returns the length and the last step of the longest path to each node; stops once a path closes a cycle."""
+    """Returns the length and the last step of the longest path to each node; stops once a path closes a cycle.
+
+    ``ratio`` is subtracted from a length for every turn that a wait goes back.
+    """
     # All lengths are multiplied by the ratio's denominator, so that they are integers.
     turn, unit = ratio.numerator, ratio.denominator
     ends = [0] * len(weights)
@@ -106,7 +109,7 @@ def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:
-    """The tight waits of each node: those on a longest path to the node."""
+    """The tight waits of each node: those on a longest path to it, by the lengths ``ends`` of `_longest_paths`."""
     turn, unit = ratio.numerator, ratio.denominator
     return [
         [(before, ago) for before, ago in waits[node] if ends[node] == ends[before] - ago * turn + weight * unit]

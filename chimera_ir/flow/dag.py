@@ -72,9 +72,9 @@ class Dag:
     Parameters
     ----------
     schedule
-        Complete and placed.
+        A schedule without errors by the rules "complete" and "placed".
     reads
-        The reads of its operations, if they are known already.
+        What each operation reads, as from `reads_of`, if it is known already.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class Dag:
         return self._owners[node]
 
     def kind(self, before: int, after: int) -> Edge:
-        """The reason why one node comes before another.
+        """The reason why node ``before`` comes before node ``after``.
 
         It is DATA if the second reads a value of the first, else LANE in one lane, else SYNC.
         """
@@ -119,7 +119,7 @@ class Dag:
         return Edge.LANE if in_lane else Edge.SYNC
 
     def value(self, before: int, after: int) -> Value:
-        """The first value that one operation makes and another reads."""
+        """The first value that the operation ``before`` makes and the operation ``after`` reads."""
         makers, readers = self.operations[before].parts, self.operations[after].parts
         return next(
             value
@@ -188,9 +188,9 @@ def _shortest(successors: Mapping[int, Iterable[int]], knot: Collection[int]) ->
 def _around(
     start: int, successors: Mapping[int, Iterable[int]], knot: Collection[int], shorter_than: int
 ) -> tuple[tuple[int, ...], int]:
-    """Returns a shortest cycle through a node, by breadth-first search, and the number of edges that were searched.
+    """Returns a shortest cycle through ``start`` within ``knot``, and the number of edges that were searched.
 
-    The cycle is empty if every cycle through the node has ``shorter_than`` nodes or more.
+    The search is breadth-first. The cycle is empty if each one through ``start`` has ``shorter_than`` nodes or more.
     """
     came_from: dict[int, int] = {}
     depth = {start: 0}

@@ -30,9 +30,10 @@ class Played:
 
 
 def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Played:
-    """Plays each lane until it must wait, and again when it may go on, in time linear in the number of waits.
+    """Plays lanes of events, where event n waits for the events ``before[n]``, in time linear in the number of waits.
 
-    In the example event 3 waits for event 4, which is in no lane and so never happens: lane 1 stops at place 1.
+    Each lane is played until it must wait, and again when it may go on. In the example event 3 waits for event 4, which
+    is in no lane and so never happens: lane 1 stops at place 1.
 
     Examples
     --------
@@ -70,7 +71,7 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
 
 
 def ordered(before: Sequence[Sequence[int]]) -> list[int]:
-    """Events, each after all that it waits for; events that wait for ever are left out.
+    """All events, event n after the events ``before[n]``; events that wait for ever are left out.
 
     Examples
     --------

@@ -46,13 +46,13 @@ class Flow:
         self._fill(numbers, numbered)
 
     def _readable(self, kind: Kind, stage: int) -> list[tuple[Sequence[int], int]]:
-        """The makers of each value that an operation reads, and the distance from its own cell to the maker's cell."""
+        """The makers of each value that ``kind`` reads on ``stage``, and the distance from its cell to the maker's."""
         return [
             (self.makers[value], -value.towards) for value in kind.reads if 0 <= stage - value.towards < self.stages
         ]
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
-        """Enters each operation in the lists of its kind."""
+        """Enters the number of each operation, at its cells, in those lists of ``numbers`` whose key has its kind."""
         stages = self.stages
         entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in KINDS.values()}
         for number, operation in numbered:
@@ -64,7 +64,7 @@ class Flow:
                         column[cell] = number
 
     def needs(self, operation: Operation) -> tuple[int, ...]:
-        """The numbers of the operations that make what an operation reads, each once; `ABSENT` for a missing one."""
+        """The operations, by number, that make what an operation reads, each once; `ABSENT` for a missing one."""
         if isinstance(operation, Pair):
             return tuple(dict.fromkeys(chain.from_iterable(map(self.needs, operation.parts))))
         readable = self._reads[operation.kind][operation.stage]

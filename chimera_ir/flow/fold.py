@@ -52,7 +52,9 @@ def fold(net: Net, header: Header) -> FoldedTurn:
 
 
 def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> FoldedTurn:
-    """The turn of the events that come again in every turn; ``order`` has each event after all that it waits for.
+    """The turn of the events that come again in every turn, by their ``place`` in it.
+
+    Event n waits for the events ``before[n]``, and comes after them in ``order``.
 
     Some events are missing in warm-up and drain. There an event may wait directly for an event for which, in the steady
     state, it waits through others. Such a direct wait changes nothing, as the path through the others takes longer.

@@ -19,7 +19,7 @@ K = TypeVar("K")
 
 
 class Highest(NamedTuple):
-    """The most that is kept at once, and the number of the change that reaches it first."""
+    """The most that is kept at once, and the index of the change that reaches it first."""
 
     amount: int
     change: int

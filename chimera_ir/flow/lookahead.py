@@ -72,7 +72,7 @@ def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
     Parameters
     ----------
     stream
-        Without errors by any rule.
+        A program without errors by any rule.
     """
     header = stream.header
     lengths = [max(1, len(turn.instructions)) for turn in stream.turns]
@@ -154,7 +154,10 @@ _AWAITED: dict[type[Instruction], type[Instruction]] = {WaitRecv: Send, WaitSend
 def _key(
     header: Header, posted: type[Instruction], line: Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce
 ) -> tuple[_Key, int]:
-    """Returns a key for the message or sum of a line, equal in every turn, and the number of the turn it belongs to."""
+    """Returns a key for the message or sum of a line, equal in every turn, and the number of the turn it belongs to.
+
+    ``posted`` is the type of the line that posts it.
+    """
     if isinstance(line, AllReduce | WaitAllReduce):
         number, version = divmod(line.version or 0, updates_a_turn(header))
         return (posted, line.group, version), number
@@ -178,7 +181,10 @@ def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list
 
 
 def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """The number of lines, at most ``ends``, that each worker can run before its first line that waits for ever."""
+    """The number of lines, at most ``ends``, that each worker can run before its first line that waits for ever.
+
+    ``lengths`` has the number of lines in a turn of each worker.
+    """
     ends, changed = [*ends], True
     while changed:
         before = [*ends]

@@ -35,11 +35,11 @@ class Net:
 
 
 Reads = Sequence[tuple[int, ...]]
-"""The reads of every operation, counted lane by lane: the numbers of the operations that make the values it reads."""
+"""The reads of every operation, counted lane by lane: the operations, by number, that make the values it reads."""
 
 
 def reads_of(schedule: Schedule) -> Reads:
-    """The reads of a schedule that is complete and placed."""
+    """The reads of a schedule without errors by the rules "complete" and "placed"."""
     operations = tuple(chain.from_iterable(schedule.lanes))
     return list(map(Flow(schedule.header, enumerate(operations)).needs, operations))
 
@@ -61,7 +61,7 @@ def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
 
 
 def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tuple[int, ...]]:
-    """The operations that each operation waits for, each once: for values, for steps, and in its lane."""
+    """The operations that each operation waits for, each once, by number: for values, for steps, and in its lane."""
     before: list[tuple[int, ...]] = []
     for lane in lanes:
         for number in lane:
@@ -114,6 +114,6 @@ def newest(header: Header, operation: Compute) -> int:
 
 
 def numbered(schedule: Schedule) -> tuple[range, ...]:
-    """The numbers of each lane's operations."""
+    """The operations of each lane by number, counted lane by lane."""
     bounds = accumulate((len(lane) for lane in schedule.lanes), initial=0)
     return tuple(range(start, end) for start, end in pairwise(bounds))

@@ -21,7 +21,7 @@ Clock = NewType("Clock", int)
 """The order that a scheme gives an operation; it is not a time."""
 
 Slot = NewType("Slot", int)
-"""The number of a receive buffer among those that a worker has for the messages from one stage to another."""
+"""The index of a receive buffer among those that a worker has for the messages from one stage to another."""
 
 Version = NewType("Version", int)
 """The number of updates that have made the weights of a group; only asynchronous schemes have several versions.

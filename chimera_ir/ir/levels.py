@@ -269,7 +269,7 @@ class Lines(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class LaneParts:
-    """The instructions of a lane by kind: compute operations, the four kinds of lines about messages, and the rest."""
+    """The instructions of a lane, ``length`` in all, by kind: compute, the four kinds about messages, and the rest."""
 
     length: int
     computes: Lines[ops.Operation]

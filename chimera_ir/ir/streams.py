@@ -31,7 +31,7 @@ from chimera_ir.ir.ops import Compute, Instruction, singles
 from chimera_ir.ir.turns import Turn, shifted, turns_of, unroll, updates_a_turn
 
 MARGIN = 3
-"""The least number of turns before and after a view's middle turn, added to the turns that its operations reach."""
+"""The fewest turns on each side of a view's middle turn, besides those over which concurrent operations spread."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def computes(lane: Iterable[Instruction]) -> Iterator[Compute]:
 
 
 def header_of(turn: Header, updates: int) -> Header:
-    """The header of a number of updates, from the header of a turn, or of another number of updates."""
+    """The header of the first ``updates`` updates of a stream, from that of a turn or of another number of updates."""
     count, period = updates * turn.per_update, turn.period
     starts = range(0, count, period)
     pipes = tuple(

@@ -1,9 +1,9 @@
 """Turns: what a worker does over and over in a scheme without a flush.
 
 A turn takes ``period`` micro-batches. Its instructions count micro-batches from the first one of the turn, and versions
-of the weights from the one that the updates before the turn have made; smaller numbers are below 0. From each turn to
-the next, micro-batches move on by ``period``, versions by the updates of a turn, and receives go round the slots for
-these messages. A lane for a number of updates has the instructions about their micro-batches and versions, no others.
+of the weights from the one that the updates before the turn have made; earlier ones are negative. From each turn to the
+next, micro-batches move on by ``period``, versions by the updates of a turn, and receives go round the slots for these
+messages. A lane for a number of updates has the instructions about their micro-batches and versions, no others.
 So warm-up and drain are turns with some instructions left out:
 
 a turn of worker 1:                    two updates:
@@ -131,7 +131,7 @@ def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, op
 
 
 def lines_before(header: Header, turn: Turn, number: int, updates: int) -> int:
-    """The number of instructions of a lane that belong to turns before turn ``number``."""
+    """The number of instructions before turn ``number`` in a lane for a number of updates."""
     return sum(1 for _ in takewhile(lambda line: line[0] < number, _by_turn(header, turn, updates)))
 
 
@@ -171,7 +171,7 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction) -> int:
-    """The micro-batch or update, 0 or less, for which a lane has an instruction, in addition to all from 1 on."""
+    """The only micro-batch or update below 1 for which a lane has an instruction: 0, or a version in ``initials``."""
     match instruction:
         case ops.Stash(group):
             return initials[group].stash if group in initials else 0
@@ -194,7 +194,7 @@ def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction
 
 
 def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightGroup, Initial]) -> range:
-    """The turns, from first to last, of which a lane for a number of updates has any instruction."""
+    """The turns, first to last, of which a lane for a number of updates has any line; ``initials`` are by `initial`."""
     starts, stops = list[int](), list[int]()
     for instruction in turn.instructions:
         first, last, of_updates = extent(instruction)

@@ -42,7 +42,10 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
 
 
 def _few(uses: list[tuple[int, int]]) -> list[Slot]:
-    """The slots of the messages of one shelf, in the order of their posting."""
+    """The slot of each message of a shelf.
+
+    ``uses`` has the place before which each message is posted, and that of its last use.
+    """
     lowest = _lowest(uses)
     # The number of slots that the shelf needs if they are used round and round.
     posted = [before for before, _ in uses]
@@ -51,7 +54,10 @@ def _few(uses: list[tuple[int, int]]) -> list[Slot]:
 
 
 def _lowest(uses: list[tuple[int, int]]) -> list[Slot]:
-    """The lowest slot that is free for each message; a slot is free after the last use of the message in it."""
+    """The lowest slot that is free for each message; a slot is free after the last use of the message in it.
+
+    ``uses`` are as in `_few`.
+    """
     free: list[Slot] = []
     busy: list[tuple[int, Slot]] = []
     lowest: list[Slot] = []

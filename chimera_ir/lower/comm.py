@@ -159,7 +159,7 @@ def communicate(
     Parameters
     ----------
     schedule
-        Complete, placed and acyclic.
+        A schedule without errors by the rules "complete", "placed" and "acyclic".
     ahead
         The number of operations by which a receive is posted before its use, at least 0.
     run
@@ -209,7 +209,10 @@ def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communica
 
 
 def _links(schedule: Schedule, places: Flow) -> dict[_Link, list[Transfer]]:
-    """The messages of every directed pair of workers, in the order in which they are sent."""
+    """The messages of every directed pair of workers, in the order in which they are sent.
+
+    ``places`` is the flow of values; it numbers operations by their places in the lanes.
+    """
     header = schedule.header
     links: dict[_Link, list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(schedule.lanes):

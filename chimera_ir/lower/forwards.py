@@ -41,7 +41,7 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
     Parameters
     ----------
     level
-        Complete, placed and acyclic.
+        A schedule without errors by the rules "complete", "placed" and "acyclic".
     """
     if isinstance(level, Schedule):
         schedule = level

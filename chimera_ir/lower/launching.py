@@ -28,7 +28,7 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
     Parameters
     ----------
     schedule
-        Asynchronous and complete.
+        An asynchronous schedule without errors by the rule "complete".
     duration
         How long operations take, in any unit.
     joins
@@ -77,7 +77,7 @@ class _LaunchEvents:
         self._append(number, needs, launches)
 
     def _append(self, event: int, needs: Iterable[int], launches: Iterable[Sum]) -> None:
-        """Puts an event at the end of the last lane; ``launches`` are the sums that it launches."""
+        """Puts an event, which waits for ``needs`` and launches the sums ``launches``, at the end of the last lane."""
         lane = self.lanes[-1]
         self.before[event] += [*lane[-1:], *needs]
         lane.append(event)

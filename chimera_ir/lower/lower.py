@@ -50,7 +50,7 @@ def lower(
     Parameters
     ----------
     schedule
-        Complete, placed and acyclic; without a flush, a stream.
+        A schedule without errors by the rules "complete", "placed" and "acyclic"; without a flush, a stream.
     ahead
         The number of operations by which a receive is posted before its use, at least 0.
     duration

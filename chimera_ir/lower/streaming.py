@@ -141,9 +141,10 @@ def _largest(
 ) -> list[tuple[Shelf, tuple[int, ...]]]:
     """Returns for each shelf the most micro-batches that a message has in each of its slots, in any turn.
 
-    ``messages`` and ``slots`` are those of one turn. The slots of a shelf are used round and round: with n messages a
-    turn and k slots, the message in slot i has slot (i + n) % k in the next turn. In the long run it is in all slots
-    whose number leaves the same remainder as i when divided by the greatest common divisor of n and k, and in no other.
+    ``messages`` and ``slots`` are those of one turn, ``sizes`` the numbers of slots. The slots of a shelf are used
+    round and round: with n messages a turn and k slots, the message in slot i has slot (i + n) % k in the next turn. In
+    the long run it is in all slots whose number leaves the same remainder as i when divided by the greatest common
+    divisor of n and k, and in no other.
     """
     counts = Counter(map(shelf, messages))
     steps = {key: gcd(counts[key], size) for key, size in sizes.items()}
@@ -156,7 +157,7 @@ def _largest(
 
 
 def _under_way(traffic: Traffic, turn: range) -> Iterator[tuple[Shelf, int]]:
-    """Yields the micro-batches under way from a lane, by shelf: those when a turn begins, then each change in it."""
+    """Yields the number of micro-batches under way from a lane, by shelf: when ``turn`` begins, then changes in it."""
     changes = (
         (place, shelf(transfer.message), sign * len(transfer.message.micros))
         for sign, transfers in ((-1, traffic.retired), (1, traffic.sent))

@@ -19,7 +19,8 @@
 The strategy of a stage says when a worker launches its sum (section 3.2 of the paper): right after the worker's last
 backward of that stage in any pipe (eager), or after all its compute (lazy). By default (eager_opt) the launch is eager
 only where the schedule leaves the worker a bubble between these two points: without a bubble, an eager launch would
-only disturb the compute that follows. Times are those of the earliest run with the given durations, communication free.
+only disturb the compute that follows. Times are those of a run in which each operation begins as early as it can, with
+the given durations and free communication.
 
 A worker that holds a stage only for pipes without micro-batches takes part in the sum as well, with nothing to add. All
 workers launch their sums in one agreed order: by the time at which the last member wants to launch. So overlapping
@@ -138,7 +139,10 @@ def _eager(header: Header, group: WeightGroup, region: LaunchRegion) -> bool:
 
 
 def _agreed(header: Header, lanes: list[_LaneRegions]) -> dict[WeightGroup, int]:
-    """The position of every group in the order of launches; of groups with the same time, the later one is first."""
+    """The position of every group in the agreed order of launches.
+
+    Of groups with the same time, the one that is later in the header comes first.
+    """
     last: dict[WeightGroup, int] = {}
     for lane in lanes:
         for group, region in lane.regions.items():

@@ -73,7 +73,7 @@ class _GroupUpdate(NamedTuple):
 
 
 _Summed = Mapping[WeightGroup, Sequence[int]]
-"""The number of updates that are summed when an operation runs, by group and by the operation's place in a lane."""
+"""The number of updates that are surely summed when an operation runs, by group and the operation's place in a lane."""
 
 
 def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
@@ -82,8 +82,8 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     Parameters
     ----------
     schedule
-        Asynchronous, complete and acyclic. Its operations read the versions of the steady state, except in the first
-        turns: there version 0 may stand for versions below 0.
+        An asynchronous schedule without errors by the rules "complete" and "acyclic". Its operations read the versions
+        of the steady state, except in the first turns: there version 0 may stand for versions below 0.
     duration
         The time that an operation takes, in any unit.
     """
@@ -137,7 +137,10 @@ def _all_updates(schedule: Schedule) -> list[list[_GroupUpdate]]:
 
 
 def _summed(schedule: Schedule) -> Sequence[_Summed]:
-    """The sums that are over at each place of each lane, for groups to which some worker adds nothing in an update."""
+    """The number of updates that are surely summed at each place of each lane, by group.
+
+    Only groups to which some worker adds nothing in an update are counted.
+    """
     uneven = {group for number, lane in enumerate(schedule.lanes) for group in _uneven(schedule.header, number, lane)}
     if not uneven:
         return [{}] * len(schedule.lanes)
@@ -198,7 +201,8 @@ def _steps(
 ) -> list[int]:
     """The place before which a group must step, for every update.
 
-    ``needs`` holds pairs, ascending: a number of updates, and the first place that needs that many updates made.
+    ``backwards`` has the place of the last backward of each update. ``needs`` holds pairs, ascending: a number of
+    updates, and the first place that needs that many updates made. ``end`` is the end of the lane.
     """
     # A step is made before the first place that needs its update or a later one.
     numbers = [number for number, _ in needs]

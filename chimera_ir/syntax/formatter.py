@@ -124,7 +124,7 @@ def show_expression(expression: ast.Expression) -> str:
 
 
 def _show(expression: ast.Expression, place: int) -> str:
-    """The text of an expression, in brackets if it is looser than ``place``."""
+    """The text of an expression, in brackets if it is looser than ``place``, the tightness that its place needs."""
     tightness, text = _parts(expression)
     return text if tightness >= place else f"({text})"
 

@@ -108,7 +108,10 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
 
 
 def _inside_pipe(stop: Stop, token: Token, opened: Span) -> Diagnostic:
-    """Reports a line that belongs outside of pipes; a ``let`` with variables of the pipe can become a function."""
+    """Reports that the line of ``token`` belongs outside of the pipe whose bracket is at ``opened``.
+
+    A ``let`` with variables of the pipe can become a function.
+    """
     tokens, at = stop.tokens, stop.position
     line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
     variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "[")]

@@ -203,7 +203,7 @@ def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[T
 
 
 def _last(tokens: list[Token], span: Span) -> int:
-    """The position of the last token that starts at or before a place; -1 if there is none."""
+    """The position of the last token that starts at or before the start of ``span``; -1 if there is none."""
     return bisect_right(tokens, span.start, key=lambda token: token.start_pos or 0) - 1
 
 

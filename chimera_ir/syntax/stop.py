@@ -112,7 +112,7 @@ def first_on_line(tokens: list[Token], position: int) -> bool:
 
 
 def text_between(stop: Stop, start: int, end: int) -> str:
-    """The text from token ``start`` to before token ``end``, on one line."""
+    """The text from the token at position ``start`` to before the one at ``end``, as one line."""
     if start >= end:
         return ""
     text = stop.text[span_of(stop.tokens[start]).start : span_of(stop.tokens[end - 1]).end]

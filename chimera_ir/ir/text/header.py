@@ -31,7 +31,7 @@ def span(token: Token) -> Span:
 
 
 def integers(token: Token, text: str) -> list[int]:
-    """All numbers in a piece of a line, in their order.
+    """All numbers in ``text``, a piece of the line ``token``, in their order.
 
     Raises `Rejected` if a number is so large that it can only be a mistake.
     """
@@ -43,7 +43,7 @@ def integers(token: Token, text: str) -> list[int]:
 
 
 def read_header(title: Token, lines: list[Token]) -> Header:
-    """The header that lines of text describe.
+    """The header that the lines of a text below its ``title`` describe.
 
     In the result every pipe places each stage on a worker within range. The micro-batches of all pipes are 0 .. N-1.
 
@@ -153,7 +153,10 @@ class _HeaderReader:
         return () if len(kinds) == len(KINDS) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
-        """Raises ``Rejected`` with all lines about updates. Called when ``kinds`` has no kind that sums gradients."""
+        """Raises ``Rejected`` with all lines about updates, if there are any.
+
+        ``kinds`` is the header's line of kinds, none of which sums gradients.
+        """
         words = [(token, token.split()[0]) for token in (*self._lines["UPDATES"], *self._lines["SYNC"])]
         words += [(token, "recompute") for token in self._lines["PIPE"] if "recompute" in token.split()[4:]]
         if words:
@@ -251,7 +254,7 @@ class _HeaderReader:
         )
 
     def _read_stages(self, token: Token, ends: list[int]) -> tuple[Stage, ...]:
-        """Returns the stages in half-open runs, ascending; raises ``Rejected`` if a stage is in two runs."""
+        """The stages in the runs of ``ends`` (see `_run`), ascending; raises ``Rejected`` if a stage is in two runs."""
         stages: set[int] = set()
         for stage in _run(token, ends, self._counts["STAGES"] - 1):
             if stage in stages:
@@ -260,7 +263,7 @@ class _HeaderReader:
         return tuple(map(Stage, sorted(stages)))
 
     def _read_runs(self, token: Token, ends: list[int], earlier: set[int]) -> Iterator[int]:
-        """Yields the micro-batches in half-open runs and adds them to ``earlier``, which must lack them."""
+        """Yields the micro-batches in the runs of ``ends`` (`_run`); adds them to ``earlier``, which must lack them."""
         last = self._counts["MICRO_BATCHES"] - 1
         for micro in _run(token, ends, last):
             if micro in earlier:
@@ -270,7 +273,10 @@ class _HeaderReader:
 
 
 def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:
-    """Yields the numbers in half-open runs; raises ``Rejected`` at a run that is empty or goes beyond ``last``."""
+    """Yields the numbers in runs; raises ``Rejected`` at a run that is empty or goes beyond ``last``.
+
+    ``ends`` alternates between the first number of a run and the number after its last.
+    """
     for start, end in zip(ends[::2], ends[1::2], strict=True):
         if start >= end or end > last + 1:
             raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])

@@ -100,7 +100,7 @@ class _BodyReader:
                 yield Planned(Clock(clock), Worker(worker), operation)
 
     def _lanes(self, body: list[Token | Tree[Token]], title: Span) -> list[list[Token]]:
-        """The lines of every worker, by its number."""
+        """The lines of every worker, by its number; missing workers are reported at ``title``."""
         workers = self._header.workers
         lanes: dict[int, list[Token]] = {}
         headings: dict[int, Token] = {}
@@ -164,7 +164,10 @@ class _BodyReader:
                 return None
 
     def _slot(self, token: Token, message: ops.Message, slot: int, count: int | None) -> bool:
-        """Returns whether a receive has a slot in range, or records a mistake; in a turn, ``count`` slots exist."""
+        """Returns whether a receive has a slot in range, or records a mistake.
+
+        ``count`` is the number of slots that the line names, as lines of a turn must, and no others may.
+        """
         if not self._stream:
             if count is not None:
                 self._reject(say.MalformedLine(span(token), "recv", FORMS["recv"]))
@@ -246,7 +249,7 @@ class _BodyReader:
         return span(token)._replace(turn=(0, 0) if self._stream else ())
 
     def _of_turn(self, token: Token, what: str, value: int, last: int) -> bool:
-        """Whether a micro-batch or a version is in range: in a turn not too far from it, else up to the last."""
+        """Whether ``value``, called ``what``, is in range: in a turn not too far from it, else at most ``last``."""
         if not self._stream:
             return self._within(token, what, value, last)
         if abs(value) <= MAX_MICRO_BATCHES:

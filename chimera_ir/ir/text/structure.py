@@ -51,7 +51,7 @@ def tree_of(source: Source) -> Tree[Token]:
 
 
 def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
-    """The diagnostics of the lines that the grammar does not know, among the lines of a text."""
+    """The diagnostics of the lines that the grammar does not know; ``tokens`` are all lines of the text."""
     plan = tokens[0].startswith("plan")
     turn = not plan and any(token.type == "UPDATES" for token in tokens)
     shown = [explain(str(token), token.start_pos or 0, plan=plan, turn=turn) for token in malformed[:MOST_MISTAKES]]
@@ -60,7 +60,7 @@ def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
 
 
 def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
-    """The diagnostics of a text whose lines are not in the order of the grammar, or of its malformed lines if any."""
+    """The diagnostic of ``unexpected``, a line out of order, or those of the text's malformed lines if it has any."""
     tokens = list(_parser().lex(source.text))
     if not tokens:
         return [say.NoTitle(Span(0, 0))]
