@@ -1,8 +1,10 @@
 """The files of an output directory as text: templates filled with the values from `view`, and the facts of `facts`."""
 
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -25,17 +27,17 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
     script = environment.get_template("stream.py.j2" if header.asynchronous else "rank.py.j2")
     evaluate = environment.get_template("evaluate.py.j2")
     ranks = [rank_view(verified, evaluation, Worker(worker)) for worker in range(header.workers)]
-    content, package = facts(verified, evaluation), _verbatim()
+    content, package = facts(verified, evaluation), _package(runtime())
     # Whatever decides the files decides the digest, which therefore cannot be computed from the files themselves.
     made_from = (
         content,
         ranks,
-        package,
+        package.digest,
         [Path(str(template.filename)).read_text(encoding="utf-8") for template in (train, script, evaluate)],
     )
     digest = sha256(repr(made_from).encode()).hexdigest()[:16]
     return {
-        **package,
+        **package.files,
         "program.json": show({"interface": content.pop("interface"), "program": digest, **content}),
         **{
             f"rank_{rank.worker}.py": script.render(rank=rank, interface=INTERFACE, digest=digest)
@@ -54,8 +56,19 @@ def _environment(folder: Path) -> Environment:
     )
 
 
-def _verbatim() -> dict[str, str]:
-    """The files of chimera_runtime, the same for every program, by path; ``__init__.py`` files come first."""
-    folder = runtime()
+class _Package(NamedTuple):
+    """The files of chimera_runtime by their path in an output directory, and the digest of all of them."""
+
+    files: Mapping[str, str]
+    digest: str
+
+
+@cache
+def _package(folder: Path) -> _Package:
+    """Returns the package in a folder, the same for every program, as the process first read it.
+
+    ``__init__.py`` files come first.
+    """
     paths = sorted(folder.rglob("*.py"), key=lambda path: (path.name != "__init__.py", path))
-    return {path.relative_to(folder.parent).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    files = {path.relative_to(folder.parent).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    return _Package(files, sha256(repr(files).encode()).hexdigest())
