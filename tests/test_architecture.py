@@ -56,8 +56,8 @@ IMPORTS = {
     "console": {"escapes"},
     "sweeps": {"compilation", "console", "cost", "diagnostics", "errors", "options", "request", "source", "texts"},
     "planner": {
-        *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "profile"),
-        *("errors", "predict", "request", "garbage", "escapes"),
+        *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "flow", "lower", "verify", "cost"),
+        *("profile", "errors", "predict", "request", "garbage", "escapes"),
     },
     "answer": {"compilation", "console", "library", "syntax", "ir", "cost", "picture", "predict"},
     "cache": {"answer", "resources", "source"},

@@ -40,7 +40,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
         "grouped": _stages(program, lambda operation: operation.size > 1),
         "kinds": _kinds(program),
-        "split_backward": _stages(program, lambda operation: bool(operation.kind.frees and operation.kind.keeps)),
+        "split_backward": _stages(program, lambda operation: operation.kind.splits),
         "placement": [pipe.workers for pipe in header.pipes],
         "ties": [[*tie] for tie in header.ties],
         "links": _links(program),

@@ -193,7 +193,7 @@ def report(
 
 
 def activations(schedule: Schedule) -> tuple[Fraction, ...]:
-    """The peak of each worker's activations, of stages that do not recompute, in M_a."""
+    """The peak of each worker's activations in M_a; a stage that recomputes has them while a backward runs."""
     return live.whole(schedule.header, live.activations(schedule))
 
 
@@ -237,7 +237,7 @@ def warning(stale: Staleness, of: int) -> Iterator[str]:
 def _splits(schedule: Schedule) -> bool:
     """Whether the schedule has split backwards: operations that are the first half of one."""
     kinds = {operation.kind for lane in schedule.lanes for operation in singles(lane)}
-    return any(kind.keeps and not kind.opens for kind in kinds)
+    return any(kind.splits for kind in kinds)
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool) -> Figures:

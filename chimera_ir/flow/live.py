@@ -1,17 +1,19 @@
-"""The most that a lane keeps at once, by one walk along the lifetimes of activations, versions or messages.
+"""The walk along the lifetimes of values: what a lane keeps at any time, by the unit in which a value counts.
 
-F m0 s0     +1
-F m1 s0     +1    the peak: 2
-B m0 s0     -1
-B m1 s0     -1
+F m0 s0     activations +1
+F m1 s0     activations +1    the peak: 2
+I m0 s0     activations -1, operands +1
+W m0 s0     operands -1
+B m1 s0     activations -1
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.kinds import KEPT, Counted, Kind, Value
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, singles
 
@@ -46,6 +48,69 @@ def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
     return peaks
 
 
+class KeptChange(NamedTuple):
+    """A change by an operation to what its stage keeps: ``amount`` is in micro-batches, or parts of one."""
+
+    operation: Compute
+    unit: Counted
+    amount: int
+
+
+class _Effect(NamedTuple):
+    """A change by an operation of a kind: ``per_micro`` for each of its micro-batches, and ``once``."""
+
+    unit: Counted
+    per_micro: int
+    once: int
+
+
+def changes(header: Header, lane: Iterable[Compute]) -> Iterator[KeptChange]:
+    """Yields the changes by the operations of a lane, in order.
+
+    What an operation makes exists while it runs, and so does what it frees. Operands alone take the place of the
+    activations that are freed. A value that no operation frees does not count.
+    """
+    effects, recomputes = _effects(header.kinds), header.recomputes if header.recomputing else None
+    for operation in lane:
+        again = recomputes is not None and recomputes(operation.micros[0], operation.stage)
+        for unit, per_micro, once in effects[operation.kind, again]:
+            yield KeptChange(operation, unit, per_micro * len(operation.micros) + once)
+
+
+def waiting(header: Header) -> dict[Kind, int]:
+    """Number of values, of any unit, that an operation of each kind adds to what a stage keeps of a micro-batch."""
+    effects = _effects(header.kinds)
+    return {kind: sum(effect.per_micro for effect in effects[kind, False]) for kind in header.kinds}
+
+
+def _effects(kinds: Iterable[Kind]) -> Mapping[tuple[Kind, bool], tuple[_Effect, ...]]:
+    """The effects of operations of each kind, in order, on a stage that keeps activations and on one that recomputes.
+
+    A stage that recomputes keeps the input until the activations are freed. They exist while an operation reads them,
+    of one micro-batch at a time.
+    """
+    freed = {value for kind in kinds for value in kind.frees}
+
+    def effects(kind: Kind, again: bool) -> Iterator[_Effect]:
+        def unit(value: Value) -> Counted:
+            return Counted.INPUT if again and value is KEPT else value.counted
+
+        made, gone = Counter(unit(value) for value in kind.keeps if value in freed), Counter(map(unit, kind.frees))
+        operands = made.pop(Counted.OPERANDS, 0)
+        computed_again = int(again and KEPT in kind.reads)
+        yield _Effect(Counted.ACTIVATIONS, 0, computed_again)
+        yield from (_Effect(counted, amount, 0) for counted, amount in made.items())
+        yield from (_Effect(counted, -amount, 0) for counted, amount in gone.items())
+        yield _Effect(Counted.ACTIVATIONS, 0, -computed_again)
+        yield _Effect(Counted.OPERANDS, operands, 0)
+
+    return {
+        (kind, again): tuple(effect for effect in effects(kind, again) if effect.per_micro or effect.once)
+        for kind in kinds
+        for again in (False, True)
+    }
+
+
 class Peak(NamedTuple):
     """The most that is kept, and the operation that reaches it first; None if nothing is ever kept."""
 
@@ -53,46 +118,36 @@ class Peak(NamedTuple):
     at: Compute | None
 
 
-def _peaks(schedule: Schedule, change: Callable[[Kind, bool], int]) -> tuple[Peak, ...]:
-    """The peak of each lane; ``change`` gives the amount that an operation adds for each of its micro-batches.
+def peaks(schedule: Schedule, *units: Counted) -> tuple[Peak, ...]:
+    """The peak of each worker in micro-batches, or parts of one, of which anything is kept in some units.
 
-    The arguments of ``change`` are the operation's kind, and whether the stage keeps only the input of the
-    micro-batches. A pair counts as its forward, then its backward, so both are there at once.
+    Stages are added up. A pair counts as its forward, then its backward, so both are there at once.
     """
-    peaks: list[Peak] = []
-    recomputes = schedule.header.recomputes
+    by_lane: list[Peak] = []
     for lane in map(singles, schedule.lanes):
-        most = highest(
-            change(operation.kind, recomputes(operation.micros[0], operation.stage)) * len(operation.micros)
-            for operation in lane
-        )
-        peaks.append(Peak(0, None) if most is None else Peak(most.amount, lane[most.change]))
-    return tuple(peaks)
+        counted = [change for change in changes(schedule.header, lane) if change.unit in units]
+        most = highest(change.amount for change in counted)
+        by_lane.append(Peak(0, None) if most is None else Peak(most.amount, counted[most.change].operation))
+    return tuple(by_lane)
 
 
 def activations(schedule: Schedule) -> tuple[Peak, ...]:
-    """The peak number of live micro-batches, or parts of one, of each worker, added up over its stages.
+    """The `peaks` of live micro-batches.
 
     A micro-batch is live on a stage from its forward until no later operation there needs anything of it. If the stage
-    recomputes, it is live between the halves of a split backward only: the activations that a backward computes again
-    are gone when the backward ends.
+    recomputes, it is live during its backward, or from the first half of a split backward to the second.
     """
-    growth = schedule.header.growth
-    return _peaks(schedule, lambda kind, recomputing: growth[kind].forward * (not recomputing) + growth[kind].later)
+    return peaks(schedule, Counted.ACTIVATIONS, Counted.OPERANDS)
 
 
 def inputs(schedule: Schedule) -> tuple[Peak, ...]:
-    """The peak number of inputs that each worker's stages keep for recomputation, counted like `activations`."""
-    growth = schedule.header.growth
-    if not schedule.header.recomputing:
-        return (Peak(0, None),) * len(schedule.lanes)
-    return _peaks(schedule, lambda kind, recomputing: growth[kind].forward * recomputing)
+    """The `peaks` of inputs that are kept for recomputation."""
+    return peaks(schedule, Counted.INPUT)
 
 
 def between_halves(schedule: Schedule) -> tuple[Peak, ...]:
-    """The peak number of micro-batches between the halves of their backward, counted like `activations`."""
-    growth = schedule.header.growth
-    return _peaks(schedule, lambda kind, _: growth[kind].later)
+    """The `peaks` of micro-batches between the halves of their backward."""
+    return peaks(schedule, Counted.OPERANDS)
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:

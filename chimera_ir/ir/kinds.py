@@ -1,25 +1,54 @@
 """The table of kinds of compute operations. All that the compiler knows about a kind follows from its row.
 
-    kind  reads                       makes     frees   sums
-    F     y of the stage before       y, a      -       no
-    B     a, dx of the stage behind   dx        a       yes
-    I     a, dx of the stage behind   dx, g     a       no
-    W     g                           -         g       yes
+    kind  reads                       makes     frees   sums   opens   occupies
+    F     y of the stage before       y, a      -       no     yes     lane
+    B     a, dx of the stage behind   dx        a       yes    no      lane
+    I     a, dx of the stage behind   dx, g     a       no     no      lane
+    W     g                           -         g       yes    no      lane
+
+    value   counted as
+    y, dx   message
+    a       activations
+    g       operands
 
 y is the output of a stage, a is what its forward keeps for the backward, dx is the gradient of its input, and g is what
-the gradient of its weights still needs. On each stage a micro-batch has either B, or I and W, and makes each value
-once. A value for a neighbour is gone after the operation that reads it there, any other value after the operation that
-frees it. No other module asks whether an operation *is* a forward: it asks what the operation's kind reads, makes,
-frees and sums.
+the gradient of its weights still needs. On each stage a micro-batch has the kinds of one of the `alternatives`: F and
+B, or F, I and W. A value for a neighbour is gone after the operation that reads it there, any other value after the
+operation that frees it. No other module asks whether an operation *is* a forward: it asks what the operation's kind
+reads, makes, frees and sums. `flow.live` follows from what values are counted as.
 
 A pair is an F and a B of different micro-batches that a worker runs as one operation. It reads, makes, frees and sums
 what both do, and has a cost of its own.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from itertools import chain, combinations
+
+
+class Counted(Enum):
+    """The unit in which a value counts while it is kept.
+
+    ``ACTIVATIONS`` are M_a, what a forward keeps of a micro-batch; ``INPUT`` is the input of a forward that will run
+    again; ``OPERANDS`` are what the first half of a backward leaves for the second, with the rest of the activations;
+    ``MESSAGE`` is a value for another stage; ``HOST`` is a value in host memory, any other is in the worker's memory.
+    """
+
+    ACTIVATIONS = "activations"
+    INPUT = "input"
+    OPERANDS = "operands"
+    MESSAGE = "message"
+    HOST = "host"
+
+
+class Resource(Enum):
+    """The resource that an operation occupies while it runs: the worker's lane, or the worker's link to its host."""
+
+    LANE = "lane"
+    HOST_LINK = "host link"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -27,22 +56,30 @@ class Value:
     """A value that an operation makes of a micro-batch on a stage.
 
     ``towards`` is the distance to the stage that reads it: 1 and -1 for the neighbours, 0 for the stage itself.
-    ``reason`` is the reason why an operation needs the value, as messages give it.
+    ``counted`` is the unit in which it counts while it is kept. ``reason`` is the reason why an operation needs the
+    value, as messages give it.
     """
 
     letter: str
     noun: str
     towards: int
+    counted: Counted
     reason: str
 
     def __repr__(self) -> str:
         return self.letter
 
 
-ACTIVATIONS = Value("y", "activations", 1, "it needs those activations")
-KEPT = Value("a", "activations", 0, "a backward needs what its forward kept")
-GRADIENTS = Value("dx", "gradients", -1, "it needs those gradients")
-OPERANDS = Value("g", "operands of the weight gradient", 0, "a weight gradient needs what its input gradient kept")
+ACTIVATIONS = Value("y", "activations", 1, Counted.MESSAGE, "it needs those activations")
+KEPT = Value("a", "activations", 0, Counted.ACTIVATIONS, "a backward needs what its forward kept")
+GRADIENTS = Value("dx", "gradients", -1, Counted.MESSAGE, "it needs those gradients")
+OPERANDS = Value(
+    "g",
+    "operands of the weight gradient",
+    0,
+    Counted.OPERANDS,
+    "a weight gradient needs what its input gradient kept",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +95,23 @@ class Kind:
     reads, makes
         The values that an operation of this kind needs, and the values that exist when it is over.
     frees
-        The value of its own stage that is gone when it is over; None for the kind that comes first.
+        The values of its own stage that are gone when it is over; an operation may also read a value and leave it.
     sums
         Whether it adds to the gradients of the weights.
+    opens
+        Whether it is the first of a micro-batch on a stage.
+    occupies
+        The resource that an operation of this kind occupies.
     """
 
     letter: str
     noun: str
     reads: tuple[Value, ...]
     makes: tuple[Value, ...]
-    frees: Value | None
-    sums: bool
+    frees: tuple[Value, ...] = ()
+    sums: bool = False
+    opens: bool = False
+    occupies: Resource = Resource.LANE
 
     def __repr__(self) -> str:
         return self.letter
@@ -78,9 +121,9 @@ class Kind:
         return costed, (self.letter,)
 
     @property
-    def opens(self) -> bool:
-        """Whether an operation of this kind is the first of a micro-batch on a stage."""
-        return self.frees is None
+    def splits(self) -> bool:
+        """Whether an operation of this kind is the first half of a split backward, which leaves operands."""
+        return any(value.counted is Counted.OPERANDS for value in self.makes)
 
     @cached_property
     def hands_on(self) -> tuple[Value, ...]:
@@ -90,7 +133,7 @@ class Kind:
     @cached_property
     def takes(self) -> tuple[Value, ...]:
         """The values that no longer exist after an operation of this kind: read from a neighbour, or freed."""
-        return tuple(value for value in self.reads if value.towards or value is self.frees)
+        return tuple(value for value in self.reads if value.towards or value in self.frees)
 
     @cached_property
     def keeps(self) -> tuple[Value, ...]:
@@ -98,10 +141,10 @@ class Kind:
         return tuple(value for value in self.makes if not value.towards)
 
 
-FORWARD = Kind("F", "forward", (ACTIVATIONS,), (ACTIVATIONS, KEPT), None, sums=False)
-BACKWARD = Kind("B", "backward", (KEPT, GRADIENTS), (GRADIENTS,), KEPT, sums=True)
-INPUT_GRADIENT = Kind("I", "input gradient", (KEPT, GRADIENTS), (GRADIENTS, OPERANDS), KEPT, sums=False)
-WEIGHT_GRADIENT = Kind("W", "weight gradient", (OPERANDS,), (), OPERANDS, sums=True)
+FORWARD = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, KEPT), opens=True)
+BACKWARD = Kind("B", "backward", reads=(KEPT, GRADIENTS), makes=(GRADIENTS,), frees=(KEPT,), sums=True)
+INPUT_GRADIENT = Kind("I", "input gradient", reads=(KEPT, GRADIENTS), makes=(GRADIENTS, OPERANDS), frees=(KEPT,))
+WEIGHT_GRADIENT = Kind("W", "weight gradient", reads=(OPERANDS,), makes=(), frees=(OPERANDS,), sums=True)
 
 KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)}
 """The rows, by letter, in the order in which a micro-batch meets them."""
@@ -139,8 +182,9 @@ def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
 def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
     """The sets of kinds that can be all operations of a micro-batch on a stage, the smallest set first.
 
-    One kind of a set opens the micro-batch. Each value that is kept for another kind is made once and freed once. If
-    any kind sums gradients, one kind of each set does.
+    One kind of a set opens the micro-batch. Each value of the stage that a kind of the set reads is made by one, and
+    each value that any kind frees is freed as often as it is made. If any kind sums gradients, one kind of each set
+    does.
 
     Examples
     --------
@@ -148,14 +192,14 @@ def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
     ((F, B), (F, I, W))
     """
     rows = tuple(kinds)
-    freed = {row.frees for row in rows}
+    freed = {value for row in rows for value in row.frees}
     sums = int(any(row.sums for row in rows))
 
     def complete(several: tuple[Kind, ...]) -> bool:
-        kept = [value for row in several for value in row.keeps if value in freed]
-        gone = [row.frees for row in several]
-        once = len({*gone}) == len(gone) == len(kept) + 1 and {*gone} == {None, *kept}
-        return once and sum(row.sums for row in several) == sums
+        kept = Counter(value for row in several for value in row.keeps if value in freed)
+        gone = Counter(value for row in several for value in row.frees)
+        once = sum(row.opens for row in several) == 1 and sum(row.sums for row in several) == sums
+        return once and kept == gone and not any(unmade(several))
 
     subsets = chain.from_iterable(combinations(rows, size) for size in range(1, len(rows) + 1))
     return tuple(filter(complete, subsets))

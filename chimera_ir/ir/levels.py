@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import KEPT, KINDS, Kind
+from chimera_ir.ir.kinds import KINDS, Kind
 
 MAX_WORKERS = 1 << 16
 MAX_STAGES = 1 << 16
@@ -65,17 +65,6 @@ class Strategy(Enum):
     EAGER_OPT = "eager_opt"
 
 
-class Growth(NamedTuple):
-    """The change that an operation makes to the number of values that a stage keeps of a micro-batch.
-
-    ``forward`` is about values that a forward keeps (the input alone if the stage recomputes), ``later`` about values
-    that later operations keep.
-    """
-
-    forward: int
-    later: int
-
-
 @dataclass(frozen=True)
 class Header:
     """The header of every level of IR.
@@ -119,17 +108,6 @@ class Header:
     def answers(self) -> bool:
         """Whether values are handed on in both directions, so that a message may be the answer to another."""
         return len({value.towards for kind in self.kinds for value in kind.hands_on}) > 1
-
-    @property
-    def growth(self) -> dict[Kind, Growth]:
-        """The `Growth` by an operation of each kind; a value that no operation frees does not count."""
-        freed = {kind.frees for kind in self.kinds}
-
-        def change(kind: Kind, *, first: bool) -> int:
-            made = sum(value in freed and (value is KEPT) is first for value in kind.keeps)
-            return made - (kind.frees is not None and (kind.frees is KEPT) is first)
-
-        return {kind: Growth(change(kind, first=True), change(kind, first=False)) for kind in self.kinds}
 
     @property
     def title(self) -> str:

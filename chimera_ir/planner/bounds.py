@@ -44,7 +44,7 @@ def least(variant: Variant, setting: Setting) -> list[int]:
 def _peaks(variant: Variant, setting: Setting, kept: Sequence[int]) -> list[int]:
     """Most bytes that each worker needs at once, if every micro-batch that waits on stage s takes ``kept[s]`` bytes."""
     weights, compiled = [costs.weights for costs in setting.stages], variant.compiled
-    workers = zip(standing(variant, setting), compiled.copies, compiled.growth, strict=True)
+    workers = zip(standing(variant, setting), compiled.copies, compiled.waiting, strict=True)
     return [
         always
         + sum(weights[stage] * (count - 1) for stage, count in copies.items())

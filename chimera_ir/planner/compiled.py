@@ -1,6 +1,5 @@
 """Schemes compiled as far as time and memory need it, once for all micro-batch sizes B."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from chimera_ir.cost.critical import Structure, structure_of
 from chimera_ir.cost.durations import DurationKey, duration_key
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
+from chimera_ir.flow.live import highest_by_key, waiting
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
@@ -113,34 +113,30 @@ class CompiledScheme:
         return tuple(messages_of(self._schedule))
 
     @cached_property
-    def growth(self) -> tuple[tuple[list[Stage], list[int]], ...]:
+    def waiting(self) -> tuple[tuple[list[Stage], list[int]], ...]:
         """Stages of each worker's operations, and how each operation changes the number of waiting micro-batches."""
-        growth = self._outline.header.growth
-        lanes = [list(singles(lane)) for lane in self.lanes]
+        change = waiting(self._outline.header)
+        lanes = map(singles, self.lanes)
         return tuple(
-            ([part.stage for part in lane], [sum(growth[part.kind]) * part.size for part in lane]) for lane in lanes
+            ([part.stage for part in lane], [change[part.kind] * part.size for part in lane]) for lane in lanes
         )
 
     @cached_property
     def begun(self) -> list[int]:
         """The most micro-batches that a worker holds at once between forward and backward, stage by stage."""
-        most = [0] * self._outline.header.stages
-        for stages, counts in self.growth:
-            alive: dict[Stage, int] = defaultdict(int)
-            for stage, more in zip(stages, counts, strict=True):
-                alive[stage] += more
-                most[stage] = max(most[stage], alive[stage])
-        return most
+        peaks = [highest_by_key(zip(stages, counts, strict=True)) for stages, counts in self.waiting]
+        return [
+            max((of_worker[stage].amount for of_worker in peaks if stage in of_worker), default=0)
+            for stage in map(Stage, range(self._outline.header.stages))
+        ]
 
     @cached_property
     def splits(self) -> bool:
         """Whether any backward is split; lanes are searched only if a line of the scheme has the letter of a half."""
-        halves = {kind for kind in KINDS.values() if kind.keeps and not kind.opens}
         lines = chain.from_iterable(shape.operations for shape in self._outline.shapes)
-        written = {KINDS[subject.letter.value] for line in lines for subject in line.subjects}
-        if halves.isdisjoint(written):
+        if not any(KINDS[subject.letter.value].splits for line in lines for subject in line.subjects):
             return False
-        return any(operation.kind in halves for lane in self.lanes for operation in singles(lane))
+        return any(operation.kind.splits for lane in self.lanes for operation in singles(lane))
 
     @cached_property
     def streams_in_order(self) -> bool:

@@ -152,7 +152,7 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
 
 def _linked(kind: Kind, other: Kind) -> bool:
     """Whether one of two kinds of operations frees values that the other one keeps."""
-    return kind.frees in other.keeps or other.frees in kind.keeps
+    return not ({*kind.frees}.isdisjoint(other.keeps) and {*other.frees}.isdisjoint(kind.keeps))
 
 
 def _directions(header: Header) -> str:

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
+from itertools import product
 from operator import ge, itemgetter
 from typing import NamedTuple
 
-from chimera_ir.flow.live import highest_by_key
+from chimera_ir.flow.live import changes, highest_by_key
 from chimera_ir.ir.ids import Slot, Stage, WeightGroup
-from chimera_ir.ir.kinds import KEPT
+from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, LaneParts, Program
 from chimera_ir.ir.ops import Compute, Recv, singles
 from chimera_ir.verify.copies import copy_peaks
@@ -35,6 +36,9 @@ class Kept(NamedTuple):
 
 Moment = tuple[Kept, ...]
 """The activations alive at once: an entry for each stage that a worker holds, ascending."""
+
+_UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS)
+"""The units of the numbers of a `Kept`, in their order."""
 
 _Counts = tuple[int, ...]
 """The numbers of a moment: ``activations`` of all stages, then ``inputs`` of all, then ``begun`` of all."""
@@ -116,28 +120,15 @@ def sending(stages: Iterable[Stage], changes: Iterable[tuple[Way, int]]) -> tupl
 
 
 def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
-    """Yields what is kept before operations that free values, and during backwards that recompute; equal ones once."""
-    activations, inputs, begun = (dict.fromkeys(stages, 0) for _ in range(3))
-    yielded: set[tuple[int | Stage | None, ...]] = set()
-    grown, growth = False, header.growth
-    for operation in lane:
-        again = header.recomputes(operation.micros[0], operation.stage)
-        counted, (forward, later) = inputs if again else activations, growth[operation.kind]
-        # A forward only adds, so the moment after the last of several exceeds the others: none is yielded here.
-        if forward > 0:
-            counted[operation.stage] += forward * len(operation.micros)
-            grown = True
-            continue
-        # A backward that recomputes has, while it runs, the activations of one more micro-batch.
-        extra = operation.stage if again and KEPT in operation.kind.reads else None
-        moment = (extra, *activations.values(), *inputs.values(), *begun.values())
-        if (grown or extra is not None) and moment not in yielded:
+    """Yields what is kept before anything is freed, if anything was added since the last moment; equal ones once."""
+    places = {key: place for place, key in enumerate(product(_UNITS, stages))}
+    counts, yielded, grown = [0] * len(places), set[_Counts](), False
+    for operation, unit, amount in changes(header, lane):
+        if amount < 0 and grown and (moment := tuple(counts)) not in yielded:
             yielded.add(moment)
-            alive = activations if extra is None else {**activations, extra: activations[extra] + 1}
-            yield (*alive.values(), *inputs.values(), *begun.values())
-        counted[operation.stage] += forward * len(operation.micros)
-        begun[operation.stage] += later * len(operation.micros)
-        grown = later > 0
+            yield moment
+        grown = amount > 0
+        counts[places[unit, operation.stage]] += amount
 
 
 def _not_exceeded(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Moment, ...]:

@@ -258,7 +258,7 @@ def sizes(row: Row) -> Iterator[dict[str, int]]:
 
 
 def wrong(row: Row, sizes: Sizes, figures: Figures) -> bool:
-    kept = [each + inputs for each, inputs in zip(figures.activations, figures.stashed_inputs, strict=True)]
+    kept = [inputs or each for each, inputs in zip(figures.activations, figures.stashed_inputs, strict=True)]
     expected = [
         (row.ratio, figures.bubble_ratio),
         (row.weights, max(figures.weights)),

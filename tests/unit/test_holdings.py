@@ -42,16 +42,12 @@ def test_messages_are_on_their_way_until_their_send_is_waited_for() -> None:
     assert last.sending == ((1, 0, 3),)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case[0] != "again"], ids=named)
+@pytest.mark.parametrize("case", CASES, ids=named)
 def test_the_moments_add_up_to_the_peaks_of_the_rule(case: tuple[str, tuple[tuple[str, int], ...]]) -> None:
     verified = compiled(case)
     header = verified.program.header
-    (again,) = {frozenset(pipe.recompute) for pipe in header.pipes} or {frozenset()}
     for worker, holdings in enumerate(verified.holdings):
-        sums = [
-            sum(kept.activations + kept.begun for kept in moment if kept.stage not in again)
-            for moment in holdings.fullest
-        ]
+        sums = [sum(kept.activations + kept.begun for kept in moment) for moment in holdings.fullest]
         assert max(sums, default=0) == verified.live[worker] * header.parts
         assert sum(count for _, count in holdings.copies) == verified.weights[worker]
 

@@ -56,7 +56,7 @@ def test_a_bound_on_weights_that_only_the_versions_of_a_stream_exceed_leaves_it_
 
 def test_a_declared_bound_that_holds_with_recomputation_has_it_tried(plan: Plan) -> None:
     model, on = profile((4,), (1,)), cluster(4)
-    own("dapple", "memory activations <= 0")
+    own("dapple", "memory activations <= 1")
     asked = model, on, "--mini-batch", 8, "--scheme", "mine.chim"
     result = found(plan(*asked, "--json"))
     assert [each["recompute"] for each in result["choices"]] == [True]

@@ -272,11 +272,11 @@ def test_an_operation_names_a_micro_batch_once():
     assert codes(Schedule(HAND, ((Compute(FORWARD, (0, 0), 0), Compute(BACKWARD, (0,), 0)),))) == ["CH308"]
 
 
-def test_what_is_recomputed_is_no_activation():
+def test_a_stage_that_recomputes_has_the_activations_of_one_backward():
     plan = one_direction(4, 8)
     pipe = replace(plan.header.pipes[0], recompute=(1, 2))
     verified = verify_program(lower(order(replace(plan, header=replace(plan.header, pipes=(pipe,))))))
-    assert verified.live == (4, 0, 0, 1)
+    assert verified.live == (4, 1, 1, 1)
 
 
 def test_many_errors_of_a_rule_are_cut_short():

@@ -1,0 +1,111 @@
+"""What a lane keeps, against a simulator that plays it operation by operation and keeps a set of all that there is.
+
+The simulator shares nothing with the table of kinds: it says itself what a forward, a backward and its halves do.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chimera_ir.flow import live
+from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.ops import Operation, singles
+from chimera_ir.lower.order import order
+from chimera_ir.verify.holdings import fullest
+from chimera_ir.verify.verify import schedule_of, verify_schedule
+from tests.property.programs import plans
+from tests.property.test_split_backward import split
+from tests.repeatable import examples
+from tests.unit.test_codegen import CASES, compiled, named
+
+Held = set[tuple[str, int, int]]
+"""Everything that a worker keeps: the name of its unit, its micro-batch and its stage."""
+
+
+def played(header: Header, lane: tuple[Operation, ...]) -> Iterator[Held]:
+    """Yields all that a worker keeps, at every moment at which it is not the same as before."""
+    held: Held = set()
+    for operation in singles(lane):
+        stage, again = operation.stage, header.recomputes(operation.micros[0], operation.stage)
+        first = "input" if again else "activations"
+        match operation.kind.letter:
+            case "F":
+                held |= {(first, micro, stage) for micro in operation.micros}
+            case "B" | "I" as letter:
+                if again:
+                    yield {*held, ("activations", operation.micros[0], stage)}
+                held -= {(first, micro, stage) for micro in operation.micros}
+                held |= {("operands", micro, stage) for micro in operation.micros if letter == "I"}
+            case "W":
+                held -= {("operands", micro, stage) for micro in operation.micros}
+        yield {*held}
+    assert not held
+
+
+def most(moments: list[Held], *units: str) -> int:
+    return max((sum(unit in units for unit, _, _ in held) for held in moments), default=0)
+
+
+def agrees(schedule: Schedule) -> None:
+    """Asserts that the peaks, and the fullest moments, are those of the simulator."""
+    header = schedule.header
+    moments = [list(played(header, lane)) for lane in schedule.lanes]
+    amounts = {
+        live.activations: ("activations", "operands"),
+        live.inputs: ("input",),
+        live.between_halves: ("operands",),
+    }
+    for peaks, units in amounts.items():
+        assert [peak.amount for peak in peaks(schedule)] == [most(of_worker, *units) for of_worker in moments]
+    for stages, lane, of_worker in zip(header.stages_of, schedule.lanes, moments, strict=True):
+        assert fullest(header, stages, singles(lane)) == front(stages, of_worker)
+
+
+def front(stages: tuple[Stage, ...], moments: list[Held]) -> tuple[Any, ...]:
+    """The moments that no other exceeds in every number, each once, in order; none if nothing is ever kept."""
+    counts = [Counter((unit, stage) for unit, _, stage in held) for held in moments]
+    numbers = {
+        tuple((s, *(count[u, s] for u in ("activations", "input", "operands"))) for s in stages) for count in counts
+    }
+    flat = {moment: [number for entry in moment for number in entry[1:]] for moment in numbers}
+    return tuple(
+        moment
+        for moment in sorted(numbers)
+        if any(flat[moment])
+        if not any(
+            other != moment and all(a >= b for a, b in zip(flat[other], flat[moment], strict=True)) for other in numbers
+        )
+    )
+
+
+def recomputing(schedule: Schedule, share: float, seed: int) -> Schedule:
+    """The schedule with other stages that recompute: a ``share`` of them, by a rule that ``seed`` changes."""
+    pipes = [
+        replace(
+            pipe, recompute=tuple(Stage(s) for s in range(len(pipe.workers)) if (s * 7 + p + seed) % 10 < 10 * share)
+        )
+        for p, pipe in enumerate(schedule.header.pipes)
+    ]
+    return replace(schedule, header=replace(schedule.header, pipes=tuple(pipes)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_the_library_keeps_what_a_simulator_counts(case: Any) -> None:
+    schedule = schedule_of(compiled(case).program)
+    for share in (0, 0.5, 1):
+        agrees(recomputing(schedule, share, seed=3))
+    agrees(schedule)
+
+
+@examples(60)
+@given(plans, st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 1.0]))
+def test_random_schemes_keep_what_a_simulator_counts(plan, seed, share):
+    schedule = order(plan)
+    if not verify_schedule(schedule, plan).findings.errors:
+        agrees(split(schedule, seed, share))
