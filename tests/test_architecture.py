@@ -366,7 +366,7 @@ def test_a_template_holds_no_logic_but_loops_and_one_level_of_if(path: Path) -> 
     text = path.read_text(encoding="utf-8")
     depth = 0
     for word in re.findall(r"{%[-+]?\s*(\w+)", text):
-        assert word in {"for", "endfor", "if", "else", "endif"}
+        assert word in {"for", "endfor", "if", "else", "endif", "extends", "block", "endblock"}
         depth += {"if": 1, "endif": -1}.get(word, 0)
         assert depth <= 1
     assert depth == 0

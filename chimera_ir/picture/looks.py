@@ -11,7 +11,7 @@ from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Pipe
 from chimera_ir.ir.ops import Compute, Operation, Pair
-from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, mixed, strand_numbers, strands
+from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, mixed, shown_micro, strand_numbers, strands
 
 FARTHEST = Fraction(3, 5)
 """The share of white or black that is mixed into the colours of a worker's last stage."""
@@ -93,12 +93,13 @@ class Looks:
 
     def chunk(self, micro: Micro, stage: Stage) -> int:
         """The number of a stage among the stages of the micro-batch's pipe on the same worker, counted from 0."""
-        return self._places[self.header.pipe_of[micro].name][stage] if self.chunks > 1 else 0
+        return self._places[self.header.pipe_of[shown_micro(self.header, micro)].name][stage] if self.chunks > 1 else 0
 
     def group(self, operation: Compute) -> ColourGroup:
         """The group of operations with the same colours as this one."""
         micro = operation.micros[0]
-        return ColourGroup(self._strands[micro], self.chunk(micro, operation.stage), Shade.of(operation.kind))
+        strand = self._strands[shown_micro(self.header, micro)]
+        return ColourGroup(strand, self.chunk(micro, operation.stage), Shade.of(operation.kind))
 
     def fill(self, group: ColourGroup) -> str:
         """The colour of the boxes of a group."""

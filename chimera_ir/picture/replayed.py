@@ -6,20 +6,32 @@ All places are computed here; ``templates/replay.svg.j2`` only writes them down.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from itertools import chain
 from typing import assert_never
 
 from chimera_ir.cost.number_text import percent
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    Drop,
+    Operation,
+    Pair,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
 from chimera_ir.ir.text.printer import group_name
-from chimera_ir.picture import svg
-from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
-from chimera_ir.picture.looks import Looks
-from chimera_ir.picture.shapes import Box, Chart, Family, Tick
-from chimera_ir.picture.svg import LEFT, PlacedOperation, Scale, pixels
-from chimera_ir.picture.words import PAPER, STEP, label, plain, step
+from chimera_ir.picture import chart
+from chimera_ir.picture.chart import PlacedOperation, Scale, families, pixels, room
+from chimera_ir.picture.looks import Looks, rows_of
+from chimera_ir.picture.shapes import Box, Chart, Family
+from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH
+from chimera_ir.picture.words import PAPER, STEP, label, plain
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle, shares
@@ -30,7 +42,7 @@ _MOST = 90
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayPicture(Chart):
+class ReplayPicture:
     """The values for ``templates/replay.svg.j2``, in pixels.
 
     ``idle`` has all idle time of a cause as one path, by the name of the pattern that fills it. ``messages``,
@@ -38,6 +50,7 @@ class ReplayPicture(Chart):
     long replay, the path ``sums_path``.
     """
 
+    chart: Chart
     idle: Mapping[str, str]
     messages: str
     sums: tuple[Box, ...]
@@ -48,52 +61,44 @@ class ReplayPicture(Chart):
 
 def draw_replay(replay: Replay) -> str:
     """The replay as a self-contained SVG document; names from the scheme and the cluster are escaped."""
-    return svg.filled("replay.svg.j2", drawing=drawing(replay))
+    picture = drawing(replay)
+    return chart.filled("replay.svg.j2", chart=picture.chart, drawing=picture)
 
 
 def drawing(replay: Replay) -> ReplayPicture:
     """The places and sizes of all that is in the drawing."""
-    # The scale decides the places of lanes, and with the legend the size of the whole picture.
     scale = _scale(replay)
-    right, workers = scale.x(replay.span), len(replay.lanes)
-    bottom = scale.y(workers) - scale.gap
-    heading, summary = plain(replay.header.title), plain(_summary(replay))
     idle_paths = _idle(replay, scale)
     messages = "".join(_arrow(message, scale) for message in replay.messages if message.end > message.start)
     looks = Looks(replay.header)
-    operations = [
-        bar.instruction for lane in replay.lanes for bar in lane if isinstance(bar.instruction, Compute | Pair)
-    ]
-    kinds = kinds_of(operations)
-    width = int(max(float(right), LEFT + max(10 * len(heading), 7 * len(summary), least(looks, kinds)))) + 60
+    operations = [_operation(event) for event in _computes(replay)]
     # Signs that the picture uses get an entry each, behind the entries of strands.
     signs = {cause.name.lower(): cause.value for cause in idle_paths}
     signs |= {"summing": "sum under way"} if any(_summing(replay)) else {}
     signs |= {"arrow": "message"} if messages else {}
     signs |= {"critical": "critical path"}
     signs |= {"step": "step"} if any(_steps(replay)) else {}
-    entries = [*legend(looks, kinds, [*pairs_of(operations), *signs.values()], LEFT, width, bottom + 44)]
-    one_by_one = sum(map(len, replay.lanes)) <= svg.MOST_BOXES
-    return ReplayPicture(
-        width=width,
-        height=entries[-1].y + 28,
-        left=LEFT,
-        right=pixels(right),
-        bottom=bottom,
-        stroke="1" if scale.row > 16 else "0.5",
-        heading=heading,
-        summary=summary,
-        rows=tuple(map(scale.worker_row, range(workers))),
-        ticks=tuple(_ticks(replay, scale)),
-        idle={cause.name.lower(): path for cause, path in idle_paths.items()},
+    one_by_one = sum(map(len, replay.lanes)) <= MOST_BOXES
+    made = chart.chart(
+        looks,
+        operations,
+        scale,
+        heading=plain(replay.header.title),
+        summary=plain(_summary(replay)),
+        rows=(scale.lane_row(f"P{worker}", scale.y(worker), 0, replay.span) for worker in range(len(replay.lanes))),
         families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
+        ticks=scale.ticks(replay.span, *replay.unit.axis(Fraction(replay.span))),
+        signs=signs,
+        span=replay.span,
+    )
+    return ReplayPicture(
+        chart=made,
+        idle={cause.name.lower(): path for cause, path in idle_paths.items()},
         messages=messages,
         sums=tuple(_strip(event, worker, replay, scale) for event, worker in _summing(replay)) if one_by_one else (),
         sums_path="" if one_by_one else "".join(_rectangle(event, worker, scale) for event, worker in _summing(replay)),
         critical="".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),
         notices="".join(_arrow(event, scale) for event in replay.critical if event.role is Role.NOTICE),
-        legend=tuple(entries[: -len(signs)]),
-        signs=dict(zip(signs, entries[-len(signs) :], strict=True)),
     )
 
 
@@ -103,23 +108,22 @@ def _scale(replay: Replay) -> Scale:
     lengths = [Fraction(event.end) - Fraction(event.start) for event in _computes(replay)]
     shortest = min((length for length in lengths if length > 0), default=Fraction(1))
     span = Fraction(replay.span) or Fraction(1)
-    row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, svg.FONT)
+    row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, FONT)
     looks = Looks(replay.header)
-    labels = (looks.label(placed.operation) for placed in _operations(replay))
-    labelled = max((svg.room(text, font) for text in labels), default=Fraction(0)) / shortest
-    least = labelled if labelled * span <= svg.WIDEST else svg.FAIR[0] / shortest
+    labels = (looks.label(part) for event in _computes(replay) for part in _operation(event).parts)
+    labelled = max((room(text, font) for text in labels), default=Fraction(0)) / shortest
+    least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
     most = _MOST if _timed(chain(replay.messages, replay.sums)) else _MOST // 2
-    return Scale(min(max(svg.WIDTH / span, least), most / shortest, svg.WIDEST / span), row, gap, font, strip)
+    return Scale(min(max(WIDTH / span, least), most / shortest, WIDEST / span), row, gap, font, strip)
 
 
 def _computes(replay: Replay) -> Iterator[Event]:
     return (event for event in chain.from_iterable(replay.lanes) if event.role is Role.COMPUTE)
 
 
-def _operations(replay: Replay) -> Iterator[PlacedOperation]:
-    for event in _computes(replay):
-        assert isinstance(event.instruction, Compute | Pair)
-        yield from svg.placed_operations(event.workers[0], event.start, event.end, event.instruction)
+def _operation(event: Event) -> Operation:
+    assert isinstance(event.instruction, Compute | Pair)
+    return event.instruction
 
 
 def _steps(replay: Replay) -> Iterator[Event]:
@@ -155,18 +159,8 @@ def _time(replay: Replay, time: float) -> str:
     return replay.unit.show(Fraction(time))
 
 
-def _period(replay: Replay, event: Event | PlacedOperation) -> str:
+def _period(replay: Replay, event: Event) -> str:
     return f"{_time(replay, event.start)} to {_time(replay, event.end)}"
-
-
-def _ticks(replay: Replay, scale: Scale) -> Iterator[Tick]:
-    """Yields marks at round times, in a unit that suits the length of the replay."""
-    factor, name = replay.unit.axis(Fraction(replay.span))
-    distance = step(80 * factor / scale.pixel)
-    for number in range(int(Fraction(replay.span) * factor / distance) + 1):
-        time = number * distance
-        text = f"{float(time):.10g}" + ("" if number or not name else f" {name}")
-        yield Tick(pixels(LEFT + scale.pixel * time / factor), text)
 
 
 def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
@@ -187,15 +181,19 @@ def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> I
     def with_room(several: Sequence[PlacedOperation], font: int) -> Sequence[PlacedOperation]:
         widths = [scale.x(placed.end) - scale.x(placed.start) for placed in several]
         labels = [looks.label(placed.operation) for placed in several]
-        fits = all(svg.room(text, font) <= width for text, width in zip(labels, widths, strict=True))
+        fits = all(room(text, font) <= width for text, width in zip(labels, widths, strict=True))
         return several if fits else ()
 
-    return svg.families(_operations(replay), looks, scale, partial(_title, replay) if one_by_one else None, with_room)
+    operations = (
+        PlacedOperation(y, event.start, event.end, part, row, _title(replay, event, part) if one_by_one else "")
+        for event, y in ((event, scale.y(event.workers[0])) for event in _computes(replay))
+        for row, part in rows_of(_operation(event))
+    )
+    return families(operations, looks, scale, with_room)
 
 
-def _title(replay: Replay, placed: PlacedOperation) -> str:
-    what = placed.operation
-    return f"{what.kind.noun} of {label(what)} on stage {what.stage}, {_period(replay, placed)}"
+def _title(replay: Replay, event: Event, part: Compute) -> str:
+    return f"{part.kind.noun} of {label(part)} on stage {part.stage}, {_period(replay, event)}"
 
 
 def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family]:

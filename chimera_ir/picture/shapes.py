@@ -40,12 +40,14 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """The row of a worker: its name, written on ``baseline``, and at ``y`` the stripe of bubbles behind its boxes."""
+class LaneRow:
+    """The row of a lane: its name, written on ``baseline``, and the stripe of idle time behind its boxes."""
 
     name: str
-    y: int
     baseline: str
+    x: str
+    y: int
+    width: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,10 @@ class Bracket:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The common part of the values for the templates of timelines and of replays, in pixels.
+    """The values for ``templates/chart.svg.j2``, in pixels, which all pictures of lanes have in common.
 
-    ``signs`` are entries of the legend, by name, for which the template draws a sign; those of ``legend`` have swatches
-    or words alone.
+    ``row`` is the height of a lane, ``hatch`` the name of the pattern of bubbles. ``signs`` are entries of the legend,
+    by name, for which the template of a picture draws a sign; those of ``legend`` have swatches or words alone.
     """
 
     width: int
@@ -113,10 +115,12 @@ class Chart:
     left: int
     right: str
     bottom: int
+    row: int
     stroke: str
+    hatch: str
     heading: str
     summary: str
-    rows: tuple[WorkerRow, ...]
+    rows: tuple[LaneRow, ...]
     ticks: tuple[Tick, ...]
     families: tuple[Family, ...]
     legend: tuple[Entry, ...]
@@ -124,14 +128,9 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture(Chart):
-    """The values for ``templates/timeline.svg.j2``, in pixels.
+class Picture:
+    """The values for ``templates/timeline.svg.j2``, in pixels."""
 
-    ``chart`` is the width of the lanes, ``hatch`` the name of the pattern of bubbles.
-    """
-
-    chart: str
-    row_height: int
-    hatch: str
+    chart: Chart
     marks: tuple[EventMark, ...]
     steady: tuple[Bracket, ...]

@@ -7,6 +7,7 @@ from itertools import chain, count
 
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.picture import svg
+from chimera_ir.picture.chart import LEFT, filled
 from chimera_ir.picture.shapes import Picture
 
 WIDTH = 1240
@@ -50,16 +51,15 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     numbers = count(1)
     pictures = [[svg.picture(panel.timeline, unit, f"bubble-{next(numbers)}") for panel in row] for row in rows]
     lefts = _offsets(_columns(pictures))
-    tops = _offsets(_HEAD + max(picture.height for picture in row) for row in pictures)
+    tops = _offsets(_HEAD + max(picture.chart.height for picture in row) for row in pictures)
     placed = tuple(
-        PlacedPanel(x, y, panel.caption, Drawing(svg.filled("timeline.svg.j2", picture=picture)))
+        PlacedPanel(x, y, panel.caption, Drawing(svg.filled(picture)))
         for row, shown, y in zip(rows, pictures, tops, strict=False)
         for panel, picture, x in zip(row, shown, lefts, strict=False)
     )
-    width = max(x + picture.width for row in pictures for picture, x in zip(row, lefts, strict=False))
-    return svg.filled(
-        "sheet.svg.j2", title=title, width=width, height=tops[-1] - _GAP, left=svg.LEFT, head=_HEAD, panels=placed
-    )
+    width = max(x + picture.chart.width for row in pictures for picture, x in zip(row, lefts, strict=False))
+    height = tops[-1] - _GAP
+    return filled("sheet.svg.j2", title=title, width=width, height=height, left=LEFT, head=_HEAD, panels=placed)
 
 
 def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
@@ -72,7 +72,7 @@ def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
 def _columns(pictures: Sequence[Sequence[Picture]]) -> Iterator[int]:
     """Yields the width of each column: of its widest picture that is not the last one of a row."""
     for column in range(max(map(len, pictures))):
-        yield max((row[column].width for row in pictures if column + 1 < len(row)), default=0)
+        yield max((row[column].chart.width for row in pictures if column + 1 < len(row)), default=0)
 
 
 def _offsets(lengths: Iterable[int]) -> list[int]:

@@ -84,6 +84,11 @@ def strands(header: Header) -> tuple[Strand, ...]:
     )
 
 
+def shown_micro(header: Header, micro: int) -> Micro:
+    """A micro-batch of the first two turns with the workers and colours of ``micro``; with a flush ``micro`` itself."""
+    return Micro(micro % (2 * header.period) if header.asynchronous else micro)
+
+
 def strand_numbers(header: Header) -> dict[Micro, int]:
     """The number of the strand of each micro-batch."""
     return {micro: number for number, strand in enumerate(strands(header)) for micro in strand.micros}

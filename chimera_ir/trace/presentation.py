@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chimera_ir.picture.chart import filled
 from chimera_ir.picture.sheet import Drawing
-from chimera_ir.picture.svg import filled
 from chimera_ir.plural import counted, listed
 from chimera_ir.trace.compare import Residual, TraceComparison
 from chimera_ir.trace.drawing import milliseconds, summary

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, assert_never
 
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
@@ -24,6 +24,7 @@ from chimera_ir.ir.ops import (
     WaitSend,
 )
 from chimera_ir.ir.text.printer import group_name, line, message_text
+from chimera_ir.picture.words import shown_micro
 
 
 class Activity(Enum):
@@ -109,11 +110,6 @@ def cause(header: Header, operation: Instruction | Load) -> str:
             return ""
         case _:
             assert_never(operation)
-
-
-def shown_micro(header: Header, micro: int) -> Micro:
-    """A micro-batch of the first two turns with the workers and colours of ``micro``; with a flush ``micro`` itself."""
-    return Micro(micro % (2 * header.period) if header.asynchronous else micro)
 
 
 def _worker(header: Header, micro: int, stage: Stage) -> int:

@@ -30,7 +30,7 @@ PROBE = """
 <script>
 addEventListener("load", () => {
   const drawing = document.querySelector("#view svg"), tell = (name, value) => document.body.dataset[name] = value;
-  const shown = [...document.querySelectorAll("rect.operation")].filter((each) => {
+  const shown = [...document.querySelectorAll("#view rect:has(title)")].filter((each) => {
     const box = each.getBoundingClientRect();
     return box.width > 0 && box.height > 0 && box.right <= innerWidth;
   });
@@ -74,7 +74,7 @@ def test_lanes_and_tables_are_there_and_the_console_is_silent(written: Path) -> 
     done = browse(written, "--dump-dom", (written / "trace.html").as_uri())
     assert console(done) == []
     assert 'data-ready="yes"' in done.stdout
-    lanes = re.findall(r'data-lane="(.*?)"', done.stdout)
+    lanes = re.findall(r"<text [^>]*>(P\d .*?)</text>", done.stdout)
     assert lanes == ["P0 predicted", "P0 measured", "P1 predicted", "P1 measured"]
     assert len(re.findall(r'<table class="residuals">', done.stdout)) == 3
     assert "<td>wait for a message</td><td>3.000</td><td>4.060</td><td>+1.060</td><td>56.4%</td>" in done.stdout

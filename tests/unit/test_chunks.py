@@ -89,7 +89,7 @@ def test_a_terminal_picture_without_colour_tells_the_stages_of_a_worker_apart(pl
 )
 def test_one_stage_of_a_pipe_per_worker_has_neither_letters_nor_shades(plan: Schedule) -> None:
     """Two pipes on a worker have a stage each there: their hues tell them apart."""
-    shown = svg.picture(timeline(plan))
+    shown = svg.picture(timeline(plan)).chart
     assert all(label.text.isdigit() for family in shown.families for label in family.labels)
     assert {family.fill for family in shown.families} <= {fill for hue in HUES for fill in (hue.light, hue.dark)}
     assert {tuple(swatch.text for swatch in entry.swatches) for entry in shown.legend} == {("F", "B")}
@@ -107,7 +107,7 @@ def test_the_letters_go_on_behind_z() -> None:
 def test_the_legend_says_what_the_shades_and_letters_are_and_stays_within_the_picture(D: int) -> None:
     plan = in_turns(D, 1, 1)
     letters = [Looks(plan.header).letter(chunk) for chunk in range(D)]
-    for shown in (svg.picture(timeline(plan)), drawing(replayed(plan))):
+    for shown in (svg.picture(timeline(plan)).chart, drawing(replayed(plan)).chart):
         strand, sign = shown.legend
         chunks = letters if D <= SWATCHES else [*letters[: SWATCHES - 1], letters[-1]]
         assert [swatch.text for swatch in strand.swatches] == [kind + letter for letter in chunks for kind in "FB"]
@@ -118,7 +118,7 @@ def test_the_legend_says_what_the_shades_and_letters_are_and_stays_within_the_pi
 
 
 def test_a_split_backward_has_a_swatch_for_each_half_and_words_for_the_letters() -> None:
-    shown = svg.picture(Compilation(Request(library.source("zb_h1"))).timeline)
+    shown = svg.picture(Compilation(Request(library.source("zb_h1"))).timeline).chart
     strand, sign = shown.legend
     assert [swatch.text for swatch in strand.swatches] == ["F", "I", "W"]
     assert {swatch.fill for swatch in strand.swatches} == {family.fill for family in shown.families}

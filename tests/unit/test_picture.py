@@ -67,21 +67,21 @@ def test_every_operation_has_its_box_at_its_time(costs: Costs) -> None:
         (rect.get("y"), (rect.findtext(f"{SVG}title") or "").split(":")[0]): rect for rect in boxes(svg.draw(shown))
     }
     assert len(drawn) == sum(map(len, shown.lanes))
-    pixel = (float(svg.picture(shown).right) - svg.picture(shown).left) / shown.span
-    for worker, lane in enumerate(shown.lanes):
-        y = str(svg.picture(shown).rows[worker].y)
+    chart = svg.picture(shown).chart
+    pixel = (float(chart.right) - chart.left) / shown.span
+    for row, lane in zip(chart.rows, shown.lanes, strict=True):
         for timed in lane:
             kind = "forward" if timed.operation.kind is FORWARD else "backward"
             pipe = shown.header.pipe_of[timed.operation.micros[0]].name
             told = f"{kind} of micro-batch {timed.operation.micros[0]} on stage {timed.operation.stage}, pipe {pipe}"
-            rect = drawn[y, told]
-            assert float(rect.get("x", 0)) - svg.picture(shown).left == pytest.approx(timed.start * pixel, abs=0.02)
+            rect = drawn[str(row.y), told]
+            assert float(rect.get("x", 0)) - chart.left == pytest.approx(timed.start * pixel, abs=0.02)
             assert float(rect.get("width", 0)) == pytest.approx((timed.end - timed.start) * pixel, abs=0.02)
 
 
 @pytest.mark.parametrize(("D", "K"), [(2, 1), (4, 1), (6, 2), (8, 4)])
 def test_every_box_up_to_8_workers_and_32_micro_batches_has_its_number(D: int, K: int) -> None:
-    families = svg.picture(timeline(two_directions(D, K))).families
+    families = svg.picture(timeline(two_directions(D, K))).chart.families
     labels = [label.text for family in families for label in family.labels]
     assert Counter(labels) == dict.fromkeys(map(str, range(K * D)), 2 * D)
 
@@ -89,7 +89,7 @@ def test_every_box_up_to_8_workers_and_32_micro_batches_has_its_number(D: int, K
 def test_sixty_four_workers_are_drawn_in_a_picture_of_bearable_size() -> None:
     """16,384 operations, each at least five pixels wide."""
     shown = timeline(two_directions(64, 2))
-    assert svg.picture(shown).width < 3200
+    assert svg.picture(shown).chart.width < 3200
     outlines = re.findall(r"M([\d.]+) \d+H([\d.]+)v14H\1z", svg.draw(shown))
     assert len(outlines) == 2 * 64 * 128
     assert all(float(right) - float(left) >= 5 for left, right in outlines)
@@ -97,7 +97,7 @@ def test_sixty_four_workers_are_drawn_in_a_picture_of_bearable_size() -> None:
 
 def test_no_text_leaves_the_picture() -> None:
     for D, N in [(1, 1), (2, 2), (3, 7)]:
-        shown = svg.picture(timeline(one_direction(D, N), Costs(B=Fraction(100000, 7))))
+        shown = svg.picture(timeline(one_direction(D, N), Costs(B=Fraction(100000, 7)))).chart
         entries = [*shown.legend, *shown.signs.values()]
         assert all(entry.x + 48 + 8 * len(entry.name) <= shown.width for entry in entries)
         assert all(float(tick.x) + 4 * len(tick.text) <= shown.width for tick in shown.ticks)
@@ -159,7 +159,7 @@ def test_a_terminal_picture_without_colour_tells_the_whole_timeline(width: int, 
 
 
 def test_updates_without_a_flush_take_turns_in_colour() -> None:
-    shown = svg.picture(timeline(two_versions(4, 4)))
+    shown = svg.picture(timeline(two_versions(4, 4))).chart
     assert [entry.name for entry in shown.legend] == ["down, even updates", "down, odd updates"]
     micros = [{label.text for label in family.labels} for family in shown.families]
     even = {str(m) for m in range(32) if m // 4 % 2 == 0}
@@ -182,7 +182,7 @@ def test_what_is_shown_of_an_endless_schedule_is_no_makespan() -> None:
     drawn = terminal.draw(timeline(one_version_each(4, 10)), 160).plain.split("\n")
     said = "one update in the steady state: makespan 3, bubble ratio 0.0%; the first 10 updates"
     assert drawn[1] == f"F = 1, B = 2; {said}"
-    assert svg.picture(timeline(one_version_each(4, 10))).ticks[-1].text == "39"  # 10 * 3 and the ends, 3 * 3
+    assert svg.picture(timeline(one_version_each(4, 10))).chart.ticks[-1].text == "39"  # 10 * 3 and the ends, 3 * 3
 
 
 @pytest.mark.parametrize("schedule", [two_versions(8, 12, 9), one_version_each(12, 120)])
@@ -195,10 +195,10 @@ def test_of_many_updates_as_much_is_drawn_legibly_as_shows_the_steady_state(sche
     assert f"bubble ratio 0.0%; the first {window.end} of time" in drawn
     picture = svg.picture(shown)
     assert picture.steady[0].anchor == "end"
-    assert picture.ticks[-1].text == str(window.end)
+    assert picture.chart.ticks[-1].text == str(window.end)
     begun = sum(each.start < window.end for lane in shown.lanes for each in lane)
-    assert sum(len(family.boxes) for family in picture.families) == begun
-    assert sum(len(family.labels) for family in picture.families) == begun
+    assert sum(len(family.boxes) for family in picture.chart.families) == begun
+    assert sum(len(family.labels) for family in picture.chart.families) == begun
 
 
 def test_a_schedule_with_a_flush_has_no_bracket() -> None:
@@ -232,7 +232,7 @@ def test_the_launches_of_a_schedule_with_a_flush_are_marked() -> None:
 def test_costs_that_differ_beyond_reason_still_make_a_picture(costs: Costs) -> None:
     shown = timeline(two_directions(4), costs)
     assert max(map(len, terminal.draw(shown, 80).plain.split("\n"))) <= 80
-    assert svg.picture(shown).width < 2 * svg.WIDEST
+    assert svg.picture(shown).chart.width < 2 * svg.WIDEST
 
 
 def test_a_picture_drawn_small_says_what_it_leaves_out() -> None:
