@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from chimera_ir.ir.kinds import KEPT, Counted, Kind, Value
@@ -46,6 +47,23 @@ def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
         if amounts[key] > (peaks[key].amount if key in peaks else 0):
             peaks[key] = Highest(amounts[key], number)
     return peaks
+
+
+def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
+    """The most things of each key that exist at once.
+
+    A lifetime is a key, a start and an end; what does not start before it ends never exists. Keys of which nothing ever
+    exists are left out.
+
+    Examples
+    --------
+    >>> most_at_once([("a", 0, 2), ("a", 1, 3), ("a", 3, 4), ("b", 1, 1)])
+    {'a': 2}
+    """
+    lasting = [lifetime for lifetime in lifetimes if lifetime[1] < lifetime[2]]
+    changes = [change for key, start, end in lasting for change in ((start, 1, key), (end, -1, key))]
+    ordered = ((key, amount) for _, amount, key in sorted(changes, key=itemgetter(0, 1)))
+    return {key: most.amount for key, most in highest_by_key(ordered).items()}
 
 
 class KeptChange(NamedTuple):

@@ -38,6 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
+from chimera_ir.flow.live import most_at_once
 from chimera_ir.ir.ids import Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Operation, Stash, Step, WaitAllReduce, singles
@@ -97,20 +98,12 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
 
 def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
     """Yields for each worker the most copies of each stage's weights at any time: the newest and the stashed ones."""
-    for updates in _all_updates(schedule):
-        changes: dict[Stage, list[tuple[int, int]]] = defaultdict(list)
-        for group_update in updates:
-            if len(group_update.group) == 1:
-                changes[group_update.group[0]] += _stashed(group_update)
-        yield {
-            stage: 1 + max(accumulate((change for _, change in sorted(stage_changes)), initial=0))
-            for stage, stage_changes in changes.items()
-        }
-
-
-def _stashed(update: _GroupUpdate) -> list[tuple[int, int]]:
-    """The times at which an update adds (1) and drops (-1) a stashed version: 2p is before place p, 2p+1 after it."""
-    return [(2 * update.step, 1), (2 * update.last + 1, -1)] if update.last >= update.step else []
+    for stages, updates in zip(schedule.header.stages_of, _all_updates(schedule), strict=True):
+        # Time 2p is before place p, when a version is stashed, and time 2p+1 behind it, when one is dropped.
+        stashed = most_at_once(
+            (group_update.group, 2 * group_update.step, 2 * group_update.last + 1) for group_update in updates
+        )
+        yield {stage: 1 + stashed.get((stage,), 0) for stage in stages}
 
 
 def _insertions(lane: tuple[Operation, ...], updates: list[_GroupUpdate]) -> Insertions:

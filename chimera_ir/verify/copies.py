@@ -4,14 +4,12 @@ The newest version of a group is a copy, and so is every stashed version from it
 a lane needs follow from the readers alone: after a step, the version that it made and the older versions still read.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from chimera_ir.diagnostics.catalogue.program import CopyInVain, CopyKeptTooLong, TooManyCopies
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.live import highest, highest_by_key
+from chimera_ir.flow.live import highest_by_key, most_at_once
 from chimera_ir.ir.ids import Version, WeightGroup
 from chimera_ir.ir.levels import Header, LaneParts, Program
 from chimera_ir.ir.ops import Drop, Instruction, Stash, Step
@@ -64,30 +62,17 @@ def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version
 
 
 def needed(header: Header, parts: LaneParts) -> dict[WeightGroup, int]:
-    """The most copies of each group that a lane needs at once: after a step, its version and older ones still read."""
-    last = last_reads(header, parts)
-    steps: dict[WeightGroup, list[tuple[int, Version]]] = {}
-    for place, instruction in parts.updates:
-        if isinstance(instruction, Step) and instruction.version is not None:
-            steps.setdefault(instruction.group, []).append((place, Version(instruction.version - 1)))
-    return {
-        group: 1 + _most(superseded, {version: last.get((group, version), -1) for _, version in superseded})
-        for group, superseded in steps.items()
-    }
+    """The most copies that a lane needs at once, if more than one, by group.
 
-
-def _most(steps: list[tuple[int, Version]], last: dict[Version, int]) -> int:
-    """The most superseded versions that are still read after any step.
-
-    ``steps`` has the place of each step and the version that it supersedes, ``last`` the place of each version's last
-    reader. A version counts from the step that supersedes it to the last step before this reader.
+    After a step a lane needs the version that it made, and each older one until its last reader.
     """
-    changes = [0] * (len(steps) + 1)
-    for number, (_, version) in enumerate(steps):
-        changes[number] += 1
-        changes[max(number, bisect_left(steps, last[version], key=itemgetter(0)))] -= 1
-    most = highest(changes)
-    return most.amount if most else 0
+    last = last_reads(header, parts)
+    superseded = [
+        (instruction.group, place, last.get((instruction.group, Version(instruction.version - 1)), -1))
+        for place, instruction in parts.updates
+        if isinstance(instruction, Step) and instruction.version is not None
+    ]
+    return {group: 1 + older for group, older in most_at_once(superseded).items()}
 
 
 def last_reads(header: Header, parts: LaneParts) -> dict[tuple[WeightGroup, Version], int]:
