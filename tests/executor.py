@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import product
 
-from chimera_ir.ir.kinds import FORWARD
+from chimera_ir.ir.kinds import ACTIVATIONS, FORWARD, GRADIENTS
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -316,7 +316,8 @@ class Executor:
             self.demand((kind, micros, source) in worker.outputs, "{} {} {} is not there", kind, micros, source)
             cell, value = worker.outputs[kind, micros, source]
         else:
-            recv = worker.recvs.get((micros, source, target))
+            value = ACTIVATIONS if kind == "act" else GRADIENTS
+            recv = worker.recvs.get((micros, source, target, value))
             self.demand(recv is not None and recv.waited, "{} {} {} was not waited for", kind, micros, source)
             cell, value = recv.cell, recv.cell.value
         self.demand(

@@ -337,8 +337,7 @@ def _ring(uses: list[tuple[int, int]]) -> int:
 def _uses(postings: Iterable[Posting]) -> Iterator[tuple[Shelf, int, int]]:
     """The shelf of each posted receive, the place before which it is posted, and the place of its last use."""
     for before, transfer in postings:
-        _, source, target = transfer.message
-        yield (source, target), before, transfer.over
+        yield shelf(transfer.message), before, transfer.over
 
 
 def lowered(schedule: Schedule, ahead: int = 1, duration: Duration = lambda _: 1) -> Program:

@@ -1,6 +1,7 @@
 """The content of program.json: what the runtime must know of a program; `compiled_program.py` there reads it."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
@@ -9,7 +10,7 @@ from chimera_ir.codegen.loops import reach
 from chimera_ir.codegen.statements import links
 from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import COSTED
+from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, GRADIENTS, Value
 from chimera_ir.ir.levels import Header, LaneParts, Program
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ProgramStream
@@ -119,16 +120,18 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
     header, parts, holdings = program.header, program.parts[worker], verified.holdings[worker]
     # Stage by stage: receive buffers, copies of weights, messages on their way, and, of a stream, initial weights.
     rooms, copies = _rooms(parts), dict(holdings.copies)
-    sending = {most.stage: (most.activations, most.gradients) for most in holdings.sending}
+    sending = Counter[tuple[Stage, Value]]()
+    for (source, _, value), micros in holdings.sending:
+        sending[source, value] += micros
     turns, initials = _turns(header, by_worker[worker]) if by_worker else (None, {})
     used = links(parts)
     return {
         "stages": {
             str(stage): {
-                "inputs": rooms.get((stage, True), ()),
-                "gradients": rooms.get((stage, False), ()),
+                "inputs": rooms.get((stage, ACTIVATIONS), ()),
+                "gradients": rooms.get((stage, GRADIENTS), ()),
                 "copies": copies[stage],
-                "sending": sending[stage],
+                "sending": (sending[stage, ACTIVATIONS], sending[stage, GRADIENTS]),
                 "recomputed": runs(sorted(_micros(header, worker, stage, recomputing=True))),
                 "initial": initials.get((stage,), (0, 0)),
             }
@@ -150,7 +153,9 @@ def _evaluation(parts: LaneParts) -> Facts:
     """The facts of a worker's forwards alone: the receive buffers by stage, and the links."""
     used = links(parts)
     return {
-        "slots": {str(stage): rooms for (stage, _), rooms in sorted(_rooms(parts).items())},
+        "slots": {
+            str(stage): rooms for stage, rooms in sorted((stage, rooms) for (stage, _), rooms in _rooms(parts).items())
+        },
         "incoming": list(used.incoming),
         "outgoing": list(used.outgoing),
     }
@@ -183,11 +188,11 @@ def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = F
     return {micro % cycle for pipe in pipes if not recomputing or stage in pipe.recompute for micro in pipe.micros}
 
 
-def _rooms(parts: LaneParts) -> dict[tuple[Stage, bool], tuple[int, ...]]:
-    """Number of micro-batches that fit into each slot, by receiving stage and whether its messages are activations."""
-    rooms_of: dict[tuple[Stage, bool], dict[int, int]] = {}
+def _rooms(parts: LaneParts) -> dict[tuple[Stage, Value], tuple[int, ...]]:
+    """Number of micro-batches that fit into each slot, by receiving stage and the value of its messages."""
+    rooms_of: dict[tuple[Stage, Value], dict[int, int]] = {}
     for recv in parts.recvs.lines:
         message, slot = recv.message, recv.slot
-        rooms = rooms_of.setdefault((message.target, message.source < message.target), {})
+        rooms = rooms_of.setdefault((message.target, message.value), {})
         rooms[slot] = max(rooms.get(slot, 1), len(message.micros))
     return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in rooms_of.items()}

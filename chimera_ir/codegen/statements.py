@@ -13,8 +13,8 @@ from typing import NamedTuple, assert_never
 
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import BACKWARD, FORWARD, GRADIENTS, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
+from chimera_ir.ir.ids import WeightGroup, Worker
+from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind, Value
 from chimera_ir.ir.levels import Header, LaneParts
 
 
@@ -76,6 +76,10 @@ _CALLS: dict[Kind | type[ops.Instruction], str] = {
 """The methods of a stage for the kinds of operations, and those of a weight group for the lines of an update."""
 
 
+_MADE: dict[Value, str] = {ACTIVATIONS: "outputs", GRADIENTS: "input_gradients"}
+"""The methods of a stage that return what it has made for other stages."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scribe:
     """Writer of the statements of a worker's lane, whose numbers are written by ``notation``."""
@@ -128,23 +132,25 @@ class Scribe:
         A forward needs inputs and, on the last stage, targets; a backward, or its first half, needs gradients of its
         outputs, which the last stage has itself.
         """
-        stage, last = operation.stage, self.header.stages - 1
+        header, stage = self.header, operation.stage
         micros = self.notation.micros(operation.micros)
-        if operation.kind.opens:
-            inputs = f"lane.input({micros})" if stage == 0 else self._value(operation, Stage(stage - 1))
-            return [micros, inputs, *([f"lane.target({micros})"] if stage == last else [])]
-        if GRADIENTS in operation.kind.reads and stage < last:
-            return [micros, self._value(operation, Stage(stage + 1))]
-        return [micros]
+        values = [
+            self._value(ops.Message(operation.micros, maker, stage, value))
+            for value in operation.kind.reads
+            if value.crosses
+            for maker in header.makers(value, stage)
+        ]
+        if not operation.kind.opens:
+            return [micros, *values]
+        inputs = values if header.feeding[stage] else [f"lane.input({micros})"]
+        return [micros, *inputs, *([] if header.fed[stage] else [f"lane.target({micros})"])]
 
-    def _value(self, operation: ops.Compute, source: Stage) -> str:
-        """The expression for the value that an operation gets from ``source``, made on the same worker or received."""
-        message = ops.Message(operation.micros, source, operation.stage)
-        if self.header.worker(message.micros[0], source) == self.worker:
+    def _value(self, message: ops.Message) -> str:
+        """The expression for the value in a message where it is read: made on the same worker, or received."""
+        if self.header.worker(message.micros[0], message.source) == self.worker:
             return self._made(message)
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
     def _made(self, message: ops.Message) -> str:
         """The expression for the value of a message on the worker that makes it."""
-        value = "outputs" if message.source < message.target else "input_gradients"
-        return f"stage{message.source}.{value}({self.notation.micros(message.micros)})"
+        return f"stage{message.source}.{_MADE[message.value]}({self.notation.micros(message.micros)})"

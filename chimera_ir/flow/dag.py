@@ -126,7 +126,7 @@ class Dag:
             for reader in readers
             for value in reader.kind.reads
             for maker in makers
-            if value in maker.kind.makes and reader.stage - value.towards == maker.stage
+            if value in maker.kind.makes and maker.stage in self._header.makers(value, reader.stage)
             if not {*reader.micros}.isdisjoint(maker.micros)
         )
 

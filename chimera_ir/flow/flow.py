@@ -40,16 +40,13 @@ class Flow:
         numbers = {kinds: [ABSENT] * size for kinds in (*makes.values(), *takes.values())}
         self.makers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in makes.items()}
         self.takers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in takes.items()}
-        self._reads = {kind: [self._readable(kind, stage) for stage in range(self.stages)] for kind in KINDS.values()}
-        self._sent = {value.towards: makers for value, makers in self.makers.items() if value.towards}
-        self._received = {value.towards: takers for value, takers in self.takers.items() if value.towards}
+        stages = [Stage(stage) for stage in range(header.stages)]
+        self._reads = {kind: [self._readable(header, kind, stage) for stage in stages] for kind in KINDS.values()}
         self._fill(numbers, numbered)
 
-    def _readable(self, kind: Kind, stage: int) -> list[tuple[Sequence[int], int]]:
+    def _readable(self, header: Header, kind: Kind, stage: Stage) -> list[tuple[Sequence[int], int]]:
         """The makers of each value that ``kind`` reads on ``stage``, and the distance from its cell to the maker's."""
-        return [
-            (self.makers[value], -value.towards) for value in kind.reads if 0 <= stage - value.towards < self.stages
-        ]
+        return [(self.makers[value], maker - stage) for value in kind.reads for maker in header.makers(value, stage)]
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
         """Enters the number of each operation, at its cells, in those lists of ``numbers`` whose key has its kind."""
@@ -76,36 +73,32 @@ class Flow:
 
     def producer(self, message: Message) -> int:
         """The number of the operation that makes the value in a message."""
-        micros, source, target = message
-        return self._sent[target - source][micros[0] * self.stages + source]
+        micros, source, _, value = message
+        return self.makers[value][micros[0] * self.stages + source]
 
     def consumer(self, message: Message) -> int:
         """The number of the operation that takes the value in a message."""
-        micros, source, target = message
-        return self._received[target - source][micros[0] * self.stages + target]
+        micros, _, target, value = message
+        return self.takers[value][micros[0] * self.stages + target]
 
     def last_use(self, message: Message) -> int:
         """The number of the operation after which the memory of a received message may be used again.
 
         Values that are made from the message and kept on the stage may be in the same memory.
         """
-        micros, source, target = message
-        last = self._last[target - source]
+        micros, _, target, value = message
+        last = self._last[value]
         if len(micros) == 1:
             return last[micros[0] * self.stages + target]
         return max(last[micro * self.stages + target] for micro in micros)
 
     @cached_property
-    def _last(self) -> dict[int, list[int]]:
-        """The last operation that needs a message or what is kept of it, by direction and by the receiver's cell."""
+    def _last(self) -> dict[Value, list[int]]:
+        """The last operation that needs a message or what is kept of it, by its value and by the receiver's cell."""
         columns = {
-            value.towards: [self.takers[kept] for kept in (value, *follows(value))]
-            for value in self.makers
-            if value.towards
+            value: [self.takers[kept] for kept in (value, *follows(value))] for value in self.makers if value.crosses
         }
-        return {
-            towards: [*map(max, *several)] if len(several) > 1 else several[0] for towards, several in columns.items()
-        }
+        return {value: [*map(max, *several)] if len(several) > 1 else several[0] for value, several in columns.items()}
 
 
 def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:
@@ -113,13 +106,18 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
 
     An entry is the number of the operation that makes the message, the message, and the receiver.
     """
-    stages, pipe_of = header.stages, header.pipe_of
+    readers, pipe_of = header.readers, header.pipe_of
     for number, operation in numbered:
         for part in (operation,) if isinstance(operation, Compute) else operation.parts:
             micros, stage = part.micros, part.stage
             for value in part.kind.hands_on:
-                target = stage + value.towards
-                if 0 <= target < stages:
+                for target in readers(value, stage):
                     receiver = pipe_of[micros[0]].workers[target]
                     if receiver != worker:
-                        yield number, Message(micros, stage, Stage(target)), receiver
+                        yield number, Message(micros, stage, target, value), receiver
+
+
+def passed_on(header: Header, message: Message) -> Iterator[Message]:
+    """Yields the messages that hand on what the receiver of a message makes of it: the same value, a stage further."""
+    micros, _, stage, value = message
+    return (Message(micros, stage, target, value) for target in header.readers(value, stage))

@@ -1,10 +1,10 @@
 """The table of kinds of compute operations. All that the compiler knows about a kind follows from its row.
 
-    kind  reads                       makes     frees   sums   opens   occupies
-    F     y of the stage before       y, a      -       no     yes     lane
-    B     a, dx of the stage behind   dx        a       yes    no      lane
-    I     a, dx of the stage behind   dx, g     a       no     no      lane
-    W     g                           -         g       yes    no      lane
+    kind  reads                          makes     frees   sums   opens   occupies
+    F     y of the stages that feed it   y, a      -       no     yes     lane
+    B     a, dx of the stages it feeds   dx        a       yes    no      lane
+    I     a, dx of the stages it feeds   dx, g     a       no     no      lane
+    W     g                              -         g       yes    no      lane
 
     value   counted as
     y, dx   message
@@ -13,9 +13,10 @@
 
 y is the output of a stage, a is what its forward keeps for the backward, dx is the gradient of its input, and g is what
 the gradient of its weights still needs. On each stage a micro-batch has the kinds of one of the `alternatives`: F and
-B, or F, I and W. A value for a neighbour is gone after the operation that reads it there, any other value after the
-operation that frees it. No other module asks whether an operation *is* a forward: it asks what the operation's kind
-reads, makes, frees and sums. `flow.live` follows from what values are counted as.
+B, or F, I and W. A value for another stage is gone after the operation that reads it there, any other value after the
+operation that frees it. `Header.readers` says which stages read a value. No other module asks whether an operation *is*
+a forward: it asks what the operation's kind reads, makes, frees and sums. `flow.live` follows from what values are
+counted as.
 
 A pair is an F and a B of different micro-batches that a worker runs as one operation. It reads, makes, frees and sums
 what both do, and has a cost of its own.
@@ -51,35 +52,54 @@ class Resource(Enum):
     HOST_LINK = "host link"
 
 
+class Readers(Enum):
+    """The stages that read a value, seen from the stage that makes it."""
+
+    FED = "the stages that it feeds"
+    FEEDING = "the stages that feed it"
+    OWN = "the stage itself"
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
     """A value that an operation makes of a micro-batch on a stage.
 
-    ``towards`` is the distance to the stage that reads it: 1 and -1 for the neighbours, 0 for the stage itself.
-    ``counted`` is the unit in which it counts while it is kept. ``reason`` is the reason why an operation needs the
-    value, as messages give it.
+    ``readers`` are the stages that read it. ``counted`` is the unit in which it counts while it is kept. ``reason`` is
+    the reason why an operation needs the value, as messages give it.
     """
 
     letter: str
     noun: str
-    towards: int
+    readers: Readers
     counted: Counted
     reason: str
 
     def __repr__(self) -> str:
         return self.letter
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles a value as its letter, so that every process has one object for it."""
+        return _value, (self.letter,)
 
-ACTIVATIONS = Value("y", "activations", 1, Counted.MESSAGE, "it needs those activations")
-KEPT = Value("a", "activations", 0, Counted.ACTIVATIONS, "a backward needs what its forward kept")
-GRADIENTS = Value("dx", "gradients", -1, Counted.MESSAGE, "it needs those gradients")
+    @property
+    def crosses(self) -> bool:
+        """Whether the value is for other stages than the one that makes it."""
+        return self.readers is not Readers.OWN
+
+
+ACTIVATIONS = Value("y", "activations", Readers.FED, Counted.MESSAGE, "it needs those activations")
+KEPT = Value("a", "activations", Readers.OWN, Counted.ACTIVATIONS, "a backward needs what its forward kept")
+GRADIENTS = Value("dx", "gradients", Readers.FEEDING, Counted.MESSAGE, "it needs those gradients")
 OPERANDS = Value(
     "g",
     "operands of the weight gradient",
-    0,
+    Readers.OWN,
     Counted.OPERANDS,
     "a weight gradient needs what its input gradient kept",
 )
+
+NOTHING = Value("-", "nothing", Readers.OWN, Counted.MESSAGE, "")
+"""Stands in a message of IR text for the value, if no value goes from one of its stages to the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,18 +147,18 @@ class Kind:
 
     @cached_property
     def hands_on(self) -> tuple[Value, ...]:
-        """The values that an operation of this kind makes for a neighbouring stage."""
-        return tuple(value for value in self.makes if value.towards)
+        """The values that an operation of this kind makes for other stages."""
+        return tuple(value for value in self.makes if value.crosses)
 
     @cached_property
     def takes(self) -> tuple[Value, ...]:
-        """The values that no longer exist after an operation of this kind: read from a neighbour, or freed."""
-        return tuple(value for value in self.reads if value.towards or value in self.frees)
+        """The values that no longer exist after an operation of this kind: read from another stage, or freed."""
+        return tuple(value for value in self.reads if value.crosses or value in self.frees)
 
     @cached_property
     def keeps(self) -> tuple[Value, ...]:
         """The values that an operation of this kind makes for a later operation of its own stage."""
-        return tuple(value for value in self.makes if not value.towards)
+        return tuple(value for value in self.makes if not value.crosses)
 
 
 FORWARD = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, KEPT), opens=True)
@@ -176,7 +196,7 @@ def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
     """Yields each kind that reads a value of its own stage which none of the kinds makes, with the value."""
     kinds = tuple(kinds)
     made = {value for row in kinds for value in row.keeps}
-    yield from ((row, value) for row in kinds for value in row.reads if not value.towards and value not in made)
+    yield from ((row, value) for row in kinds for value in row.reads if not value.crosses and value not in made)
 
 
 def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
@@ -208,6 +228,11 @@ def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
 def costed(letter: str) -> Kind | Pairing:
     """The kind or the pairing with a letter."""
     return COSTED[letter]
+
+
+def _value(letter: str) -> Value:
+    """The value with a letter."""
+    return next(value for value in (NOTHING, *values()) if value.letter == letter)
 
 
 def values() -> Iterator[Value]:

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import KINDS, Kind
+from chimera_ir.ir.kinds import KINDS, Kind, Readers, Value, values
 
 MAX_WORKERS = 1 << 16
 MAX_STAGES = 1 << 16
@@ -107,7 +107,52 @@ class Header:
     @property
     def answers(self) -> bool:
         """Whether values are handed on in both directions, so that a message may be the answer to another."""
-        return len({value.towards for kind in self.kinds for value in kind.hands_on}) > 1
+        return len({value.readers for kind in self.kinds for value in kind.hands_on}) > 1
+
+    @cached_property
+    def fed(self) -> tuple[tuple[Stage, ...], ...]:
+        """The stages that stage s feeds, as ``fed[s]``, ascending. The stages are a chain: each feeds the next one."""
+        return (*((Stage(s),) for s in range(1, self.stages)), ())
+
+    @cached_property
+    def feeding(self) -> tuple[tuple[Stage, ...], ...]:
+        """The stages that feed stage s, as ``feeding[s]``, ascending: the inverse of ``fed``."""
+        feeding: list[list[Stage]] = [[] for _ in range(self.stages)]
+        for s, fed in enumerate(self.fed):
+            for stage in fed:
+                feeding[stage].append(Stage(s))
+        return tuple(map(tuple, feeding))
+
+    def readers(self, value: Value, stage: Stage) -> tuple[Stage, ...]:
+        """The stages that read a value which ``stage`` makes."""
+        return self._stages[value][0][stage]
+
+    def makers(self, value: Value, stage: Stage) -> tuple[Stage, ...]:
+        """The stages that make a value which ``stage`` reads."""
+        return self._stages[value][1][stage]
+
+    @cached_property
+    def _stages(self) -> dict[Value, tuple[tuple[tuple[Stage, ...], ...], ...]]:
+        """The readers of each value, by the stage that makes it, and its makers, by the stage that reads it."""
+        themselves = tuple((Stage(s),) for s in range(self.stages))
+        both = {
+            Readers.FED: (self.fed, self.feeding),
+            Readers.FEEDING: (self.feeding, self.fed),
+            Readers.OWN: (themselves,) * 2,
+        }
+        return {value: both[value.readers] for value in values()}
+
+    @cached_property
+    def edges(self) -> dict[ops.Crossing, int]:
+        """The edges that values of the table cross, each with its number."""
+        made = ((Stage(s), value) for value in values() if value.crosses for s in range(self.stages))
+        crossings = ((stage, reader, value) for stage, value in made for reader in self.readers(value, stage))
+        return {crossing: number for number, crossing in enumerate(crossings)}
+
+    @cached_property
+    def value_between(self) -> dict[tuple[Stage, Stage], Value]:
+        """The value that goes from one stage to another; the first in the order of the table if there are several."""
+        return {(source, target): value for source, target, value in reversed(self.edges)}
 
     @property
     def title(self) -> str:

@@ -9,19 +9,29 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
-from chimera_ir.ir.kinds import PAIR, Kind, Pairing
+from chimera_ir.ir.kinds import PAIR, Kind, Pairing, Value
 from chimera_ir.source import Span
 
 NOWHERE = Span(0, 0)
 """The origin of an instruction that comes from no line of text."""
 
 
+Crossing = tuple[Stage, Stage, Value]
+"""An edge of the graph of stages, by the value that crosses it: the stage that makes it, and a stage that reads it."""
+
+
 class Message(NamedTuple):
-    """Data from a stage to its neighbour: activations if ``source < target``, else gradients w.r.t. the input."""
+    """A value of some micro-batches, from the stage that makes it to a stage that reads it."""
 
     micros: tuple[Micro, ...]
     source: Stage
     target: Stage
+    value: Value
+
+    @property
+    def edge(self) -> Crossing:
+        """The edge between two stages that the message crosses."""
+        return self[1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from itertools import takewhile
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup
+from chimera_ir.ir.ids import Micro, Slot, Version, WeightGroup
 from chimera_ir.ir.levels import Header
 
-Shelf = tuple[Stage, Stage]
-"""A shelf: the slots of a worker for the messages from one stage to another, named by these two stages."""
+Shelf = ops.Crossing
+"""A shelf: the slots of a worker for the messages that cross an edge between two stages, named by that edge."""
 
 
 class Ring(NamedTuple):
@@ -228,7 +228,7 @@ def in_slot(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instru
 
 def shelf(message: ops.Message) -> Shelf:
     """The shelf that a message is received into."""
-    return message.source, message.target
+    return message.edge
 
 
 def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.Instruction:
@@ -262,7 +262,7 @@ def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.
 
 
 def _of_later(message: ops.Message, by: int) -> ops.Message:
-    return ops.Message(_later(message.micros, by), message.source, message.target)
+    return ops.Message(_later(message.micros, by), *message.edge)
 
 
 def _later(micros: tuple[Micro, ...], by: int) -> tuple[Micro, ...]:

@@ -70,9 +70,9 @@ from itertools import accumulate, chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from chimera_ir.flow.flow import Flow, crossing
+from chimera_ir.flow.flow import Flow, crossing, passed_on
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Message
 from chimera_ir.ir.sharing import Communicators
@@ -281,14 +281,14 @@ def _kept_for_sends(
 
     def over(transfer: Transfer) -> int:
         """The place in the receiver's lane after which nothing needs the memory of a message."""
-        micros, source, target = transfer.message
-        last, towards = transfer.over, target - source
-        # ``made`` is the output of stage ``target``. The receiver sends it, or runs the next stage itself: then go on.
-        while 0 <= target + towards < header.stages:
-            made = Message(micros, target, Stage(target + towards))
-            if header.worker(micros[0], made.target) != transfer.receiver:
-                return max(last, waits[made])
-            last, target = places.consumer(made), made.target
+        last, received = transfer.over, [transfer.message]
+        # What is made of a message is sent, or the receiver runs the stage that reads it itself: then go on from there.
+        for made in chain.from_iterable(passed_on(header, message) for message in received):
+            if header.worker(made.micros[0], made.target) != transfer.receiver:
+                last = max(last, waits[made])
+            else:
+                last = max(last, places.consumer(made))
+                received.append(made)
         return last
 
     return {

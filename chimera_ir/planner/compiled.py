@@ -257,8 +257,8 @@ class Variant:
         compiled, header = self.compiled, self.header
         workers = zip(header.stages_of, compiled.copies, compiled.lanes, compiled.messages, strict=True)
         for stages, counts, lane, messages in workers:
-            most, sent = fullest(header, stages, singles(lane[: messages.end])), sending(stages, messages.under_way)
-            received = tuple(Receiving(*way, slots) for way, slots in messages.slots)
+            most, sent = fullest(header, stages, singles(lane[: messages.end])), sending(messages.under_way)
+            received = tuple(map(Receiving._make, messages.slots))
             yield Holdings(most, tuple(counts.items()), (), sent, received)
 
     def _lowering(self, pattern: Pattern) -> "_Lowering":

@@ -50,11 +50,8 @@ class Charges:
         return 0.0
 
     def size(self, message: Message) -> float:
-        """Bytes of a message, which takes a stage's output to the next stage, or the gradient of that output back."""
-        forwards = message.source < message.target
-        timing = self.setting.timing(message.source if forwards else message.target)
-        micro_batch = timing.output if forwards else timing.gradient
-        return micro_batch * len(message.micros) / self.header.parts
+        """Bytes of a message."""
+        return self.setting.message(message.edge) * len(message.micros) / self.header.parts
 
     def link(self, source: Worker, target: Worker) -> Link:
         """The link that a message from one worker to another takes."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS, Value
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
@@ -66,11 +67,7 @@ class _Worker:
     def need(self, held: Holdings) -> MemoryNeed:
         """The worker's memory, by purpose."""
         stages = self._setting.stages
-        sending = sum(
-            self._bytes(sent.activations, self._message(sent.stage, sent.stage + 1))
-            + self._bytes(sent.gradients, self._message(sent.stage, sent.stage - 1))
-            for sent in held.sending
-        )
+        sending = sum(self._bytes(sent.micros, self._setting.message(sent.edge)) for sent in held.sending)
         return MemoryNeed(
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
             gradients=sum(stages[stage].gradients for stage, _ in held.copies),
@@ -80,7 +77,7 @@ class _Worker:
         )
 
     def _receive_buffers(self, received: Receiving) -> int:
-        size = self._message(received.source, received.target)
+        size = self._setting.message(received.edge)
         return sum(self._bytes(micros, size) for micros in received.slots)
 
     def _moment(self, moment: Moment) -> int:
@@ -96,34 +93,28 @@ class _Worker:
     def _stage_sizes(self, stage: Stage) -> Timing:
         """Costs of a micro-batch on a stage, without the bytes that it keeps in receive buffers."""
         if stage not in self._sizes:
-            timing, received = self._setting.timing(stage), self._received_input(stage)
+            timing, received = self._setting.timing(stage), self._received(ACTIVATIONS, stage)
             activations = max(0, timing.activations - received)
             self._sizes[stage] = replace(
                 timing,
                 activations=activations,
                 input=max(0, timing.input - received),
                 released=min(activations, timing.released),
-                operands=max(0, timing.operands - self._received_gradient(stage)),
+                operands=max(0, timing.operands - self._received(GRADIENTS, stage)),
             )
         return self._sizes[stage]
 
-    def _received_input(self, stage: Stage) -> int:
-        """Bytes of a micro-batch's input in a receive buffer; 0 if the worker also runs the stage before in a pipe."""
-        return self._message(stage - 1, stage) if stage > 0 and not self._has_both(stage - 1) else 0
+    def _received(self, value: Value, stage: Stage) -> int:
+        """Bytes of a micro-batch in receive buffers for a value that a stage reads.
 
-    def _received_gradient(self, stage: Stage) -> int:
-        """Bytes of a micro-batch's gradient in a receive buffer; 0 if the worker also runs the next stage in a pipe."""
-        return self._message(stage + 1, stage) if stage < self._header.stages - 1 and not self._has_both(stage) else 0
+        The value of a stage that the worker also runs, in some pipe, does not count.
+        """
+        makers = self._header.makers(value, stage)
+        return sum(self._setting.message((maker, stage, value)) for maker in makers if not self._has_both(maker, stage))
 
-    def _has_both(self, stage: int) -> bool:
-        """Whether the worker has a stage and the next one in the same pipe."""
-        return any(pipe.workers[stage] == pipe.workers[stage + 1] == self._worker for pipe in self._header.pipes)
-
-    def _message(self, source: int, target: int) -> int:
-        """Bytes of a micro-batch's message from stage ``source`` to stage ``target``; 0 if one does not exist."""
-        if target < 0 or target >= self._header.stages or source < 0:
-            return 0
-        return self._setting.timing(source).output if source < target else self._setting.timing(target).gradient
+    def _has_both(self, maker: Stage, reader: Stage) -> bool:
+        """Whether the worker has two stages in the same pipe."""
+        return any(pipe.workers[maker] == pipe.workers[reader] == self._worker for pipe in self._header.pipes)
 
     def _bytes(self, count: int, size: int) -> int:
         """Bytes of ``count`` micro-batches of the program, which may be halves; ``size`` is that of a whole one."""

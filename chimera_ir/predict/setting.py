@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from chimera_ir.ir.ids import Stage, WeightGroup
+from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Pair
+from chimera_ir.ir.ops import Compute, Crossing, Pair
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 
@@ -41,6 +42,11 @@ class Setting:
     def timing(self, stage: int) -> Timing:
         """Costs of a micro-batch on a stage."""
         return self.stages[stage].at[self.micro_batch_size]
+
+    def message(self, edge: Crossing) -> int:
+        """Bytes of a micro-batch's message: a stage's output to a stage that it feeds, or the gradient of it back."""
+        source, target, value = edge
+        return self.timing(source).output if value is ACTIVATIONS else self.timing(target).gradient
 
     def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
         """Returns a timing and a factor on its times, for an operation over ``micros`` parts of micro-batches.

@@ -52,10 +52,8 @@ def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic
     data_flow = Flow(header, enumerate(operations))
     differing: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
     for operation in operations:
-        for value in operation.kind.reads:
-            stage = operation.stage - value.towards
-            if not value.towards or not 0 <= stage < header.stages:
-                continue
+        received = (value for value in operation.kind.reads if value.crosses)
+        for value, stage in ((v, maker) for v in received for maker in header.makers(v, operation.stage)):
             before = operations[data_flow.makers[value][operation.micros[0] * header.stages + stage]]
             if before.micros != operation.micros:
                 differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))

@@ -16,7 +16,7 @@ from chimera_ir.flow.live import changes, highest_by_key
 from chimera_ir.ir.ids import Slot, Stage, WeightGroup
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, LaneParts, Program
-from chimera_ir.ir.ops import Compute, Recv, singles
+from chimera_ir.ir.ops import Compute, Crossing, Recv, singles
 from chimera_ir.verify.copies import copy_peaks
 
 
@@ -45,23 +45,17 @@ _Counts = tuple[int, ...]
 
 
 class Sending(NamedTuple):
-    """The most micro-batches of a stage whose activations, or whose gradients, are on their way to other workers."""
+    """The most micro-batches whose messages over an edge are on their way to another worker at once."""
 
-    stage: Stage
-    activations: int
-    gradients: int
+    edge: Crossing
+    micros: int
 
 
 class Receiving(NamedTuple):
-    """The buffers for messages between two stages: for each slot the most micro-batches of a message in it."""
+    """The buffers for messages that cross an edge: for each slot the most micro-batches of a message in it."""
 
-    source: Stage
-    target: Stage
+    edge: Crossing
     slots: tuple[int, ...]
-
-
-Way = tuple[Stage, Stage]
-"""The stages that send and receive a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,7 @@ class Holdings:
     tied
         For each tie the copies of the parameters that its stages share.
     sending
-        For each stage the most micro-batches on their way at once.
+        For each edge the most micro-batches on their way at once.
     receiving
         The receive buffers.
     """
@@ -99,7 +93,7 @@ def holdings(program: Program) -> Iterator[Holdings]:
             fullest=fullest(header, stages, singles(parts.computes.lines)),
             copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
             tied=tuple((group, count) for group, count in copies if len(group) > 1),
-            sending=sending(stages, _under_way(parts)),
+            sending=sending(_under_way(parts)),
             receiving=_receiving(parts.recvs.lines),
         )
 
@@ -109,14 +103,12 @@ def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) ->
     return _not_exceeded(stages, _moments(header, stages, lane))
 
 
-def sending(stages: Iterable[Stage], changes: Iterable[tuple[Way, int]]) -> tuple[Sending, ...]:
-    """The most micro-batches on their way from each stage at once.
+def sending(changes: Iterable[tuple[Crossing, int]]) -> tuple[Sending, ...]:
+    """The most micro-batches on their way over each edge at once.
 
-    ``changes`` are, in the order of time, a way and how many more micro-batches (or fewer, if negative) are on it.
+    ``changes`` are, in the order of time, an edge and how many more micro-batches (or fewer, if negative) are on it.
     """
-    peaks = highest_by_key(changes)
-    most = {way: peak.amount for way, peak in peaks.items()}
-    return tuple(Sending(s, most.get((s, Stage(s + 1)), 0), most.get((s, Stage(s - 1)), 0)) for s in stages)
+    return tuple(Sending(edge, peak.amount) for edge, peak in highest_by_key(changes).items())
 
 
 def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
@@ -151,16 +143,16 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
     return all(map(ge, larger, smaller))
 
 
-def _under_way(parts: LaneParts) -> Iterator[tuple[Way, int]]:
+def _under_way(parts: LaneParts) -> Iterator[tuple[Crossing, int]]:
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
     for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):
-        yield (message.source, message.target), sign * len(message.micros)
+        yield message.edge, sign * len(message.micros)
 
 
 def _receiving(receives: Iterable[Recv]) -> tuple[Receiving, ...]:
-    rooms: dict[Way, dict[Slot, int]] = defaultdict(lambda: defaultdict(int))
+    rooms: dict[Crossing, dict[Slot, int]] = defaultdict(lambda: defaultdict(int))
     for receive in receives:
-        slots = rooms[receive.message.source, receive.message.target]
+        slots = rooms[receive.message.edge]
         slots[receive.slot] = max(slots[receive.slot], len(receive.message.micros))
-    return tuple(Receiving(*way, tuple(slots.values())) for way, slots in rooms.items())
+    return tuple(Receiving(edge, tuple(slots.values())) for edge, slots in rooms.items())

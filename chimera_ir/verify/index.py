@@ -16,12 +16,11 @@ def cells(program: Program) -> Flow:
 
 
 def key(header: Header, message: Message) -> int:
-    """The index of a message between neighbouring stages, from 0 to ``2 * stages * micro_batches - 1``.
+    """The index of a message, from 0 to ``len(edges) * micro_batches - 1``; a value must cross its edge.
 
-    No two messages of a program share it, as each micro-batch is in one message of each stage and direction.
+    No two messages of a program share it, as each micro-batch is in one message of each value and edge.
     """
-    micros, source, target = message
-    return 2 * (micros[0] * header.stages + source) + (source > target)
+    return message.micros[0] * len(header.edges) + header.edges[message.edge]
 
 
 def update_of(instruction: Synchronisation) -> int:

@@ -52,7 +52,7 @@ class MessagePlaces:
 
 def places(program: Program, cells: Flow) -> MessagePlaces:
     """Finds the first line of each kind about each message; a line about another worker's message does not count."""
-    absent = array("q", [ABSENT]) * (2 * program.header.stages * program.header.micro_batches)
+    absent = array("q", [ABSENT]) * (len(program.header.edges) * program.header.micro_batches)
     places = MessagePlaces(absent[:], absent[:], absent[:], absent[:], _expected(program), {}, [])
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
@@ -141,7 +141,7 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
         return say.UnknownMessage(*where)
     if max(message.source, message.target) >= header.stages:
         return say.NoStageOfMessage(*where, max(message.source, message.target))
-    if abs(message.source - message.target) != 1:
+    if message.edge not in header.edges:
         return say.NotNeighbours(*where, message.source, message.target)
     start, end = sender(header, message), receiver(header, message)
     if start == end:
@@ -149,8 +149,7 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     maker = program.lanes[start][cells.producer(message)]
     micros = _handed_on_with(maker, message)
     if micros != message.micros:
-        right = Message(micros, message.source, message.target)
-        return say.PartOfMessage(*where, line(maker), message_text(right))
+        return say.PartOfMessage(*where, line(maker), message_text(message._replace(micros=micros)))
     peer, verb = (start, "sends") if isinstance(instruction, Send | WaitSend) else (end, "receives")
     return None if peer == worker else say.MessageElsewhere(*where, peer, verb)
 
@@ -164,9 +163,7 @@ def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
     handed_on = (
         part.micros
         for part in parts
-        if message.micros[0] in part.micros
-        and part.stage == message.source
-        and any(value.towards == message.target - message.source for value in part.kind.hands_on)
+        if message.micros[0] in part.micros and part.stage == message.source and message.value in part.kind.makes
     )
     return next(handed_on, message.micros)
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Self
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
-from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
+from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.text.printer import line as text_of
 
 Group = tuple[int, ...]
@@ -38,6 +39,9 @@ Value = tuple[str, Group, int]
 """The description of a tensor: its role, its micro-batches, and the stage that made it."""
 
 _OUTPUTS, _GRADIENTS, _INPUT, _TARGET = "outputs", "input gradients", "input", "target"
+
+_ROLES = {ACTIVATIONS: _OUTPUTS, GRADIENTS: _GRADIENTS}
+"""The roles of the values that stages make for other stages."""
 
 _DATASET = -1
 """The number that inputs and targets have in place of the stage that made them."""
@@ -93,10 +97,11 @@ class _RecordedLink:
     _wait: type[ops.WaitSend | ops.WaitRecv]
     _preposition: str
 
-    def __init__(self, next_line: NextLine, run: ScriptRun, route: Route) -> None:
+    def __init__(self, next_line: NextLine, run: ScriptRun, header: Header, route: Route) -> None:
         self._next_line, self._run = next_line, run
-        self._source, self._target, self._worker = route
-        self._kind = _OUTPUTS if self._source < self._target else _GRADIENTS
+        self._source, self._target, self._worker = Stage(route[0]), Stage(route[1]), route[2]
+        self._sent = header.value_between[self._source, self._target]
+        self._role = _ROLES[self._sent]
         self._under_way: set[Group] = set()
         self._over: set[Group] = set()
 
@@ -106,18 +111,14 @@ class _RecordedLink:
             return
         group = group_of(micros)
         line = self._next_line()
-        if (
-            not isinstance(line, self._wait)
-            or line.message != (group, self._source, self._target)
-            or group not in self._under_way
-        ):
+        if not isinstance(line, self._wait) or line.message != self._message(group) or group not in self._under_way:
             done = _call_text(self._wait(self._message(group)))
             raise Differs(line, f"{done} {self._preposition} w{self._worker}")
         self._under_way.remove(group)
         self._over.add(group)
 
     def _message(self, group: Group) -> ops.Message:
-        return ops.Message(_micros(group), Stage(self._source), Stage(self._target))
+        return ops.Message(_micros(group), self._source, self._target, self._sent)
 
 
 class RecordedOutgoing(_RecordedLink):
@@ -133,9 +134,9 @@ class RecordedOutgoing(_RecordedLink):
         line = self._next_line()
         if (
             type(line) is not ops.Send
-            or line.message != (group, self._source, self._target)
+            or line.message != self._message(group)
             or line.to != self._worker
-            or tensors != (self._kind, group, self._source)
+            or tensors != (self._role, group, self._source)
         ):
             raise Differs(line, _call_text(ops.Send(self._message(group), Worker(self._worker)), tensors))
         self._under_way.add(group)
@@ -146,8 +147,8 @@ class RecordedIncoming(_RecordedLink):
 
     _wait, _preposition = ops.WaitRecv, "from"
 
-    def __init__(self, next_line: NextLine, run: ScriptRun, route: Route, rooms: Sequence[int]) -> None:
-        super().__init__(next_line, run, route)
+    def __init__(self, next_line: NextLine, run: ScriptRun, header: Header, route: Route, rooms: Sequence[int]) -> None:
+        super().__init__(next_line, run, header, route)
         self._rooms = rooms
 
     def irecv(self, micros: Micros, into: int) -> None:
@@ -158,7 +159,7 @@ class RecordedIncoming(_RecordedLink):
         line = self._next_line()
         if (
             type(line) is not ops.Recv
-            or line.message != (group, self._source, self._target)
+            or line.message != self._message(group)
             or line.source != self._worker
             or line.slot != into
         ):
@@ -172,7 +173,7 @@ class RecordedIncoming(_RecordedLink):
         if not self._run.has(micros):
             return None
         group = group_of(micros)
-        value = self._kind, group, self._source
+        value = self._role, group, self._source
         if group not in self._over:
             raise Differs(
                 self._next_line(), f"takes the {_value_text(value)} from w{self._worker}, which have not come"
@@ -219,11 +220,13 @@ class RecordedWeights:
 
 
 class RecordedStage(RecordedWeights):
-    """A stage; ``last`` is the number of the last stage of the model, whose forward also reads targets."""
+    """A stage; the forward of one that feeds no other also reads targets."""
 
-    def __init__(self, next_line: NextLine, run: ScriptRun, stage: int, last: int, initial: tuple[int, int]) -> None:
-        super().__init__(next_line, run, (Stage(stage),), initial)
-        self._stage, self._last = stage, last
+    def __init__(
+        self, next_line: NextLine, run: ScriptRun, header: Header, stage: Stage, initial: tuple[int, int]
+    ) -> None:
+        super().__init__(next_line, run, (stage,), initial)
+        self._header, self._stage = header, stage
         self._version: int | None = None
         self._values: set[Value] = set()
 
@@ -273,20 +276,22 @@ class RecordedStage(RecordedWeights):
             or arguments != self._reads(kind, group)
         ):
             return False
-        if kind is FORWARD:
-            self._values.add((_OUTPUTS, group, self._stage))
-        elif kind is not WEIGHT_GRADIENT:
-            self._values.add((_GRADIENTS, group, self._stage))
+        self._values.update((_ROLES[value], group, self._stage) for value in kind.hands_on)
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        """The values that a call for an operation must get: of neighbouring stages, or of the dataset."""
-        if kind is FORWARD:
-            before = (_OUTPUTS, group, self._stage - 1) if self._stage else (_INPUT, group, _DATASET)
-            return (before, (_TARGET, group, _DATASET)) if self._stage == self._last else (before,)
-        if kind is WEIGHT_GRADIENT or self._stage == self._last:
-            return ()
-        return ((_GRADIENTS, group, self._stage + 1),)
+        """The values that a call for an operation must get: of other stages, or of the dataset."""
+        header, stage = self._header, self._stage
+        values = tuple(
+            (_ROLES[value], group, int(maker))
+            for value in kind.reads
+            if value.crosses
+            for maker in header.makers(value, stage)
+        )
+        if not kind.opens:
+            return values
+        targets = () if header.fed[stage] else ((_TARGET, group, _DATASET),)
+        return (*(values or ((_INPUT, group, _DATASET),)), *targets)
 
     def _handed_on(self, kind: str, micros: Micros) -> Value | None:
         if not self._run.has(micros):
@@ -299,17 +304,17 @@ class RecordedStage(RecordedWeights):
 
     def _operation(self, kind: Kind, micros: Micros) -> ops.Compute:
         version = None if self._version is None else Version(self._version)
-        return ops.Compute(kind, _micros(group_of(micros)), Stage(self._stage), version=version)
+        return ops.Compute(kind, _micros(group_of(micros)), self._stage, version=version)
 
 
 class Held(NamedTuple):
     """The stages, links and buffers of a rank, as program.json lists them.
 
-    ``stages`` is the number of stages of the model. ``initial`` has, for each weight group of the rank, the versions of
+    ``header`` is that of the program. ``initial`` has, for each weight group of the rank, the versions of
     `RecordedWeights`; ``rooms``, for each incoming link, how many micro-batches each slot has room for.
     """
 
-    stages: int
+    header: Header
     initial: Mapping[WeightGroup, tuple[int, int]]
     rooms: Mapping[Route, Sequence[int]]
     outgoing: Sequence[Route]
@@ -324,15 +329,16 @@ class RecordedLane:
     def __init__(self, lane: Iterable[ops.Instruction], held: Held, run: ScriptRun) -> None:
         self.next_line: NextLine = partial(next, iter(lane), None)
         self._groups = {
-            group: RecordedStage(self.next_line, run, group[0], held.stages - 1, initial)
+            group: RecordedStage(self.next_line, run, held.header, group[0], initial)
             if len(group) == 1
             else RecordedWeights(self.next_line, run, group, initial)
             for group, initial in held.initial.items()
         }
         self._incoming = {
-            route: RecordedIncoming(self.next_line, run, route, rooms) for route, rooms in held.rooms.items()
+            route: RecordedIncoming(self.next_line, run, held.header, route, rooms)
+            for route, rooms in held.rooms.items()
         }
-        self._outgoing = {route: RecordedOutgoing(self.next_line, run, route) for route in held.outgoing}
+        self._outgoing = {route: RecordedOutgoing(self.next_line, run, held.header, route) for route in held.outgoing}
 
     def stage(self, number: int) -> RecordedWeights:
         """A stage of the worker."""

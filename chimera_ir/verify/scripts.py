@@ -16,7 +16,8 @@ from typing import Any
 from chimera_ir.diagnostics.catalogue.program import ScriptDiffers
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, Instruction
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.recording import Differs, Held, RecordedLane, ScriptRun
@@ -34,6 +35,9 @@ _OF_FUNCTIONS = {
     *("at", "forward", "backward", "backward_input", "backward_weights", "pair", "outputs", "input_gradients"),
 }
 """The names that a script's functions may use, apart from their own variables."""
+
+_BUFFERS = {ACTIVATIONS: "inputs", GRADIENTS: "gradients"}
+"""The entries of a stage in program.json for the buffers into which it receives values."""
 
 _ANNOTATIONS = "__annotate__"
 """The name of the function that newer interpreters make of annotations."""
@@ -55,14 +59,14 @@ def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> 
     updates, micro_batches = program.header.updates, program.header.micro_batches
     for worker, of_rank in enumerate(facts["ranks"]):
         script = _Script(f"rank_{worker}.py", files[f"rank_{worker}.py"])
-        held, turns = _held(facts, of_rank), of_rank["turns"]
+        held, turns = _held(program.header, of_rank), of_rank["turns"]
         if turns is None:
             yield from script.compared("update", [()], RecordedLane(program.lanes[worker], held, ScriptRun()))
         else:
             calls = [(number,) for number in range(turns["first"], updates + turns["behind"], turns["step"])]
             recorded = RecordedLane(program.lanes[worker], held, ScriptRun(0, updates, micro_batches))
             yield from script.compared("turn", calls, recorded)
-        recorded = RecordedLane(evaluation.lanes[worker], _held_in_evaluations(facts, of_rank), ScriptRun())
+        recorded = RecordedLane(evaluation.lanes[worker], _held_in_evaluations(program.header, of_rank), ScriptRun())
         yield from script.compared("evaluate", [()], recorded)
 
 
@@ -135,22 +139,22 @@ def _line_of(name: str, trace: TracebackType | None) -> int:
     return numbers[-1] if numbers else 0
 
 
-def _held(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
+def _held(header: Header, of_rank: Mapping[str, Any]) -> Held:
     stages = of_rank["stages"]
     initial = {_stages([stage]): (*of_stage["initial"],) for stage, of_stage in stages.items()}
     ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
     rooms = {
-        (source, target, worker): stages[str(target)]["inputs" if source < target else "gradients"]
+        (source, target, worker): stages[str(target)][_BUFFERS[header.value_between[Stage(source), Stage(target)]]]
         for source, target, worker in of_rank["incoming"]
     }
-    return Held(facts["stages"], initial | ties, rooms, [(*route,) for route in of_rank["outgoing"]])
+    return Held(header, initial | ties, rooms, [(*route,) for route in of_rank["outgoing"]])
 
 
-def _held_in_evaluations(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
+def _held_in_evaluations(header: Header, of_rank: Mapping[str, Any]) -> Held:
     of_evaluation = of_rank["evaluation"]
     rooms = {(*route,): of_evaluation["slots"][str(route[1])] for route in of_evaluation["incoming"]}
     initial = {_stages([stage]): (0, 0) for stage in of_rank["stages"]}
-    return Held(facts["stages"], initial, rooms, [(*route,) for route in of_evaluation["outgoing"]])
+    return Held(header, initial, rooms, [(*route,) for route in of_evaluation["outgoing"]])
 
 
 def _stages(numbers: Iterable[Any]) -> WeightGroup:

@@ -9,10 +9,9 @@ from chimera_ir.verify.index import Synchronisation
 
 def content(message: Message) -> str:
     """The content of a message: ``the activations of micro-batch 0 from stage 0``."""
-    what = "activations" if message.source < message.target else "gradients"
     plural = "es" if len(message.micros) > 1 else ""
     micros = ", ".join(str(micro) for micro in message.micros)
-    return f"the {what} of micro-batch{plural} {micros} from stage {message.source}"
+    return f"the {message.value.noun} of micro-batch{plural} {micros} from stage {message.source}"
 
 
 def summed(instruction: Synchronisation) -> str:

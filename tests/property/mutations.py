@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.ids import Micro, Slot, Stage, WeightGroup, Worker
+from chimera_ir.ir.kinds import NOTHING
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Pair, Recv, Send, Stash, Step, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Message, Pair, Recv, Send, Stash, Step, WaitAllReduce
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.verify.verify import proven, verify_program
 from tests.executor import verdicts
@@ -141,7 +142,7 @@ def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instr
         if hasattr(each, "message"):
             for end in ("source", "target"):
                 if getattr(each.message, end) != stage:
-                    yield "stage", replace(each, message=each.message._replace(**{end: Stage(stage)}))
+                    yield "stage", replace(each, message=rerouted(header, each.message._replace(**{end: Stage(stage)})))
     if isinstance(each, AllReduce | WaitAllReduce | Step | Stash | Drop):
         return
     for micros in regrouped(each.message.micros if hasattr(each, "message") else each.micros):
@@ -154,6 +155,11 @@ def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instr
             yield "micro", replace(each, message=each.message._replace(micros=(Micro(micro),)))
         if hasattr(each, "micros") and each.micros != (micro,):
             yield "micro", replace(each, micros=(Micro(micro),))
+
+
+def rerouted(header: Header, message: Message) -> Message:
+    """A message with the value that goes between its stages, as it would be read from text."""
+    return message._replace(value=header.value_between.get((message.source, message.target), NOTHING))
 
 
 def regrouped_stages(header: Header, group: WeightGroup, stage: int) -> Iterator[WeightGroup]:

@@ -27,7 +27,7 @@ from chimera_ir.ir.ops import (
     WaitSend,
 )
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.ir.turns import Turn
+from chimera_ir.ir.turns import Turn, shelf
 from chimera_ir.verify.verify import verify_program
 from tests.executor import verdicts
 from tests.property import mutations
@@ -232,7 +232,7 @@ def retold(stream: ProgramStream, turn: Turn, each: Instruction) -> Iterator[tup
             micros = tuple(micro + step for micro in each.message.micros)
             yield "micro", replace(each, message=each.message._replace(micros=micros))
     if isinstance(each, Recv):
-        for slot in range(dict(turn.slots)[each.message.source, each.message.target]):
+        for slot in range(dict(turn.slots)[shelf(each.message)]):
             if slot != each.slot:
                 yield "slot", replace(each, slot=slot)
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS
 from chimera_ir.ir.ops import Compute, Instruction, Recv
 from chimera_ir.verify.holdings import Holdings
 from tests.instructions import singly
@@ -38,8 +39,8 @@ def test_versions_are_copies_of_their_stage() -> None:
 
 def test_messages_are_on_their_way_until_their_send_is_waited_for() -> None:
     first, last = held("gpipe", D=2, N=3)
-    assert first.sending == ((0, 3, 0),)
-    assert last.sending == ((1, 0, 3),)
+    assert first.sending == (((0, 1, ACTIVATIONS), 3),)
+    assert last.sending == (((1, 0, GRADIENTS), 3),)
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

@@ -3,7 +3,7 @@
 import pytest
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.kinds import BACKWARD, FORWARD
+from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS
 from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Quantity, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Message, Recv, Stash, Step, WaitAllReduce, WaitSend
 from chimera_ir.ir.streams import ProgramStream
@@ -46,8 +46,8 @@ def test_the_lines_of_an_asynchronous_program():
     lane = (
         Compute(FORWARD, (0, 1), 0, version=0),
         Compute(BACKWARD, (-3,), 0, version=-1),
-        Recv(Message((2, -1), 0, 1), 0, 1),
-        WaitSend(Message((0,), 1, 0)),
+        Recv(Message((2, -1), 0, 1, ACTIVATIONS), 0, 1),
+        WaitSend(Message((0,), 1, 0, GRADIENTS)),
         AllReduce((0,), version=1),
         WaitAllReduce((0,), version=0),
         Stash((0,), -2),
@@ -59,7 +59,7 @@ def test_the_lines_of_an_asynchronous_program():
     header = STREAM.replace("stages 1", "stages 2").replace("on 0", "on 0 0")
     level = parse(Source("x.sir", "program x\n" + header + "worker 0:\n  " + "\n  ".join(lines)))
     assert isinstance(level, ProgramStream)
-    assert level.turns == (Turn(lane, (((0, 1), 3),)),)
+    assert level.turns == (Turn(lane, (((0, 1, ACTIVATIONS), 3),)),)
     assert (level.header.updates, level.header.period, level.header.per_update) == (2, 4, 2)
     assert parse(Source("x.sir", show(level))) == level
 

@@ -3,6 +3,7 @@
 import pytest
 
 from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.ops import Message, Send
 from chimera_ir.predict.events import Events, Node, Port, Role
 from chimera_ir.predict.shares import with_shared_ports
@@ -17,7 +18,7 @@ def wires(*several: tuple[int, int, float, float], own: bool = False) -> list[fl
     before: list[list[int]] = []
     ports: dict[int, tuple[Port, Port]] = {}
     for number, (source, target, posted, alone) in enumerate(several):
-        send = Send(Message((Micro(number),), Stage(0), Stage(1)), Worker(target))
+        send = Send(Message((Micro(number),), Stage(0), Stage(1), ACTIVATIONS), Worker(target))
         ends = Worker(source), Worker(target)
         nodes += [Node(Role.POST, send, ends[:1], posted), Node(Role.WIRE, send, ends, alone)]
         before += [[], [2 * number]]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, Severity
-from chimera_ir.ir.kinds import BACKWARD, FORWARD
+from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -63,7 +63,10 @@ def test_the_papers_memory_of_every_worker(plan: Plan, live: tuple[int, ...], we
 
 @pytest.mark.parametrize(
     ("message", "reason"),
-    [(Message((9,), 0, 1), "no such micro-batch or stage"), (Message((0,), 6, 7), "no stage 7")],
+    [
+        (Message((9,), 0, 1, ACTIVATIONS), "no such micro-batch or stage"),
+        (Message((0,), 6, 7, ACTIVATIONS), "no stage 7"),
+    ],
 )
 def test_a_message_that_no_program_has_is_rejected(message: Message, reason: str):
     program = lower(order(one_direction(2, 2)))

@@ -15,7 +15,7 @@ from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
-from chimera_ir.ir.kinds import KINDS
+from chimera_ir.ir.kinds import KINDS, NOTHING
 from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span
@@ -238,7 +238,8 @@ class _BodyReader:
             return None
         if not self._within(token, "worker", peer, self._last[2]):
             return None
-        return ops.Message(tuple(map(Micro, micros)), Stage(source), Stage(target))
+        stages = Stage(source), Stage(target)
+        return ops.Message(tuple(map(Micro, micros)), *stages, self._header.value_between.get(stages, NOTHING))
 
     def _in_range(self, token: Token, micros: list[int], stage: int) -> bool:
         ends = {min(micros), max(micros)}
