@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import chain
 
 from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.kinds import KINDS, Kind, Value, follows, values
+from chimera_ir.ir.kinds import KINDS, Kind, Value, follows, sources, values
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Message, Operation, Pair
 
@@ -37,16 +37,15 @@ class Flow:
         # Values that the same kinds make, or take, share one list of numbers.
         makes = {value: frozenset(kind for kind in KINDS.values() if value in kind.makes) for value in values()}
         takes = {value: frozenset(kind for kind in KINDS.values() if value in kind.takes) for value in values()}
-        numbers = {kinds: [ABSENT] * size for kinds in (*makes.values(), *takes.values())}
+        # A value may be made again: then an operation reads the latest that was made before.
+        read = sources(KINDS.values())
+        numbers = {kinds: [ABSENT] * size for kinds in (*makes.values(), *takes.values(), *read.values())}
         self.makers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in makes.items()}
         self.takers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in takes.items()}
+        columns = {reading: numbers[kinds] for reading, kinds in read.items()}
         stages = [Stage(stage) for stage in range(header.stages)]
-        self._reads = {kind: [self._readable(header, kind, stage) for stage in stages] for kind in KINDS.values()}
+        self._reads = {kind: [_readable(columns, header, kind, stage) for stage in stages] for kind in KINDS.values()}
         self._fill(numbers, numbered)
-
-    def _readable(self, header: Header, kind: Kind, stage: Stage) -> list[tuple[Sequence[int], int]]:
-        """The makers of each value that ``kind`` reads on ``stage``, and the distance from its cell to the maker's."""
-        return [(self.makers[value], maker - stage) for value in kind.reads for maker in header.makers(value, stage)]
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
         """Enters the number of each operation, at its cells, in those lists of ``numbers`` whose key has its kind."""
@@ -99,6 +98,13 @@ class Flow:
             value: [self.takers[kept] for kept in (value, *follows(value))] for value in self.makers if value.crosses
         }
         return {value: [*map(max, *several)] if len(several) > 1 else several[0] for value, several in columns.items()}
+
+
+def _readable(
+    columns: Mapping[tuple[Kind, Value], Sequence[int]], header: Header, kind: Kind, stage: Stage
+) -> list[tuple[Sequence[int], int]]:
+    """The column of the makers of each value that ``kind`` reads on ``stage``, and the distance to the maker's cell."""
+    return [(columns[kind, value], maker - stage) for value in kind.reads for maker in header.makers(value, stage)]
 
 
 def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:

@@ -240,6 +240,35 @@ def values() -> Iterator[Value]:
     yield from dict.fromkeys(value for row in KINDS.values() for value in row.makes)
 
 
+def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
+    """The kinds of which a micro-batch has an operation on a stage before one of each kind, whatever else it has there.
+
+    Each value of the stage that an operation reads has been made by one of its makers.
+    """
+    rows = tuple(kinds)
+    makers = {value: [row for row in rows if value in row.makes] for row in rows for value in row.keeps}
+    before, changed = dict.fromkeys(rows, frozenset(rows)), True
+    while changed:
+        former = {**before}
+        for row in rows:
+            read = [makers[value] for value in row.reads if value in makers]
+            ways = [frozenset.intersection(*(former[maker] | {maker} for maker in several)) for several in read]
+            before[row] = frozenset[Kind]().union(*ways)
+        changed = before != former
+    return before
+
+
+def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
+    """The kinds that can have made each value which a kind reads: of its makers those that need not come later."""
+    rows = tuple(kinds)
+    before = preceding(rows)
+    return {
+        (row, value): frozenset(maker for maker in rows if value in maker.makes and row not in before[maker])
+        for row in rows
+        for value in row.reads
+    }
+
+
 def follows(value: Value) -> tuple[Value, ...]:
     """The values that a stage makes and keeps after it has read ``value``; they may share memory with ``value``."""
     reached: dict[Value, None] = {}

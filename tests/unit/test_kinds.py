@@ -1,0 +1,118 @@
+"""The table of kinds with rows that it does not have yet: values that are read and left, made twice, kept elsewhere."""
+
+import pytest
+
+from chimera_ir.flow import live
+from chimera_ir.flow.flow import Flow
+from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import (
+    ACTIVATIONS,
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    KEPT,
+    KINDS,
+    WEIGHT_GRADIENT,
+    Counted,
+    Kind,
+    Readers,
+    Resource,
+    Value,
+    alternatives,
+    preceding,
+)
+from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.ops import Compute
+from chimera_ir.verify.holdings import Kept, fullest
+from chimera_ir.verify.verify import verify_schedule
+
+INPUT = Value("x", "input", Readers.OWN, Counted.INPUT, "a recomputation needs the input")
+ON_HOST = Value("h", "activations", Readers.OWN, Counted.HOST, "a reload needs what was offloaded")
+OF_INPUT = Kind("K", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, INPUT), opens=True)
+RECOMPUTE = Kind("R", "recomputation", reads=(INPUT,), makes=(KEPT,), frees=(INPUT,))
+OFFLOAD = Kind("O", "offload", reads=(KEPT,), makes=(ON_HOST,), frees=(KEPT,), occupies=Resource.HOST_LINK)
+RELOAD = Kind("L", "reload", reads=(ON_HOST,), makes=(KEPT,), frees=(ON_HOST,), occupies=Resource.HOST_LINK)
+PREFETCH = Kind("P", "prefetch", reads=(KEPT,), makes=())
+
+ROWS = (FORWARD, OF_INPUT, RECOMPUTE, OFFLOAD, RELOAD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+
+
+def of_one_stage(*kinds: Kind) -> Schedule:
+    """Two micro-batches, one after the other, each with one operation of each kind."""
+    header = Header("test", (), 1, 1, 2, (Pipe("down", (Worker(0),), (Micro(0), Micro(1))),))
+    return Schedule(header, (tuple(Compute(kind, (Micro(micro),), Stage(0)) for micro in range(2) for kind in kinds),))
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    for row in ROWS:
+        monkeypatch.setitem(KINDS, row.letter, row)
+
+
+def test_a_value_may_be_made_again_by_another_kind() -> None:
+    assert alternatives((FORWARD, BACKWARD, OFFLOAD, RELOAD)) == (
+        (FORWARD, BACKWARD),
+        (FORWARD, BACKWARD, OFFLOAD, RELOAD),
+    )
+
+
+def test_a_value_may_be_made_by_one_kind_or_another() -> None:
+    assert alternatives((FORWARD, OF_INPUT, RECOMPUTE, BACKWARD)) == (
+        (FORWARD, BACKWARD),
+        (OF_INPUT, RECOMPUTE, BACKWARD),
+    )
+
+
+def test_a_kind_that_frees_nothing_opens_nothing() -> None:
+    assert alternatives((PREFETCH, BACKWARD)) == ()
+    assert alternatives((FORWARD, PREFETCH, BACKWARD)) == ((FORWARD, BACKWARD), (FORWARD, PREFETCH, BACKWARD))
+
+
+def test_a_kind_comes_after_those_that_make_all_that_it_can_read() -> None:
+    before = preceding(ROWS)
+    assert before[OFFLOAD] == before[BACKWARD] == frozenset()
+    assert before[RELOAD] == {OFFLOAD}
+    assert before[WEIGHT_GRADIENT] == {INPUT_GRADIENT}
+    assert preceding((FORWARD, OFFLOAD, RELOAD))[RELOAD] == {FORWARD, OFFLOAD}
+
+
+@pytest.mark.usefixtures("table")
+def test_an_operation_reads_what_was_made_last_before_it() -> None:
+    schedule = of_one_stage(FORWARD, OFFLOAD, RELOAD, BACKWARD)
+    assert not verify_schedule(schedule, None).findings.errors
+    (lane,) = schedule.lanes
+    assert [*map(Flow(schedule.header, enumerate(lane)).needs, lane)] == [(), (0,), (1,), (2,), (), (4,), (5,), (6,)]
+
+
+@pytest.mark.usefixtures("table")
+def test_a_reload_before_its_offload_closes_a_cycle() -> None:
+    schedule = of_one_stage(FORWARD, RELOAD, OFFLOAD, BACKWARD)
+    assert {each.code for each in verify_schedule(schedule, None).findings.diagnostics} == {"CH310"}
+
+
+@pytest.mark.usefixtures("table")
+def test_what_is_kept_elsewhere_counts_there() -> None:
+    schedule = of_one_stage(FORWARD, OFFLOAD, RELOAD, BACKWARD)
+    assert [(change.unit, change.amount) for change in live.changes(schedule.header, schedule.lanes[0])][:6] == [
+        (Counted.ACTIVATIONS, 1),
+        (Counted.HOST, 1),
+        (Counted.ACTIVATIONS, -1),
+        (Counted.ACTIVATIONS, 1),
+        (Counted.HOST, -1),
+        (Counted.ACTIVATIONS, -1),
+    ]
+    assert live.peaks(schedule, Counted.HOST)[0].amount == 1
+
+
+@pytest.mark.usefixtures("table")
+def test_a_recomputation_has_its_input_and_the_activations_while_it_runs() -> None:
+    schedule = of_one_stage(OF_INPUT, RECOMPUTE, BACKWARD)
+    assert not verify_schedule(schedule, None).findings.errors
+    assert fullest(schedule.header, (Stage(0),), schedule.lanes[0]) == ((Kept(Stage(0), 1, 1, 0),),)
+    assert live.activations(schedule)[0].amount == live.inputs(schedule)[0].amount == 1
+
+
+def test_whatever_a_stage_keeps_is_counted_in_a_column_of_its_own() -> None:
+    """A kind that is right in time and wrong in memory would keep a value of a unit that no column has."""
+    kept = {value.counted for row in KINDS.values() for value in row.keeps}
+    assert kept <= {Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS}
