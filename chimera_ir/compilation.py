@@ -366,7 +366,8 @@ class Compilation:
         _ = self._durations
         entry = self._outlined.plan() if isinstance(self._entry, Scheme) else self._entry
         plan, schedule = (entry, order(entry)) if isinstance(entry, Plan) else (None, schedule_in(entry))
-        checked = verify_schedule(schedule, plan)
+        forecast = self.request.forecast
+        checked = verify_schedule(schedule, plan, forecast.needs if forecast else None)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)
         return _Ordered(plan, checked)

@@ -40,6 +40,11 @@ BUILTINS = {
     "share": Builtin("share(N, k, i)", 3, 3, share),
 }
 
+UNITS = {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {
+    f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)
+}
+"""The values of the names for units, which a bound in bytes may use unless the scheme defines the name."""
+
 ARITHMETIC: Mapping[Arithmetic, Callable[[int, int], int]] = {
     Arithmetic.ADD: operator.add,
     Arithmetic.SUBTRACT: operator.sub,

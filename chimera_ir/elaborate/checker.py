@@ -10,7 +10,7 @@ from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic, raise_errors
 from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.elaborate.builtins import BUILTINS
+from chimera_ir.elaborate.builtins import BUILTINS, UNITS
 from chimera_ir.elaborate.clauses import check_clauses
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
@@ -150,8 +150,12 @@ class _Checker:
                 self._formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):
                 self._formula(count, Type.INTEGER, "`update every`", self._defined)
-            case ast.Memory(_, limit):
-                self._formula(limit, Type.INTEGER, "`memory`", self._defined)
+            case ast.Memory(quantity, limit, worker):
+                scope = self._with(self._variables([] if worker is None else [worker]))
+                if quantity is ast.MemoryQuantity.BYTES:
+                    units = {name: _ValueName(Type.INTEGER, item.span) for name in UNITS if name not in self._spans}
+                    scope = ChainMap(*scope.maps, {**units})
+                self._formula(limit, Type.INTEGER, "`memory`", scope)
             case ast.PipeBlock():
                 self._pipe(item)
             case _:

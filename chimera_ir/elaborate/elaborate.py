@@ -89,7 +89,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         stages=stages,
         micro_batches=sum(len(pipe.micros) for pipe in pipes),
         pipes=pipes,
-        bounds=values.bounds,
+        bounds=values.bounds(workers),
         halves=ranges[0].micros.halves is not None,
         strategies=strategies(ranges),
         updates=finite.updates,

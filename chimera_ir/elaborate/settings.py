@@ -1,9 +1,10 @@
 """The values of the scheme's own names: parameters as the user sets them, lets, functions, requirements, bounds."""
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
+from itertools import islice, repeat
 from operator import or_
 from typing import assert_never
 
@@ -11,7 +12,8 @@ from chimera_ir.diagnostics.catalogue.endless import BadUpdate
 from chimera_ir.diagnostics.catalogue.values import Instance, NeverMet, NoWorkers, RequirementFails, TooMany
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Scope, compiled, evaluate
+from chimera_ir.elaborate.builtins import UNITS
+from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Fault, Scope, compiled, evaluate
 from chimera_ir.ir.levels import MAX_WORKERS, Bound, Quantity
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
@@ -46,14 +48,34 @@ class SettingTooLarge(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """The values of the lines outside of the pipes; ``per_update`` is None in a synchronous scheme."""
+    """The values of the lines outside of the pipes; ``per_update`` is None in a synchronous scheme.
+
+    ``limits`` are the memory bounds, whose values depend on the number of workers, with the meaning of their names.
+    """
 
     scope: Scope
     parameters: tuple[tuple[str, int], ...]
     workers: int | None
     workers_span: Span
-    bounds: tuple[Bound, ...]
+    limits: tuple[tuple[ast.Memory, Scope], ...]
     per_update: int | None
+
+    def bounds(self, workers: int) -> tuple[Bound, ...]:
+        """The memory bounds of each of ``workers`` workers; raises ``Rejected`` if a formula has no value for one."""
+        return tuple(
+            Bound(Quantity(line.quantity.value), tuple(_limits(line, scope, workers)), line.span)
+            for line, scope in self.limits
+        )
+
+
+def _limits(line: ast.Memory, scope: Scope, workers: int) -> Iterable[int]:
+    if line.worker is None:
+        return repeat(evaluate(line.limit, scope, Instance()), workers)
+    formula = compiled(line.limit, scope.with_variables(line.worker.text))
+    try:
+        return [formula((worker,)) for worker in range(workers)]
+    except Fault as fault:
+        raise Rejected([fault.diagnostic(Instance())]) from None
 
 
 def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
@@ -86,7 +108,7 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
         made.read(item)
     if made.failed:
         raise Rejected(made.failed)
-    return Globals(made.scope, parameters, made.workers, made.workers_span, tuple(made.bounds), made.per_update)
+    return Globals(made.scope, parameters, made.workers, made.workers_span, tuple(made.limits), made.per_update)
 
 
 class _GlobalsEvaluator:
@@ -102,7 +124,7 @@ class _GlobalsEvaluator:
         self.scope = Scope(self.values, self.functions, {})
         self.workers: int | None = None
         self.workers_span = scheme.name.span
-        self.bounds: list[Bound] = []
+        self.limits: list[tuple[ast.Memory, Scope]] = []
         self.per_update: int | None = None
         self.failed: list[Diagnostic] = []
         # The parameters that each value depends on, as a set of bits: one for each parameter.
@@ -129,8 +151,11 @@ class _GlobalsEvaluator:
                     self.failed.append(NoWorkers(*where, self.workers))
                 elif self.workers > MAX_WORKERS:
                     self.failed.append(TooMany(*where, "worker", self.workers, MAX_WORKERS))
-            case ast.Memory(quantity, limit):
-                self.bounds.append(Bound(Quantity(quantity.value), _value(limit, self.scope, self.failed)))
+            case ast.Memory(_, limit, worker):
+                scope = Scope(ChainMap(self.values, UNITS), self.functions, {})
+                if worker is None:  # without a value it fails here, with the lines around it
+                    _value(limit, scope, self.failed)
+                self.limits.append((item, scope))
             case ast.Update(count):
                 self.per_update = _value(count, self.scope, self.failed)
                 if self.per_update < 1:

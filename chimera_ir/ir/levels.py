@@ -1,15 +1,17 @@
 """Plan, Schedule and Program: what each pass takes and returns."""
 
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import KINDS, Kind, Readers, Value, values
+from chimera_ir.source import Span
 
 MAX_WORKERS = 1 << 16
 MAX_STAGES = 1 << 16
@@ -43,14 +45,25 @@ class Quantity(Enum):
 
     ACTIVATIONS = "activations"
     WEIGHTS = "weights"
+    BYTES = "bytes"
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A declared limit per worker: activations in M_a, weights in M_theta."""
+    """A declared limit of each worker: activations and values in host memory in M_a, weights in M_theta, or bytes.
+
+    ``limits[w]`` is the limit of worker w; ``origin`` is the line that declares it.
+    """
 
     quantity: Quantity
-    limit: int
+    limits: tuple[int, ...]
+    origin: Span = field(default=ops.NOWHERE, compare=False, repr=False)
+
+    def exceeded(self, amounts: Sequence[int | Fraction]) -> Worker | None:
+        """The worker whose amount exceeds its limit most; None if the limits of all workers hold."""
+        worker = max(range(len(amounts)), key=lambda w: amounts[w] - self.limits[w])
+        return Worker(worker) if amounts[worker] > self.limits[worker] else None
 
 
 class Strategy(Enum):

@@ -7,9 +7,11 @@ it is shown.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import gt, le, sub
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
+from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import CompiledScheme, Variant
 from chimera_ir.planner.space import Configuration, LeftOut, Reason, Recomputation, refusal
@@ -128,6 +130,14 @@ class Judge:
         """The bytes that a worker has for the model."""
         return self.cluster.memory - self.cluster.reserved
 
+    def room(self, header: Header) -> tuple[int, ...]:
+        """The bytes that each worker has for the model, or fewer if the scheme declares a bound in bytes."""
+        room = (self.available,) * header.workers
+        for bound in header.bounds:
+            if bound.quantity is Quantity.BYTES:
+                room = tuple(map(min, room, bound.limits))
+        return room
+
     def setting(self, choice: Configuration) -> Setting:
         """The stages, the cluster and the layout that a configuration runs on."""
         layers, split = self.profile.layers, choice.split
@@ -200,7 +210,7 @@ class _Compiler:
         the second one within the memory of a worker, by the bytes that `best_split` counts; for each further one the
         limit is lowered by the excess of the last program.
         """
-        judge = self._judge
+        judge, room = self._judge, self._judge.room(self.variant(choice).header)
         limit: int | None = None
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
         for _ in range(_TRIES):
@@ -212,9 +222,9 @@ class _Compiler:
             if isinstance(verdict, Judged) or verdict.reason is not Reason.MEMORY:
                 return verdict
             if limit is None:
-                limit = judge.available
+                limit = max(room)
             else:
-                limit -= max(1, max(self.needed(tried)) - judge.available)
+                limit -= max(1, max(map(sub, self.needed(tried), room)))
         return verdict
 
     def _verdict(self, choice: Configuration) -> Verdict:
@@ -230,15 +240,16 @@ class _Compiler:
             return LeftOut.of(choice, Reason.PROFILE, detail)
         variant.check()
         # Memory, from cheap to dear: two lower bounds, an upper bound, and only between them the exact bytes.
+        room = self._judge.room(header)
         for bound in (standing, least):
             needed = bound(variant, setting)
-            if max(needed) > self._judge.available:
-                return self._over(choice, needed, "at least ")
+            if any(map(gt, needed, room)):
+                return self._over(choice, needed, room, "at least ")
         enough = most(variant, setting)
-        fits = enough is not None and max(enough) <= self._judge.available
+        fits = enough is not None and all(map(le, enough, room))
         needed = [] if fits else self.needed(choice)
-        if max(needed, default=0) > self._judge.available:
-            return self._over(choice, needed, "")
+        if any(map(gt, needed, room)):
+            return self._over(choice, needed, room, "")
         # Only a configuration that fits is lowered for its time; without a flush its program is proven before.
         variant.prove(setting)
         return Judged(
@@ -289,12 +300,14 @@ class _Compiler:
             self._variants[change] = Variant(self._last[1], change)
         return self._variants[change]
 
-    def _over(self, choice: Configuration, needed: list[int], prefix: str) -> LeftOut:
-        """The refusal of a configuration that does not fit; ``needed`` has the bytes of each worker.
+    def _over(self, choice: Configuration, needed: Sequence[int], room: Sequence[int], prefix: str) -> LeftOut:
+        """The refusal of a configuration that does not fit; ``needed`` and ``room`` have the bytes of each worker.
 
-        Its text names the worker that needs most; ``prefix`` stands before the bytes, such as "at least ".
+        Its text names the worker that lacks most; ``prefix`` stands before the bytes, such as "at least ".
         """
-        largest = max(needed)
-        more = size(largest - self._judge.available)
-        detail = f"worker {needed.index(largest)} needs {prefix}{size(largest)}, {more} more than there is"
-        return LeftOut.of(choice, Reason.MEMORY, detail, largest)
+        lacking = list(map(sub, needed, room))
+        worker = lacking.index(max(lacking))
+        declared = room[worker] < self._judge.available
+        limit = "the scheme declares" if declared else "there is"
+        detail = f"worker {worker} needs {prefix}{size(needed[worker])}, {size(lacking[worker])} more than {limit}"
+        return LeftOut.of(choice, Reason.MEMORY, detail, 0 if declared else needed[worker])

@@ -150,6 +150,10 @@ class Forecast:
         fullest = max(need.total for need in memory(program, setting))
         return BaselinePrediction(replay(program, setting).seconds, fullest)
 
+    def needs(self, program: Program) -> list[int]:
+        """The bytes that each worker of a verified program needs; raises the errors of `durations`."""
+        return [need.total for need in memory(program, self._setting(program.header))]
+
     def of(self, program: Program) -> Prediction:
         """The prediction for a verified program; raises the errors of `durations`."""
         header, setting = program.header, self._setting(program.header)

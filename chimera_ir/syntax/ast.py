@@ -289,14 +289,17 @@ class MemoryQuantity(Enum):
 
     ACTIVATIONS = "activations"
     WEIGHTS = "weights"
+    BYTES = "bytes"
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
 class Memory(SyntaxNode):
-    """The line ``memory quantity <= limit``: a bound that the schedule promises to keep."""
+    """The line ``memory quantity <= limit [on worker]``: a bound that the schedule promises to keep on each worker."""
 
     quantity: MemoryQuantity
     limit: Expression
+    worker: Word | None
 
 
 @dataclass(frozen=True, slots=True)

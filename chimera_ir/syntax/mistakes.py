@@ -28,7 +28,12 @@ _BEFORE_VALUE = frozenset({"@", "=", "when", "as", "by", "on", "if", "then", "el
 
 _EXAMPLES = {"scheme": "scheme mine(D = 4, N = 8)", "pipe": "pipe down { .. }"}
 
-_UNNAMED = {"memory": say.UnnamedQuantity, "sync": say.UnnamedStrategy, "[": say.UnnamedIndex}
+_UNNAMED = {
+    "memory": say.UnnamedQuantity,
+    "on": say.UnnamedWorker,
+    "sync": say.UnnamedStrategy,
+    "[": say.UnnamedIndex,
+}
 
 _STRAY = {
     **dict.fromkeys("'`", tokens.StrayQuote),

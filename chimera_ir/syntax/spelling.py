@@ -36,6 +36,7 @@ _SYMBOLS = {
     "AT": "`@`",
     "DOTS": "`..`",
     "JOIN": "`&`",
+    "ATMOST": "`<=`",
     "NAME": "a name",
     "STRING": 'a "message"',
     "INTEGER": "a number",

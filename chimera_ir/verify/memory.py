@@ -5,17 +5,29 @@ to its backward. M_theta is the weights of one stage; a worker has them once per
 share them, and once more for every older version that it keeps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import assert_never
 
-from chimera_ir.diagnostics.catalogue.program import BoundExceeded, VersionsExceed, WeightsExceed
+from chimera_ir.diagnostics.catalogue.program import (
+    BoundExceeded,
+    BoundUnchecked,
+    BytesExceed,
+    HostExceeds,
+    VersionsExceed,
+    WeightsExceed,
+)
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow import live
-from chimera_ir.ir.levels import Bound, Program, Quantity, Schedule
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.kinds import Counted
+from chimera_ir.ir.levels import Bound, Header, Program, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.copies import copies
+
+Needs = Callable[[Program], Sequence[int]]
+"""A function that gives the bytes that each worker of a program needs."""
 
 
 def memory(schedule: Schedule) -> Iterator[Diagnostic]:
@@ -27,10 +39,14 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
     for bound in schedule.header.bounds:
         match bound.quantity:
             case Quantity.ACTIVATIONS:
-                yield from _activations(schedule, bound)
+                yield from _micros(BoundExceeded, schedule, bound, live.activations(schedule))
+            case Quantity.HOST:
+                yield from _micros(HostExceeds, schedule, bound, live.peaks(schedule, Counted.HOST))
             case Quantity.WEIGHTS:
                 if not schedule.header.asynchronous:
                     yield from _weights(WeightsExceed, schedule, bound, held)
+            case Quantity.BYTES:
+                pass  # only a program shows them: `memory_in_bytes`
             case _:
                 assert_never(bound.quantity)
 
@@ -42,20 +58,40 @@ def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
             yield from _weights(VersionsExceed, program, bound, copies(program))
 
 
-def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
-    peaks = live.activations(schedule)
+def memory_in_bytes(program: Program, needs: Needs) -> Iterator[Diagnostic]:
+    """Yields the declared bounds in bytes that a program exceeds, whose workers need the bytes of ``needs``."""
+    for bound in program.header.bounds:
+        if bound.quantity is Quantity.BYTES:
+            needed = needs(program)
+            worker = bound.exceeded(needed)
+            if worker is not None:
+                limit, stages = bound.limits[worker], _stages(program.header, worker)
+                yield BytesExceed(bound.origin, worker, needed[worker], limit, stages)
+
+
+def memory_unknown(header: Header) -> Iterator[Diagnostic]:
+    """Yields the declared bounds in bytes, for a header of which no bytes are known."""
+    yield from (BoundUnchecked(bound.origin) for bound in header.bounds if bound.quantity is Quantity.BYTES)
+
+
+def _micros(
+    message: type[BoundExceeded], schedule: Schedule, bound: Bound, peaks: Sequence[live.Peak]
+) -> Iterator[Diagnostic]:
     amounts = live.whole(schedule.header, peaks)
-    worker = max(range(len(peaks)), key=amounts.__getitem__)
-    amount, at = amounts[worker], peaks[worker].at
-    if amount > bound.limit and at is not None:
-        yield BoundExceeded(at.origin, worker, ceil(amount), bound.limit, line(at))
+    # A worker that keeps nothing exceeds no limit.
+    worker = bound.exceeded([amount or limit for amount, limit in zip(amounts, bound.limits, strict=True)])
+    if worker is not None and (at := peaks[worker].at) is not None:
+        yield message(at.origin, worker, ceil(amounts[worker]), bound.limits[worker], line(at))
 
 
 def _weights(
     message: type[BoundExceeded], level: Schedule | Program, bound: Bound, weights: tuple[int, ...]
 ) -> Iterator[Diagnostic]:
-    worker = max(range(len(weights)), key=weights.__getitem__)
-    if weights[worker] > bound.limit:
-        stages = ", ".join(map(str, level.header.stages_of[worker]))
+    worker = bound.exceeded(weights)
+    if worker is not None:
         first = next((operation.origin for operation in level.lanes[worker]), NOWHERE)
-        yield message(first, worker, weights[worker], bound.limit, stages)
+        yield message(first, worker, weights[worker], bound.limits[worker], _stages(level.header, worker))
+
+
+def _stages(header: Header, worker: Worker) -> str:
+    return ", ".join(map(str, header.stages_of[worker]))

@@ -29,7 +29,7 @@ from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.groups import groups
 from chimera_ir.verify.holdings import Holdings, holdings
 from chimera_ir.verify.index import cells
-from chimera_ir.verify.memory import memory, memory_of_versions
+from chimera_ir.verify.memory import Needs, memory, memory_in_bytes, memory_of_versions, memory_unknown
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.paired import paired
 from chimera_ir.verify.placed import placed
@@ -47,13 +47,15 @@ class Checked:
     """A schedule with the findings of the rules on it and on its clocks; without errors, it can be lowered.
 
     ``level`` is what can be lowered: ``schedule`` itself or, if it shows the first updates of a stream, the stream.
-    ``reads`` are the reads of the operations of ``schedule``, empty if an earlier rule failed.
+    ``reads`` are the reads of the operations of ``schedule``, empty if an earlier rule failed. ``needs`` gives the
+    bytes of a program with these operations, if they are known.
     """
 
     level: Schedule | ScheduleStream
     schedule: Schedule
     findings: Findings
     reads: Reads
+    needs: Needs | None = None
 
     @cached_property
     def net(self) -> Net:
@@ -148,7 +150,7 @@ class ProvenScripts:
             raise TypeError("only verify_scripts makes ProvenScripts")
 
 
-def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None) -> Checked:
+def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None, needs: Needs | None = None) -> Checked:
     """Applies the rules "conflict-free", "complete", "placed" and "acyclic", and parts of "memory" and "repeats".
 
     Clocks that do not increase are warnings.
@@ -160,14 +162,18 @@ def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None) -> Chec
     plan
         The plan that the schedule comes from; None for a schedule that was written as such. There the place in the lane
         is the clock, so no two operations of a worker share a clock.
+    needs
+        The bytes of its program; None if they are not known, so that bounds in bytes are not checked: a warning.
     """
     schedule = level.shown if isinstance(level, ScheduleStream) else level
     findings, reads = _schedule_findings(schedule, plan)
     findings = _clocks(plan) + findings
+    if needs is None:
+        findings += check("memory", memory_unknown(schedule.header))
     if isinstance(level, Schedule) and schedule.header.asynchronous and not findings.errors:
         findings += check("repeats", repeats(schedule))
         level = schedule if findings.errors else stream_of(schedule)
-    return Checked(level, schedule, findings, reads)
+    return Checked(level, schedule, findings, reads, needs)
 
 
 def _clocks(plan: Plan | None) -> Findings:
@@ -255,7 +261,8 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
     # What shows lane by lane: messages, their slots, sums, steps, versions.
     findings = checked.findings + _messages(program) + _updates(program)
     raise_errors(findings.diagnostics)
-    findings += apply(Rule.MEMORY, memory_of_versions(program))
+    in_bytes = memory_in_bytes(program, checked.needs) if checked.needs else ()
+    findings += apply(Rule.MEMORY, memory_of_versions(program), in_bytes)
     raise_errors(findings.diagnostics)
     # The lanes against each other: only lanes that are right by themselves can be replayed.
     proofs = channels(program)

@@ -1,6 +1,10 @@
 """Each mistake of a schedule, a program or its text with the message it gets: ``middle/<mistake>.sir`` (or ``.chim``,
-where the scheme's lines are what the message must name) beside ``middle/<mistake>.err``."""
+where the scheme's lines are what the message must name) beside ``middle/<mistake>.err``.
 
+A file may say in its first lines what its workers need, as a prediction would: ``#: bytes 300 200``.
+"""
+
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +50,8 @@ OF_SCRIPTS = {"ScriptDiffers"}
 """The code generator would have to be wrong: see test_scripts."""
 OF_A_REPORT = {"NothingTrained"}
 """Said where a report is asked for: see test_forwards."""
+OF_THE_HOST = {"HostExceeds"}
+"""No kind of operation keeps anything in the memory of the host: see test_verify."""
 TOO_LONG_FOR_A_FILE = {"MoreMistakes", "MoreErrors", "MoreWarnings"}
 
 
@@ -57,6 +63,8 @@ def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
 
 
 def _compile(source: Source) -> tuple[Diagnostic, ...]:
+    given = re.search(r"^#: bytes ([0-9 ]+)$", source.text, re.M)
+    needs = (lambda _: [*map(int, given[1].split())]) if given else None
     if source.name.endswith(".chim"):
         level: Level = elaborate(parse(source), {}, 1000)[0]
     else:
@@ -65,7 +73,7 @@ def _compile(source: Source) -> tuple[Diagnostic, ...]:
         verify_program(level)
         return ()
     schedule, plan = (order(level), level) if isinstance(level, Plan) else (level, None)
-    checked = verify_schedule(schedule, plan)
+    checked = verify_schedule(schedule, plan, needs)
     if not checked.findings.diagnostics:
         verify_lowered(lower(checked.level), checked)
     return checked.findings.diagnostics
@@ -83,4 +91,5 @@ def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
 
 def test_every_message_has_a_mistake_that_shows_it() -> None:
     shown = {type(diagnostic).__name__ for path in MISTAKES for diagnostic in diagnostics(read(path))}
-    assert set(classes(CATALOGUES)) - shown == NOT_IN_A_FILE | UNMET | OF_SCRIPTS | OF_A_REPORT | TOO_LONG_FOR_A_FILE
+    elsewhere = NOT_IN_A_FILE | UNMET | OF_SCRIPTS | OF_A_REPORT | OF_THE_HOST | TOO_LONG_FOR_A_FILE
+    assert set(classes(CATALOGUES)) - shown == elsewhere

@@ -118,7 +118,18 @@ PLACES = {
         condition=True,
     ),
     "workers": Place(_WORKERS, ALONE, lambda plan: plan.header.workers, lambda value: 1 + once(value) % 3),
-    "memory": Place(scheme(header="memory weights <= FORMULA"), ALONE, lambda plan: plan.header.bounds[0].limit, once),
+    "memory": Place(
+        scheme(header="memory weights <= FORMULA"),
+        ALONE,
+        lambda plan: plan.header.bounds[0].limits,
+        lambda value: (once(value),) * 3,
+    ),
+    "memory of each worker": Place(
+        scheme(header="memory bytes <= FORMULA on s"),
+        S,
+        lambda plan: plan.header.bounds[0].limits,
+        lambda value: tuple(on_stages(value)),
+    ),
     "index": Place(_INDEX, ALONE, clocks, lambda value: [once(value)] * 2 + [_checked(once(value) + 2) - 1] * 2),
     "stages": Place(
         scheme(stages="0..3 + 0*FORMULA on s"),

@@ -29,10 +29,11 @@ def test_a_header_with_everything():
         stages=2,
         micro_batches=6,
         pipes=(Pipe("down[0]", (0, 2), (0, 1, 4)), Pipe("up[-1,2]", (1, 1), (5, 2, 3)), Pipe("idle", (2, 0), ())),
-        bounds=(Bound(Quantity.WEIGHTS, 2), Bound(Quantity.ACTIVATIONS, 0)),
+        bounds=(Bound(Quantity.WEIGHTS, (2, 2, 2)), Bound(Quantity.BYTES, (3, 0, -1))),
     )
     level = Plan(header, (Planned(-7, 2, Compute(BACKWARD, (3,), 1)), Planned(0, 0, Compute(FORWARD, (3,), 0))))
     text = show(level)
+    assert "memory weights <= 2\nmemory bytes <= 3 0 -1\n" in text
     assert "pipe up[-1,2] on 1 1 micros 5..6 2..4" in text
     assert "  B m3 s1 @ -7 on w2" in text
     assert parse(Source("x.sir", text)) == level
@@ -114,6 +115,7 @@ def test_many_mistakes_are_cut_short():
         ("program x\n" + HEADER.replace("on 0", "on 1"), "CH506"),
         ("program x\n" + HEADER + "pipe p on 0 micros none\n", "CH514"),
         ("program x\nmemory weights <= 1\nmemory weights <= 2\n" + HEADER, "CH514"),
+        ("program x\nmemory host <= 1 2\n" + HEADER, "CH529"),
         ("program x\nprogram y\n" + HEADER, "CH504"),
         ("plan x\n" + SOME.replace("updates 2", "updates 3"), "CH517"),
         ("plan x\n" + SOME.replace("updates 2", "updates 0"), "CH517"),

@@ -99,6 +99,27 @@ def ratios(summary: dict[str, Any]) -> dict[str, float]:
     return shares | {"times as fast": summary["speed"]["times_as_fast"]}
 
 
+def test_a_bound_in_bytes_holds_for_what_is_predicted_and_not_for_a_byte_less(run: Run, measured: Run) -> None:
+    """A worker keeps a stage of 1 MB, its gradients, and 1 MB for each micro-batch that waits, less what was sent."""
+    scheme, plain = Path("mine.chim"), library.source("dapple").text
+
+    def bounded(limit: str, *more: object) -> Ended:
+        scheme.write_text(plain.replace("pipe down", f"memory bytes <= {limit} on w\npipe down", 1), encoding="utf-8")
+        return measured(EQUAL, scheme, "--set", "N=8", *more)
+
+    needed = reported(measured(EQUAL, "dapple", "--set", "N=8", "--emit", "report"))["prediction"]["memory"]
+    assert [round(size / 1e6) for size in needed] == [6, 5, 4, 3]
+    each = "if w == 0 then {} else if w == 1 then {} else if w == 2 then {} else {}"
+    assert bounded(each.format(*needed), "--emit", "program").status == 0
+    assert bounded("(6 - w)*MB + 100*kB", "--emit", "report").status == 0
+    ended = bounded(each.format(*needed[:2], needed[2] - 1, needed[3]), "--emit", "program")
+    assert (ended.status, ended.out) == (WRONG_TEXT, "")
+    assert f"worker 2 needs {needed[2]:,} bytes, more than the declared {needed[2] - 1:,}" in ended.err
+    ended = run(scheme, "--emit", "program", "--no-cache")
+    assert ended.status == 0
+    assert ended.err.startswith("warning[CH423]: this bound in bytes is not checked")
+
+
 def test_a_sum_is_eager_where_the_measured_backwards_leave_a_bubble(run: Run, measured: Run) -> None:
     """By hand, in tens of ms: P0 ends its last backward of stage 3 at 9, as with F = 1 and B = 2.
 

@@ -16,7 +16,7 @@ from chimera_ir.syntax.change import Change
 from tests.unit.command import TINY
 from tests.unit.test_measured import FAST_MIDDLE
 from tests.unit.test_measured import profile as staged
-from tests.unit.test_plan import Plan, cluster, found, plan, profile
+from tests.unit.test_plan import FULL, Plan, cluster, found, plan, profile
 
 __all__ = ["plan"]
 
@@ -62,6 +62,23 @@ def test_a_declared_bound_that_holds_with_recomputation_has_it_tried(plan: Plan)
     assert [each["recompute"] for each in result["choices"]] == [True]
     assert compiled(plan, model, on, result["commands"][0])["stashed_inputs"] == [4, 3, 2, 1]
     assert "out of memory" in plan(*asked, "--no-recompute").out
+
+
+def test_a_declared_bound_in_bytes_leaves_a_worker_less_than_the_cluster_has(plan: Plan) -> None:
+    """By recomputation worker 0 keeps four inputs of 8 bytes, and the activations of the one that runs again."""
+    model, on = profile((4,), (1,)), cluster(4)
+    asked = model, on, "--mini-batch", 8, "--scheme", "mine.chim"
+    own("dapple")
+    (free,) = found(plan(*asked, "--json"))["choices"]
+    assert not free["recompute"]
+    own("dapple", f"memory bytes <= {max(free['memory']) - 1}")
+    (bounded,) = found(plan(*asked, "--json"))["choices"]
+    assert bounded["recompute"]
+    assert bounded["memory"][0] == free["memory"][0] - 3 * FULL + 4 * 8
+    own("dapple", f"memory bytes <= if w == 3 then 1 else {max(free['memory'])} on w")
+    ended = plan(*asked)
+    assert "No configuration is left." in ended.out
+    assert "worker 3 needs at least 1.907 MiB, 1.907 MiB more than the scheme declares" in ended.out
 
 
 @pytest.mark.parametrize("name", ["chimera", "gems", "chimera_doubling", "pipedream_2bw"])

@@ -16,6 +16,8 @@ scheme everything(D = 4, N = 2*D,)              # a comment
 workers D; update every N
 memory activations <= D
 memory weights <= 2
+memory bytes <= 16*(GiB)
+memory host <= D-w on w
 require D % (2*1) == 0, "D stages must split evenly"
 let u = D / (2*1)
 fn t(m)      = 2*(m % u) + 2*D*(m / u)
@@ -46,6 +48,8 @@ workers D
 update every N
 memory activations <= D
 memory weights <= 2
+memory bytes <= 16*GiB
+memory host <= D - w on w
 require D % (2*1) == 0, "D stages must split evenly"
 let u = D/(2*1)
 fn t(m) = 2*(m % u) + 2*D*(m/u)

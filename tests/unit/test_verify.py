@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, Severity
-from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
+from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Counted
+from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Program, Quantity, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
@@ -29,6 +29,7 @@ from chimera_ir.source import Span
 from chimera_ir.verify import verify
 from chimera_ir.verify.channels import Certificate
 from chimera_ir.verify.findings import Findings, Rule, apply
+from chimera_ir.verify.memory import memory
 from chimera_ir.verify.transport import Transport
 from chimera_ir.verify.verify import Verified, proven, schedule_of, verify_program, verify_schedule
 from tests.property.programs import one_direction, two_directions
@@ -59,6 +60,29 @@ def test_the_papers_memory_of_every_worker(plan: Plan, live: tuple[int, ...], we
     """Table 2: 1F1B keeps min(D - w, N); both directions (D/2 + 1 .. D), with two copies of the weights."""
     verified = verify_program(lower(order(plan)))
     assert (verified.live, verified.weights) == (live, weights)
+
+
+def test_a_bound_on_host_memory_counts_what_is_kept_there_and_nothing_else():
+    """With rows whose forward leaves what its backward reads there, 1F1B keeps 4, 3, 2, 1 micro-batches there."""
+    schedule, host = order(one_direction(4, 8)), replace(KEPT, letter="h", counted=Counted.HOST)
+    forward = replace(FORWARD, makes=(ACTIVATIONS, host))
+    backward = replace(BACKWARD, reads=(host, GRADIENTS), frees=(host,))
+    kinds = {FORWARD: forward, BACKWARD: backward}
+    lanes = tuple(tuple(replace(each, kind=kinds[each.kind]) for each in lane) for lane in schedule.lanes)
+
+    def exceeded(quantity: Quantity, *limits: int) -> list[tuple[int, int, int]]:
+        header = replace(schedule.header, only=(forward, backward), bounds=(Bound(quantity, limits),))
+        found = [*memory(Schedule(header, lanes))]
+        return [(each.worker, each.peak, each.limit) for each in found]
+
+    assert exceeded(Quantity.HOST, 4, 3, 2, 1) == []
+    assert exceeded(Quantity.HOST, 3, 2, 0, 1) == [(2, 2, 0)]
+    assert exceeded(Quantity.ACTIVATIONS, 0, 0, 0, 0) == []
+
+
+def test_of_several_limits_the_one_that_is_exceeded_most_is_reported_whatever_the_amounts():
+    bound = Bound(Quantity.WEIGHTS, (9, 3, 5))
+    assert [bound.exceeded(amounts) for amounts in ((9, 3, 5), (9, 4, 5), (10, 5, 6), (0, 0, 7))] == [None, 1, 1, 2]
 
 
 @pytest.mark.parametrize(

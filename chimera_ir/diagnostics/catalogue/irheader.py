@@ -63,6 +63,17 @@ class BoundTwice(HeaderTwice):
     title = "the bound on {what} is given twice"
 
 
+class BoundLength(Diagnostic, code="CH529"):
+    """A bound lists the limits of more or fewer workers than there are."""
+
+    title = "the bound on {what} has {limits:limit} for {workers:worker}"
+    label = "one limit for all workers, or one for each"
+    help = "give one limit, or {workers}, in the order of the workers"
+    what: str
+    limits: int
+    workers: int
+
+
 class SyncTwice(HeaderTwice):
     """Two strategies for the gradients of one stage."""
 

@@ -251,6 +251,29 @@ class VersionsExceed(WeightsExceed):
     help = "raise the bound to {peak}, or let fewer versions be read side by side"
 
 
+class BytesExceed(WeightsExceed):
+    """A bound in bytes below what a worker is predicted to need."""
+
+    title = "worker {worker} needs {peak:,} bytes, more than the declared {limit:,}"
+    help = "raise the bound to {peak:,}, or keep less: recompute, or take smaller micro-batches or more workers"
+
+
+class HostExceeds(BoundExceeded):
+    """A bound on host memory below what a worker keeps there."""
+
+    title = "worker {worker} keeps {peak:micro-batch} (M_a) in host memory, more than the declared {limit}"
+    help = "raise the bound to {peak}, or run backwards earlier"
+
+
+class BoundUnchecked(Diagnostic, code="CH423"):
+    """A bound in bytes where the sizes of the stages are not known."""
+
+    severity = Severity.WARNING
+    title = "this bound in bytes is not checked: without a profile no bytes are known"
+    label = "not checked"
+    help = "give `--profile` and `--cluster`; at run time, `--memory-limit` bounds bytes"
+
+
 class MoreErrors(Diagnostic, code="CH415"):
     """More errors against one rule than are shown one by one."""
 

@@ -277,6 +277,12 @@ class UnnamedQuantity(MissingName):
     help = "say what is bounded: `memory activations <= 4` or `memory weights <= 2`"
 
 
+class UnnamedWorker(MissingName):
+    """``on`` after a memory bound, without a name for the worker."""
+
+    help = "name the worker, as in `memory activations <= D - w on w`"
+
+
 class UnnamedStrategy(MissingName):
     """``sync`` without a strategy."""
 

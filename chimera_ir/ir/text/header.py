@@ -63,7 +63,7 @@ class _HeaderReader:
         self._counts: dict[str, int] = {}
         self._parameters: dict[str, int] = {}
         self._halves = False
-        self._bounds: dict[Quantity, Bound] = {}
+        self._bounds: dict[Quantity, tuple[Token, list[int]]] = {}
         self._lines: dict[str, list[Token]] = defaultdict(list)
         self._mistakes: list[Diagnostic] = []
 
@@ -95,7 +95,7 @@ class _HeaderReader:
         quantity = Quantity(token.split()[1])
         if quantity in self._bounds:
             raise Rejected([say.BoundTwice(span(token), quantity.value)])
-        self._bounds[quantity] = Bound(quantity, integers(token, token)[-1])
+        self._bounds[quantity] = token, integers(token, token)
 
     def _take_count(self, token: Token) -> None:
         word, number = token.type.lower(), integers(token, token)[-1]
@@ -124,7 +124,7 @@ class _HeaderReader:
             stages=self._counts["STAGES"],
             micro_batches=self._counts["MICRO_BATCHES"],
             pipes=self._read_pipes(),
-            bounds=tuple(self._bounds.values()),
+            bounds=tuple(self._read_bounds()),
             halves=self._halves,
             strategies=self._read_strategies(),
             updates=updates,
@@ -132,6 +132,14 @@ class _HeaderReader:
             only=only,
             ties=self._read_ties(),
         )
+
+    def _read_bounds(self) -> Iterator[Bound]:
+        """Yields the bounds, with the limit of each worker; one number is that of all workers."""
+        workers = self._counts["WORKERS"]
+        for quantity, (token, limits) in self._bounds.items():
+            if len(limits) not in (1, workers):
+                raise Rejected([say.BoundLength(span(token), quantity.value, len(limits), workers)])
+            yield Bound(quantity, tuple(limits * (workers // len(limits))), span(token))
 
     def _read_kinds(self) -> tuple[Kind, ...]:
         """The kinds that the header restricts operations to, in the order of the table; none if it has all of them."""

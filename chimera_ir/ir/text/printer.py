@@ -152,7 +152,9 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
         yield kinds_line(header)
     if header.asynchronous:
         yield f"updates {header.updates} " + ("per turn" if stream else f"period {header.period}")
-    yield from (f"memory {bound.quantity.value} <= {bound.limit}" for bound in header.bounds)
+    for bound in header.bounds:
+        limits = bound.limits if len({*bound.limits}) > 1 else bound.limits[:1]
+        yield f"memory {bound.quantity.value} <= {' '.join(map(str, limits))}"
     for strategy in Strategy:
         stages = tuple(stage for stage, chosen in header.strategies if chosen is strategy)
         yield from [f"sync {strategy.value} {_runs_text(stages)}"] if stages else []
