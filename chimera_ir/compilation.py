@@ -25,7 +25,7 @@ from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream
+from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
 from chimera_ir.request import Request, groups, require_settable
 from chimera_ir.syntax.ast import Scheme
@@ -364,8 +364,9 @@ class Compilation:
 
         # Costs are checked before operations are made of the text, which may take long.
         _ = self._durations
-        entry = self._outlined.plan() if isinstance(self._entry, Scheme) else self._entry
-        plan, schedule = (entry, order(entry)) if isinstance(entry, Plan) else (None, schedule_in(entry))
+        level = self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
+        plan = level.shown if isinstance(level, PlanStream) else level if isinstance(level, Plan) else None
+        schedule = order(level) if isinstance(level, Plan | PlanStream) else schedule_in(level)
         forecast = self.request.forecast
         checked = verify_schedule(schedule, plan, forecast.needs if forecast else None)
         for warning in raise_errors(checked.findings.diagnostics):

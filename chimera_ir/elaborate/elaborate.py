@@ -10,10 +10,11 @@ from chimera_ir.elaborate.checker import check
 from chimera_ir.elaborate.operations import operations
 from chimera_ir.elaborate.pipes import Shape, reject, shapes
 from chimera_ir.elaborate.places import place, strategies
-from chimera_ir.elaborate.read_versions import readings, torn
+from chimera_ir.elaborate.read_versions import Readings, readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
-from chimera_ir.elaborate.unrolling import FinitePipes, unrolled
+from chimera_ir.elaborate.unrolling import EndlessPipes, endless
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
+from chimera_ir.ir.streams import PlanStream, header_of
 from chimera_ir.syntax import ast
 
 __all__ = ["Outline", "elaborate", "outline", "parameter_names"]
@@ -57,17 +58,31 @@ def elaborate(
 class Outline:
     """The header of a plan, and all that is needed to make its operations.
 
-    ``shapes`` are the pipes, each cut to the length that is elaborated; ``values`` has the values of global names.
+    ``shapes`` are the pipes; those without end are cut to a turn, of which ``endless`` says more. ``values`` has the
+    values of global names.
     """
 
     header: Header
     shapes: tuple[Shape, ...]
     values: Globals
     warnings: tuple[Diagnostic, ...]
+    endless: EndlessPipes | None
 
     def plan(self) -> Plan:
         """The plan; raises ``Rejected`` for errors in operations, as `elaborate` does."""
-        return Plan(self.header, tuple(_planned(self.shapes, self.header.pipes, self.values)))
+        level = self.level()
+        return level if isinstance(level, Plan) else level.shown
+
+    def level(self) -> Plan | PlanStream:
+        """The plan or, without a flush, its stream; raises what `plan` raises."""
+        if self.endless is None:
+            return Plan(self.header, _planned(self.shapes, self.header.pipes, {}))
+        # The turn that begins with micro-batch 0, whose versions are those of the steady state.
+        header = header_of(self.header, self.endless.turn.updates)
+        reads = readings(self.shapes, header.pipes, self.endless.rhythms)
+        operations = _planned(self.shapes, header.pipes, reads)
+        reject(torn(operations, reads, header, self.endless.turns))
+        return PlanStream(header, operations, self.endless.turn.clocks, self.endless.turns)
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
@@ -75,13 +90,14 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
     require_settable(scheme, settings)
     warnings = _warnings(_Tree(scheme))
     values = evaluate_globals(scheme, settings)
-    # The pipes as ranges, and cut to a finite length: counted in time that does not grow with the parameters.
+    # The pipes as ranges, those without end cut to a turn: counted in time that does not grow with the parameters.
     ranges = shapes(scheme, values, max_operations)
     per_update = values.per_update
-    finite = FinitePipes(ranges) if per_update is None else unrolled(ranges, per_update, max_operations)
+    stream = None if per_update is None else endless(ranges, per_update, max_operations)
+    cut = tuple(map(Shape.lengthened, ranges, stream.turn.micros)) if stream else ranges
     stages = len(ranges[0].stage_range)
     workers = stages if values.workers is None else values.workers
-    pipes = place(finite.shapes, workers, values.workers_span)
+    pipes = place(cut, workers, values.workers_span)
     header = Header(
         scheme=scheme.name.text,
         parameters=values.parameters,
@@ -92,10 +108,11 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         bounds=values.bounds(workers),
         halves=ranges[0].micros.halves is not None,
         strategies=strategies(ranges),
-        updates=finite.updates,
-        period=finite.period,
+        updates=stream.turn.updates if stream else 1,
+        period=stream.turn.period if stream else 0,
     )
-    return Outline(header, finite.shapes, values, warnings)
+    shown = header_of(header, stream.turns * stream.turn.updates) if stream else header
+    return Outline(shown, cut, values, warnings, stream)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,16 +134,9 @@ def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
     return check(tree.scheme)
 
 
-def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], values: Globals) -> list[Planned]:
+def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Planned, ...]:
     """The operations of all pipes; raises ``Rejected`` with the first failure of every line that fails."""
-    outcomes: list[Planned | Diagnostic] = []
     by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}
-    for shape, pipe in by_name.values():
-        reads = readings(shape, pipe)
-        pipe_outcomes = list(operations(shape, pipe, reads, by_name))
-        outcomes += pipe_outcomes
-        if values.per_update is not None:
-            planned = (outcome for outcome in pipe_outcomes if isinstance(outcome, Planned))
-            outcomes += torn(planned, reads, values.per_update, shape)
-    reject([outcome for outcome in outcomes if isinstance(outcome, Diagnostic)])
-    return cast("list[Planned]", outcomes)
+    outcomes = [outcome for shape, pipe in by_name.values() for outcome in operations(shape, pipe, reads, by_name)]
+    reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
+    return cast("tuple[Planned, ...]", tuple(outcomes))

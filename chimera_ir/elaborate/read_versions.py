@@ -1,14 +1,18 @@
 """The weight versions that the micro-batches of an asynchronous scheme read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
 from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.affine import Law
 from chimera_ir.elaborate.pipes import Shape
+from chimera_ir.elaborate.rhythm import Rhythm
 from chimera_ir.ir.ids import Micro, Stage, Version
-from chimera_ir.ir.levels import Pipe, Planned
+from chimera_ir.ir.levels import Header, Pipe, Planned
 from chimera_ir.ir.ops import singles
+from chimera_ir.ir.turns import updates_a_turn
 
 Readings = Mapping[tuple[Micro, Stage], Version]
 """The versions that micro-batches read, by micro-batch and stage; empty in a synchronous scheme."""
@@ -45,16 +49,14 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
                 raise Rejected([say.VersionUnsettled(*where, expected)])
 
 
-def readings(shape: Shape, pipe: Pipe) -> Readings:
-    """The versions that the micro-batches of a checked pipe read.
-
-    Raises `Rejected` if the version of a micro-batch has no value within 64 bits.
-    """
-    if shape.reads is None:
-        return {}
-    numbers = dict(zip(shape.micro_range, pipe.micros, strict=True))
-    versions = shape.values(shape.reads.version, _cells(shape, shape.micro_range, shape.stage_range))
-    return {(numbers[micro], Stage(stage)): Version(version) for (micro, stage), version in versions}
+def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[Rhythm]) -> Readings:
+    """The versions that the micro-batches of a turn read, by the laws of their pipes; below 0 before version 0."""
+    return {
+        (number, Stage(stage)): Version(law.at(micro))
+        for shape, pipe, rhythm in zip(shapes, pipes, rhythms, strict=True)
+        for stage, law in enumerate(rhythm.versions)
+        for micro, number in zip(shape.micro_range, pipe.micros, strict=True)
+    }
 
 
 def _cells(shape: Shape, micros: Iterable[int], stages: Iterable[int]) -> dict[str, Iterable[int]]:
@@ -62,14 +64,25 @@ def _cells(shape: Shape, micros: Iterable[int], stages: Iterable[int]) -> dict[s
     return dict(zip(shape.names, (micros, stages), strict=True))
 
 
-def torn(planned: Iterable[Planned], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:
-    """Diagnostics of operations on micro-batches that belong to several updates, or that read several versions."""
-    for operation in singles(entry.operation for entry in planned):
-        first = operation.micros[0]
+def torn(planned: Iterable[Planned], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:
+    """Diagnostics of operations on micro-batches that belong to several updates, or that read several versions.
+
+    Parameters
+    ----------
+    planned, reads, header
+        The operations of the first turn, the versions that they read, and its header.
+    turns
+        The number of turns to check: in the first ones several micro-batches may read version 0.
+    """
+    groups = [part for part in singles(entry.operation for entry in planned) if len(part.micros) > 1]
+    per_turn = updates_a_turn(header)
+    for turn, operation in product(range(turns if groups else 0), groups):
+        first, more = operation.micros[0], turn * per_turn
         for micro in operation.micros[1:]:
-            updates = first // per_update, micro // per_update
-            versions = reads[first, operation.stage], reads[micro, operation.stage]
-            where = operation.origin, (), shape.instance(), first, micro
+            updates = [number // header.per_update + more for number in (first, micro)]
+            versions = [max(0, reads[number, operation.stage] + more) for number in (first, micro)]
+            numbers = first + turn * header.period, micro + turn * header.period
+            where = operation.origin, (), Instance(header.pipe_of[first].name), *numbers
             if updates[0] != updates[1]:
                 yield say.GroupTorn(*where, "update", *updates)
             elif versions[0] != versions[1]:

@@ -1,4 +1,4 @@
-"""Asynchronous schemes: the period after which they repeat, and a finite part that shows the whole steady state.
+"""Asynchronous schemes: the turn after which they repeat, and how many turns show the whole steady state.
 
 Each pipe advances at a constant rate, its rhythm. So there is a *turn*: the shortest time, in clocks, in which each
 pipe advances by a whole number of its periods and all pipes together by a whole number of updates. After a turn, lanes
@@ -8,8 +8,8 @@ repeat. For example, 1F1B without a flush on D stages, where each micro-batch is
     B(m, s) @ 2*m + 2*D-1 - s           turn: 2 clocks, 1 micro-batch, 1 update
     reads version max(0, m - (D-1 - s))
 
-The finite part that is elaborated has a number of turns from the first micro-batch on, warm-up and drain included. The
-turn in its middle is one of the steady state.
+One turn is elaborated. What is shown of the scheme has a number of turns from the first micro-batch on, warm-up and
+drain included; the turn in its middle is one of the steady state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,7 @@ from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.evaluate import LIMIT
-from chimera_ir.elaborate.global_numbers import global_numbers
-from chimera_ir.elaborate.pipes import Shape, collected, made_of, reject
+from chimera_ir.elaborate.pipes import Shape, made_of, reject
 from chimera_ir.elaborate.read_versions import check_versions
 from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
 from chimera_ir.ir.streams import MARGIN
@@ -31,20 +30,11 @@ FEW = 1_000
 """The most formulas, one per line and stage, that are derived before the scheme's size has been estimated."""
 
 LEAST_TURNS = 2 * MARGIN + 1
-"""The fewest turns that are elaborated."""
+"""The fewest turns that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class FinitePipes:
-    """The pipes, each cut to the length that is elaborated, with the ``updates`` and the ``period`` of the header."""
-
-    shapes: tuple[Shape, ...]
-    updates: int = 1
-    period: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _TurnSize:
+class TurnSize:
     """The length of a turn: in clocks, in micro-batches of each pipe, and in updates."""
 
     clocks: int
@@ -57,8 +47,17 @@ class _TurnSize:
         return sum(self.micros)
 
 
-def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> FinitePipes:
-    """The pipes of an asynchronous scheme, cut to a length from which the whole steady state follows.
+@dataclass(frozen=True, slots=True)
+class EndlessPipes:
+    """Pipes without end: their rhythms, their turn, and how many turns show the whole steady state."""
+
+    rhythms: Sequence[Rhythm]
+    turn: TurnSize
+    turns: int
+
+
+def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipes:
+    """The turn of the pipes of an asynchronous scheme.
 
     Parameters
     ----------
@@ -72,40 +71,32 @@ def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> FinitePipe
     Raises
     ------
     Rejected
-        If a formula is not quasi-affine; clocks, numbers, versions and updates do not grow together; the numbers are
-        not 0, 1, 2, .., each once; or the result would have more operations than the limit.
+        If a formula is not quasi-affine; clocks, numbers, versions and updates do not grow together; or what is shown
+        would have more operations than the limit.
     """
     unnumbered = [shape for shape in shapes if shape.micros.number is None] if len(shapes) > 1 else []
     reject(say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(shapes)) for shape in unnumbered)
     stages = shapes[0].stage_range
     # A scheme that is much too large is found out from two of its stages, before thousands of formulas are derived.
     if len(stages) * sum(1 + len(shape.operations) for shape in shapes) > FEW:
-        step = _TurnSize(1, tuple(shape.steps.step for shape in shapes), 1)
+        step = TurnSize(1, tuple(shape.steps.step for shape in shapes), 1)
         reject(_too_many(shapes, step, LEAST_TURNS, limit, max(step.period, per_update)))
         _measured(shapes, sorted({stages[0], stages[-1]}), per_update, limit)
     # All formulas grow by what a turn advances.
-    rhythms, turn, turns = _measured(shapes, stages, per_update, limit)
+    pipes = _measured(shapes, stages, per_update, limit)
+    rhythms, turn = pipes.rhythms, pipes.turn
     reject([*_numbers_drift(shapes, rhythms, turn), *_versions_drift(shapes, rhythms, turn)])
-    # If the numbers of the first turn are 0, 1, 2, .., those of all turns are. Versions follow their laws from the
-    # start.
-    failed: list[Diagnostic] = []
-    global_numbers([shape.lengthened(count) for shape, count in zip(shapes, turn.micros, strict=True)], failed)
-    for shape, rhythm in zip(shapes, rhythms, strict=True):
-        with collected(failed):
-            check_versions(shape, rhythm.versions)
-    reject(failed)
-    lengthened = tuple(shape.lengthened(turns * count) for shape, count in zip(shapes, turn.micros, strict=True))
-    return FinitePipes(lengthened, turns * turn.updates, turn.period)
+    # Versions follow their laws from the start.
+    made_of(zip(shapes, rhythms, strict=True), lambda pipe: check_versions(pipe[0], pipe[1].versions))
+    return pipes
 
 
-def _measured(
-    shapes: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int
-) -> tuple[list[Rhythm], _TurnSize, int]:
-    """The rhythms of the pipes on some of their stages, the turn, and the number of turns to elaborate.
+def _measured(shapes: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int) -> EndlessPipes:
+    """The rhythms of the pipes on some of their stages, with their turn.
 
     Further stages can only make turns longer, so a scheme that fails on some stages fails on all.
 
-    Raises `Rejected` if a pipe has no rhythm, or if there is too much to elaborate.
+    Raises `Rejected` if a pipe has no rhythm, or if there is too much to show.
     """
 
     def rhythm(shape: Shape) -> Rhythm:
@@ -117,18 +108,18 @@ def _measured(
     turn = _turn(rhythms, per_update)
     turns = _turns(shapes, rhythms, turn)
     reject(_too_many(shapes, turn, turns, limit, turn.period))
-    return rhythms, turn, turns
+    return EndlessPipes(rhythms, turn, turns)
 
 
-def _turn(rhythms: Sequence[Rhythm], per_update: int) -> _TurnSize:
+def _turn(rhythms: Sequence[Rhythm], per_update: int) -> TurnSize:
     """The shortest turn that is a whole number of periods of each pipe, and a whole number of updates."""
     clocks = lcm(*(int(rhythm.rate * rhythm.period) for rhythm in rhythms))
     micros = [int(clocks / rhythm.rate) for rhythm in rhythms]
     times = per_update // gcd(sum(micros), per_update)
-    return _TurnSize(times * clocks, tuple(times * count for count in micros), times * sum(micros) // per_update)
+    return TurnSize(times * clocks, tuple(times * count for count in micros), times * sum(micros) // per_update)
 
 
-def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> Iterator[Diagnostic]:
+def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
     """Diagnostics of pipes whose numbers do not grow in a turn by the micro-batches of a turn."""
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected, text = Fraction(turn.period, count), shape.micros.number or shape.micros.range
@@ -137,7 +128,7 @@ def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _Tu
             yield say.NumbersDrift(text.span, (), shape.instance(), *rates, *counts)
 
 
-def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> Iterator[Diagnostic]:
+def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
     """The diagnostic of the first stage of each pipe whose versions do not grow in a turn by the updates of a turn."""
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected = Fraction(turn.updates, count)
@@ -148,11 +139,11 @@ def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _T
             yield say.VersionsDrift(shape.reads.version.span, (), instance, stage, *rates)
 
 
-def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> int:
-    """The number of turns to elaborate so that the turn in the middle is one of the steady state.
+def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> int:
+    """The number of turns to show so that the turn in the middle is one of the steady state.
 
     Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
-    elaborated, and must read the versions of their laws, which hold after ``settled`` turns.
+    shown, and must read the versions of their laws, which hold after ``settled`` turns.
     """
     ends = (
         rhythm.last + rhythm.rate * (count - rhythm.period) for rhythm, count in zip(rhythms, turn.micros, strict=True)
@@ -166,7 +157,7 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) 
     return 2 * (spread + max(MARGIN, settled)) + 1
 
 
-def _too_many(shapes: Sequence[Shape], turn: _TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:
+def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:
     """The diagnostic of a scheme with more operations, or pairs of micro-batches and stages, than the limit.
 
     They are counted, not enumerated. ``turn``, ``turns`` and ``period`` may be lower bounds.

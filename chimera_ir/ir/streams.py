@@ -24,14 +24,44 @@ A turn may begin at any of its lines, because it is repeated without end. The he
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import cycle, groupby
 
-from chimera_ir.ir.ids import Micro
-from chimera_ir.ir.levels import Header, Plan, Program, Schedule
+from chimera_ir.ir.ids import Clock, Micro
+from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, singles
-from chimera_ir.ir.turns import Turn, shifted, turns_of, unroll, updates_a_turn
+from chimera_ir.ir.turns import Turn, by_turn, shifted, turns_of, unroll, updates_a_turn
 
 MARGIN = 3
 """The fewest turns on each side of a view's middle turn, besides those over which concurrent operations spread."""
+
+
+@dataclass(frozen=True)
+class PlanStream:
+    """A plan without end: ``operations`` of the first turn, line by line; they come again every ``clocks`` clocks.
+
+    The first ``turns`` turns show all that ever happens.
+    """
+
+    header: Header
+    operations: tuple[Planned, ...]
+    clocks: int
+    turns: int
+
+    @property
+    def shown(self) -> Plan:
+        """The plan of the first ``turns`` turns."""
+        header, updates = self.header, self.turns * updates_a_turn(self.header)
+        shown: list[Planned] = []
+        for _, line in groupby(self.operations, lambda planned: (self._pipe(planned), planned.operation.origin)):
+            planned = list(line)
+            turn = by_turn(header, Turn(tuple(operation for _, _, operation in planned)), updates)
+            for (clock, worker, _), (number, operation) in zip(cycle(planned), turn, strict=False):
+                assert isinstance(operation, Compute), "a stream has no pairs"
+                shown.append(Planned(Clock(clock + number * self.clocks), worker, operation))
+        return Plan(header_of(header, updates), tuple(shown))
+
+    def _pipe(self, planned: Planned) -> str:
+        return self.header.pipe_of[planned.operation.parts[0].micros[0]].name
 
 
 @dataclass(frozen=True)

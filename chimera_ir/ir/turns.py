@@ -172,25 +172,10 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction) -> int:
     """The only micro-batch or update below 1 for which a lane has an instruction: 0, or a version in ``initials``."""
-    match instruction:
-        case ops.Stash(group):
-            return initials[group].stash if group in initials else 0
-        case ops.Drop(group):
-            return initials[group].drop if group in initials else 0
-        case (
-            ops.Compute()
-            | ops.Pair()
-            | ops.Send()
-            | ops.Recv()
-            | ops.WaitSend()
-            | ops.WaitRecv()
-            | ops.AllReduce()
-            | ops.WaitAllReduce()
-            | ops.Step()
-        ):
-            return 0
-        case _:
-            assert_never(instruction)
+    if not isinstance(instruction, ops.Stash | ops.Drop) or instruction.group not in initials:
+        return 0
+    versions = initials[instruction.group]
+    return versions.stash if isinstance(instruction, ops.Stash) else versions.drop
 
 
 def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightGroup, Initial]) -> range:

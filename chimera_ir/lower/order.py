@@ -12,16 +12,32 @@ B m1 s0 @ 5 on w0              B m0 s1
                                B m1 s1
 """
 
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import overload
 
 from chimera_ir.ir.levels import Plan, Planned, Schedule
+from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.streams import PlanStream, ScheduleStream, computes
+from chimera_ir.ir.turns import later
 
 
-def order(plan: Plan) -> Schedule:
+@overload
+def order(plan: Plan) -> Schedule: ...
+
+
+@overload
+def order(plan: PlanStream) -> ScheduleStream: ...
+
+
+def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     """The schedule in which every worker runs its operations by ascending clock.
 
     Only the clocks of the same worker are compared. Two operations of a worker on one clock, an error by the rule
     "conflict-free", keep the order of the text.
+
+    A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. An
+    operation that comes after the end of this turn is there as the one of an earlier turn.
 
     Parameters
     ----------
@@ -31,6 +47,16 @@ def order(plan: Plan) -> Schedule:
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
     for planned in plan.operations:
         lanes[planned.worker].append(planned)
+    if isinstance(plan, PlanStream):
+        return ScheduleStream(plan.header, tuple(tuple(_turn(plan, lane)) for lane in lanes))
     for lane in lanes:
         lane.sort(key=attrgetter("clock"))
     return Schedule(plan.header, tuple(tuple(planned.operation for planned in lane) for lane in lanes))
+
+
+def _turn(plan: PlanStream, lane: Sequence[Planned]) -> Iterator[Compute]:
+    """The turn of a worker that runs the operations of ``lane`` in every turn."""
+    start = min((planned.clock for planned in lane), default=0)
+    places = [(*divmod(planned.clock - start, plan.clocks), planned.operation) for planned in lane]
+    places.sort(key=itemgetter(1))
+    return computes(later(plan.header, operation, -turns) for turns, _, operation in places)

@@ -23,12 +23,11 @@ from math import gcd
 from operator import itemgetter
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Micro, Slot, Stage
-from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import Compute, Message, Operation
+from chimera_ir.ir.ops import Compute, Message
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Shelf, Turn, later, lines_before, shelf, updates_a_turn
 from chimera_ir.lower.buffers import rings
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate
@@ -38,13 +37,16 @@ from chimera_ir.lower.updates import update
 
 
 def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration, communicators: Communicators) -> ProgramStream:
-    """The program without end that runs a schedule without end; arguments as in `lower.lower`."""
+    """The program without end that runs a schedule without end; arguments as in `lower.lower`.
+
+    ``duration`` is called with operations of many turns, and gives the same in each.
+    """
     # The first and last turns lack messages and updates. So the schedule is made long enough for the turn in its middle
     # to have all of them; then only that turn is put together.
     turn = 2 * _span(stream) + 2
     wide = _Wide(stream, stream.view((2 * turn + 1) * updates_a_turn(stream.header)), turn)
     traffics = communicate(wide.schedule, ahead, communicators=communicators)
-    return wide.lowered(traffics, list(update(wide.schedule, wide.durations(duration))))
+    return wide.lowered(traffics, list(update(wide.schedule, duration)))
 
 
 class Messages(NamedTuple):
@@ -66,14 +68,13 @@ class Messages(NamedTuple):
     under_way: Iterable[tuple[Shelf, int]]
 
 
-def messages_of(schedule: Schedule) -> Iterator[Messages]:
+def messages_of(stream: ScheduleStream, schedule: Schedule) -> Iterator[Messages]:
     """Yields the messages of each lane of a program, in less time than `lower_stream` takes.
 
-    ``schedule`` has the first updates of a stream, as many as `ir.streams.updates_shown` asks for, so that the turn in
-    its middle is one of the steady state. Schedules from `elaborate` have this length.
+    ``schedule`` is a view of the stream with as many updates as `elaborate` shows, so that the turn in its middle is
+    one of the steady state.
     """
-    stream, shown = stream_of(schedule), schedule.header.micro_batches // schedule.header.period
-    return _Wide(stream, schedule, shown // 2).messages()
+    return _Wide(stream, schedule, schedule.header.micro_batches // schedule.header.period // 2).messages()
 
 
 class _Wide:
@@ -83,22 +84,6 @@ class _Wide:
         self._header = stream.header
         self.schedule, self._turn = schedule, turn
         self._places = [self._middle(turn) for turn in stream.turns]
-
-    def durations(self, duration: Duration) -> Duration:
-        """A function for the operations of all turns: each takes as long as the same operation of the first turn."""
-        durations: dict[tuple[Kind, Micro, Stage], int] = {}
-
-        def of_first_turn(operation: Operation) -> int:
-            assert isinstance(operation, Compute), "a stream has no pairs"
-            turn, place = divmod(operation.micros[0], self._header.period)
-            key = operation.kind, Micro(place), operation.stage
-            if key not in durations:
-                first = later(self._header, operation, -turn)
-                assert isinstance(first, Compute)
-                durations[key] = duration(first)
-            return durations[key]
-
-        return of_first_turn
 
     def lowered(self, traffics: Iterable[Traffic], insertions: Iterable[Insertions]) -> ProgramStream:
         """The program of which the turn in the middle, with messages and insertions, is the first turn."""

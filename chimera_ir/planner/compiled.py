@@ -1,7 +1,7 @@
 """Schemes compiled as far as time and memory need it, once for all micro-batch sizes B."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import chain
@@ -13,11 +13,12 @@ from chimera_ir.cost.durations import DurationKey, duration_key
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.flow.live import highest_by_key, waiting
+from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, singles
-from chimera_ir.ir.streams import ProgramStream, stream_of, view_of
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.lower.streaming import Messages, messages_of
@@ -86,9 +87,15 @@ class CompiledScheme:
         return self._outline.plan()
 
     @cached_property
+    def level(self) -> Schedule | ScheduleStream:
+        """The schedule or, without a flush, its stream."""
+        return order(self._outline.level())
+
+    @cached_property
     def lanes(self) -> tuple[tuple[Operation, ...], ...]:
-        """The lanes of the schedule."""
-        return order(self.plan).lanes
+        """The lanes of the schedule; without a flush, of the updates that the plan shows."""
+        level = self.level
+        return (level if isinstance(level, Schedule) else level.view(self._outline.header.updates)).lanes
 
     @cached_property
     def structure(self) -> Structure:
@@ -110,7 +117,8 @@ class CompiledScheme:
     @cached_property
     def messages(self) -> tuple[Messages, ...]:
         """The messages of each worker in a schedule without a flush."""
-        return tuple(messages_of(self._schedule))
+        level = self.level
+        return () if isinstance(level, Schedule) else tuple(messages_of(level, self._schedule))
 
     @cached_property
     def waiting(self) -> tuple[tuple[list[Stage], list[int]], ...]:
@@ -173,6 +181,14 @@ class Variant:
         """The schedule; a text that is not trusted has to pass `check` before it is used."""
         return Schedule(self.header, self.compiled.lanes)
 
+    @property
+    def _level(self) -> Schedule | ScheduleStream:
+        """The schedule or, without a flush, its stream."""
+        level = self.compiled.level
+        if isinstance(level, Schedule):
+            return self.schedule
+        return replace(level, header=header_of(self.header, level.header.updates))
+
     @cached_property
     def digest(self) -> str | None:
         """A key that equal schedules with a flush share, however they number micro-batches; None without a flush.
@@ -231,7 +247,7 @@ class Variant:
         """The schedule with the findings of `verify_schedule`; raises the errors of `check`."""
         from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
 
-        checked = verify_schedule(self.schedule, replace(self.compiled.plan, header=self.header))
+        checked = verify_schedule(self._level, replace(self.compiled.plan, header=self.header))
         raise_errors(checked.findings.diagnostics)
         return checked
 
@@ -265,7 +281,9 @@ class Variant:
         if pattern not in self._lowerings:
             ticks = dict(zip(self._representatives, pattern, strict=True)) if pattern else dict.fromkeys(self._keys, 1)
             durations = [ticks[key] for key in self._keys]
-            self._lowerings[pattern] = _Lowering(self.schedule, self.compiled.structure, ticks, durations)
+            self._lowerings[pattern] = _Lowering(
+                self._level, self.schedule, self.compiled.structure.net, ticks, durations
+            )
         return self._lowerings[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
@@ -291,31 +309,32 @@ class Variant:
         return [duration_key(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
+@dataclass(frozen=True, eq=False)
 class _Lowering:
     """Lowers a schedule to a program. The relative durations of its operations decide when gradient sums are launched.
 
+    ``ordered`` is the schedule or, without a flush, its stream; ``schedule`` has the operations that are timed.
     ``ticks`` has the duration of each key, ``durations`` that of each operation, lane by lane.
     """
 
-    def __init__(
-        self, schedule: Schedule, structure: Structure, ticks: dict[DurationKey, int], durations: list[int]
-    ) -> None:
-        self._schedule, self._net, self._ticks, self._durations = schedule, structure.net, ticks, durations
+    ordered: Schedule | ScheduleStream
+    schedule: Schedule
+    net: Net
+    ticks: dict[DurationKey, int]
+    durations: list[int]
 
     @cached_property
     def level(self) -> Program | ProgramStream:
         """The program, or without a flush its stream."""
-        schedule, header, ticks = self._schedule, self._schedule.header, self._ticks
+        header, ticks = self.schedule.header, self.ticks
 
         def duration(operation: Operation) -> int:
             return ticks[duration_key(operation, header)]
 
-        if header.asynchronous:
-            return lower(stream_of(schedule), duration=duration)
-        return lower(schedule, duration=duration, net=self._net)
+        return lower(self.ordered, duration=duration, net=self.net)
 
     @cached_property
     def launched(self) -> Launched:
         """The gradient sums that each worker launches, in a schedule with a flush."""
-        launched = launches(self._schedule, self._net, self._durations)
+        launched = launches(self.schedule, self.net, self.durations)
         return tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)

@@ -158,14 +158,17 @@ def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None, needs: 
     Parameters
     ----------
     level
-        Any schedule; that of an asynchronous plan has the updates that the plan shows.
+        Any schedule; that of an asynchronous plan from a text has the updates that the plan shows.
     plan
         The plan that the schedule comes from; None for a schedule that was written as such. There the place in the lane
         is the clock, so no two operations of a worker share a clock.
     needs
         The bytes of its program; None if they are not known, so that bounds in bytes are not checked: a warning.
     """
-    schedule = level.shown if isinstance(level, ScheduleStream) else level
+    if isinstance(level, ScheduleStream):
+        schedule = level.shown if plan is None else level.view(plan.header.updates)
+    else:
+        schedule = level
     findings, reads = _schedule_findings(schedule, plan)
     findings = _clocks(plan) + findings
     if needs is None:

@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.elaborate.elaborate import Outline, outline
+from chimera_ir.elaborate.operations import operations
+from chimera_ir.ir.ids import Stage, Version
 from chimera_ir.ir.levels import Plan
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
@@ -42,11 +44,38 @@ def _pipe(draw: st.DrawFn, number: int, count: int, stages: int, per_update: int
     }}"""
 
 
-def planned(text: str) -> Plan | None:
+def outlined(text: str) -> Outline | None:
     try:
-        return elaborate(parse(Source("a.chim", text)), {}, LIMIT)[0]
+        return outline(parse(Source("a.chim", text)), {}, LIMIT)
     except Rejected:
         return None
+
+
+def planned(text: str) -> Plan | None:
+    found = outlined(text)
+    return None if found is None else found.plan()
+
+
+@_SOME
+@given(schemes())
+def test_every_turn_is_what_the_formulas_give_for_its_micro_batches(text: str) -> None:
+    """The plan goes on from one turn by the laws; here every micro-batch is put into the formulas."""
+    found = outlined(text)
+    if found is None:
+        return
+    pipes = {
+        shape.name: (shape.lengthened(len(pipe.micros)), pipe)
+        for shape, pipe in zip(found.shapes, found.header.pipes, strict=True)
+    }
+    wanted: list[object] = []
+    for shape, pipe in pipes.values():
+        assert shape.reads is not None
+        cells = dict(zip(shape.names, (shape.micro_range, shape.stage_range), strict=True))
+        numbers = dict(zip(shape.micro_range, pipe.micros, strict=True))
+        versions = shape.values(shape.reads.version, cells)
+        reads = {(numbers[micro], Stage(stage)): Version(version) for (micro, stage), version in versions}
+        wanted += operations(shape, pipe, reads, pipes)
+    assert list(found.plan().operations) == wanted
 
 
 @_SOME
