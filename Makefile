@@ -53,7 +53,7 @@ browser:  ## install the headless browser that some tests need, where that is pe
 
 # What examples/hf_gpt2.py needs; without a package index its test is skipped.
 examples: $(READY)  ## install what examples/hf_gpt2.py needs beside torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples]' || echo "no transformers: a test is skipped"
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[examples]' || echo "no transformers: a test is skipped"
 
 # What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
 # from end to end, the core of the runtime, and some of the properties.
