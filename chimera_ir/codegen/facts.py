@@ -144,8 +144,8 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
         "outgoing": list(used.outgoing),
         "kept": holdings.fullest,
         "turns": turns,
-        "inputs": _loaded(header, worker, 0),
-        "targets": _loaded(header, worker, -1),
+        "inputs": _loaded(header, worker, header.feeding),
+        "targets": _loaded(header, worker, header.fed),
     }
 
 
@@ -173,9 +173,13 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
     return turns, {group: (kept.stash, kept.drop) for group, kept in initials.items()}
 
 
-def _loaded(header: Header, worker: Worker, stage: int) -> list[tuple[int, int]]:
-    """The whole micro-batches for which the worker runs ``stage``, the first (0) or the last (-1), as runs."""
-    return runs(sorted({micro // header.parts for micro in _micros(header, worker, stage)}))
+def _loaded(header: Header, worker: Worker, neighbours: Sequence[Sequence[Stage]]) -> list[tuple[int, int]]:
+    """The whole micro-batches, as runs, for which the worker runs a stage s that has no ``neighbours[s]``.
+
+    Of the stages that feed it, a stage without any takes inputs; of those it feeds, one without any takes targets.
+    """
+    stages = [stage for stage, others in enumerate(neighbours) if not others]
+    return runs(sorted({micro // header.parts for stage in stages for micro in _micros(header, worker, stage)}))
 
 
 def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = False) -> set[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Slot, Stage, Worker
+from chimera_ir.ir.ids import Slot, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.turns import Ring, Shelf, shelf, shifted
 
@@ -198,9 +198,9 @@ def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | N
 
 
 def _neighbours(header: Header, operation: ops.Compute) -> tuple[Worker, ...]:
-    """The workers of the stages before and after an operation, and of its own."""
-    stages = range(max(operation.stage - 1, 0), min(operation.stage + 2, header.stages))
-    return tuple([header.worker(operation.micros[0], Stage(stage)) for stage in stages])
+    """The workers of an operation's stage, of those that feed it, and of those that it feeds."""
+    stages = (operation.stage, *header.feeding[operation.stage], *header.fed[operation.stage])
+    return tuple([header.worker(operation.micros[0], stage) for stage in stages])
 
 
 def _pattern(micros: tuple[int, ...]) -> tuple[int, ...]:

@@ -64,12 +64,12 @@ def beginning(timeline: Timeline, window: Window) -> Timeline:
 
 
 def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
-    """The times at which the first micro-batch of each turn enters the first stage."""
+    """The times at which the first micro-batch of each turn enters a stage that no other feeds."""
     return [
         start
         for operation, start, _ in timed
         for single in operation.parts
-        if single.kind.opens and single.stage == 0 and single.micros[0] % header.period == 0
+        if single.kind.opens and not header.feeding[single.stage] and single.micros[0] % header.period == 0
     ]
 
 

@@ -52,7 +52,7 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
         [Compute(part.kind, part.micros, part.stage, part.origin) for part in singles(lane) if part.kind.opens]
         for lane in schedule.lanes
     ]
-    return Schedule(_header(schedule.header), tuple(_ordered(lanes)))
+    return Schedule(_header(schedule.header), tuple(_ordered(schedule.header, lanes)))
 
 
 def _header(trained: Header) -> Header:
@@ -67,14 +67,15 @@ def _header(trained: Header) -> Header:
     )
 
 
-def _ordered(lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]]:
+def _ordered(header: Header, lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]]:
     """Yields each worker's operations in the order of the policy above, simulated with time 1 for each micro-batch."""
     located: dict[tuple[tuple[Micro, ...], Stage], tuple[int, Compute]] = {}
     for worker, lane in enumerate(lanes):
         located |= {(operation.micros, operation.stage): (worker, operation) for operation in lane}
     ready: list[list[tuple[_Urgency, Compute]]] = [[] for _ in lanes]
+    missing = {key: len(header.feeding[key[1]]) for key in located}
     for worker, operation in located.values():
-        if operation.stage == 0:
+        if not header.feeding[operation.stage]:
             heappush(ready[worker], (_urgency(operation), operation))
     # ``running`` is a heap of the operations that run, by their end; only ``awake`` workers may have something to
     # begin.
@@ -88,17 +89,19 @@ def _ordered(lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]
                 ordered[worker].append(operation)
                 busy[worker] = True
                 heappush(running, (now + len(operation.micros), worker, operation))
-        # Time goes on to the next end. What ends then frees its worker, and is the input of the next stage's operation.
+        # Time goes on to the next end. What ends then frees its worker, and is an input of the stages that it feeds.
         awake = set()
         now = running[0][0] if running else now
         while running and running[0][0] == now:
             _, worker, operation = heappop(running)
             busy[worker] = False
             awake.add(worker)
-            if (operation.micros, operation.stage + 1) in located:
-                worker, following = located[operation.micros, Stage(operation.stage + 1)]
-                heappush(ready[worker], (_urgency(following), following))
-                awake.add(worker)
+            for key in ((operation.micros, stage) for stage in header.fed[operation.stage]):
+                missing[key] -= 1
+                if not missing[key]:
+                    worker, following = located[key]
+                    heappush(ready[worker], (_urgency(following), following))
+                    awake.add(worker)
     return map(tuple, ordered)
 
 

@@ -232,9 +232,9 @@ def _rectangle(event: Event, worker: Worker, scale: Scale) -> str:
 
 def _arrow(event: Event, scale: Scale) -> str:
     """The path of a message, or of a notice that a receive is posted, between the facing edges of two lanes."""
-    source, target = (scale.y(worker) for worker in event.workers[:2])
-    down = target > source
-    start, end = (source + scale.row, target) if down else (source, target + scale.row)
+    sender, receiver = (scale.y(worker) for worker in event.workers[:2])
+    down = receiver > sender
+    start, end = (sender + scale.row, receiver) if down else (sender, receiver + scale.row)
     return f"M{pixels(scale.x(event.start))} {start}L{pixels(scale.x(event.end))} {end}"
 
 

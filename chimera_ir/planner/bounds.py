@@ -91,14 +91,14 @@ def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timin
     come that were sent after the use of these gradients, and leave their buffer at once. `_EARLY` covers receives
     posted early.
     """
-    this, previous = timings[stage], timings[stage - 1]
+    this, before = timings[stage], [(maker, timings[maker]) for maker in header.feeding[stage]]
     if header.asynchronous:
         begun = compiled.begun
-        to_next = begun[stage] * this.output + _EARLY * this.gradient
-        to_previous = (begun[stage] + _EARLY) * previous.output + (begun[stage - 1] + _EARLY) * previous.gradient
+        onward = begun[stage] * this.output + _EARLY * this.gradient
+        back = [(begun[stage] + _EARLY) * t.output + (begun[maker] + _EARLY) * t.gradient for maker, t in before]
     else:
-        to_next, to_previous = (passing * (timing.output + timing.gradient) for timing in (this, previous))
-    return (to_next if stage < header.stages - 1 else 0) + (to_previous if stage > 0 else 0)
+        onward, *back = (passing * (timing.output + timing.gradient) for timing in (this, *dict(before).values()))
+    return onward * len(header.fed[stage]) + sum(back)
 
 
 def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
@@ -116,8 +116,14 @@ def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bo
     If backwards are split, a stage that recomputes keeps activations from the first half of a backward to the second.
     """
     again = all(stage in pipe.recompute for pipe in header.pipes) and not splits
-    received = stage > 0 and all(pipe.workers[stage] != pipe.workers[stage - 1] for pipe in header.pipes)
-    timing, in_buffer = timings[stage], timings[stage - 1].output * received
+    timing, in_buffer = (
+        timings[stage],
+        sum(
+            timings[maker].output
+            for maker in header.feeding[stage]
+            if all(pipe.workers[stage] != pipe.workers[maker] for pipe in header.pipes)
+        ),
+    )
     activations = 0 if again else max(0, timing.activations - in_buffer)
     halfway = (activations - min(activations, timing.released) + timing.operands) * splits
     return max(0, timing.input - in_buffer, activations, halfway)

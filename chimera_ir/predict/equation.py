@@ -234,11 +234,9 @@ def _p2p(header: Header, setting: Setting) -> float:
     """Comm_p2p, the largest alpha + beta L of a micro-batch's activations or gradients over their links."""
     return max(
         (
-            setting.link(header.workers, source, target).message(size)
+            setting.link(header.workers, pipe.workers[edge[0]], pipe.workers[edge[1]]).message(setting.message(edge))
             for pipe in header.pipes
-            for stage, (source, target) in enumerate(zip(pipe.workers, pipe.workers[1:], strict=False))
-            for timing in (setting.timing(stage),)
-            for size in (timing.output, timing.gradient)
+            for edge in header.edges
         ),
         default=0.0,
     )

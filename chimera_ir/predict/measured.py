@@ -135,7 +135,7 @@ def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
     size = Fraction(stages, into)
     return tuple(
         tuple(
-            (Stage(stage), min((number + 1) * size, Fraction(stage + 1)) - max(number * size, Fraction(stage)))
+            (Stage(stage), min((number + 1) * size, Fraction(stage) + 1) - max(number * size, Fraction(stage)))
             for stage in range(floor(number * size), ceil((number + 1) * size))
         )
         for number in range(into)

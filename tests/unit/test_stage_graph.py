@@ -1,0 +1,139 @@
+"""Stages that are not a chain: modules that follow a value ask the header which stages read it.
+
+No text has such a header yet. Here two stages feed a third, as two encoders feed a decoder.
+"""
+
+from functools import cached_property
+
+import pytest
+
+from chimera_ir.codegen.notation import Notation
+from chimera_ir.codegen.statements import Scribe, links
+from chimera_ir.flow.dag import Dag, Edge
+from chimera_ir.flow.flow import Flow, crossing
+from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Kind, Value
+from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.ops import Compute, Message
+from chimera_ir.ir.text.printer import line
+from chimera_ir.lower.forwards import forwards
+from chimera_ir.lower.lower import lower
+
+MICRO = Micro(0)
+FIRST, SECOND, LAST = map(Stage, range(3))
+PIPES = (Pipe("down", (Worker(0), Worker(1), Worker(2)), (MICRO,)),)
+
+
+class TwoIntoOne(Header):
+    """Stages 0 and 1 feed stage 2."""
+
+    @cached_property
+    def fed(self) -> tuple[tuple[Stage, ...], ...]:
+        return (LAST,), (LAST,), ()
+
+
+class BackAndForth(Header):
+    """Stages 0 and 1 feed each other: two values cross each edge."""
+
+    @cached_property
+    def fed(self) -> tuple[tuple[Stage, ...], ...]:
+        return (SECOND,), (FIRST,)
+
+
+def operation(kind: Kind, stage: Stage) -> Compute:
+    return Compute(kind, (MICRO,), stage)
+
+
+HEADER = TwoIntoOne("two_into_one", (), 3, 3, 1, PIPES)
+SCHEDULE = Schedule(
+    HEADER, tuple((operation(FORWARD, stage), operation(BACKWARD, stage)) for stage in (FIRST, SECOND, LAST))
+)
+NUMBERS = {part: number for number, part in enumerate(operation for lane in SCHEDULE.lanes for operation in lane)}
+
+
+@pytest.mark.parametrize(
+    ("value", "stage", "readers", "makers"),
+    [
+        (ACTIVATIONS, FIRST, (LAST,), ()),
+        (ACTIVATIONS, LAST, (), (FIRST, SECOND)),
+        (GRADIENTS, LAST, (FIRST, SECOND), ()),
+        (GRADIENTS, SECOND, (), (LAST,)),
+        (KEPT, SECOND, (SECOND,), (SECOND,)),
+    ],
+)
+def test_the_header_names_the_readers_and_the_makers_of_a_value(
+    value: Value, stage: Stage, readers: tuple[Stage, ...], makers: tuple[Stage, ...]
+) -> None:
+    assert (HEADER.readers(value, stage), HEADER.makers(value, stage)) == (readers, makers)
+
+
+def test_a_header_from_text_has_a_chain() -> None:
+    chain = Header("chain", (), 3, 3, 1, PIPES)
+    assert chain.fed == ((SECOND,), (LAST,), ())
+    assert chain.feeding == ((), (FIRST,), (SECOND,))
+
+
+def test_an_operation_needs_what_all_stages_that_feed_it_make() -> None:
+    flow = Flow(HEADER, ((number, part) for part, number in NUMBERS.items()))
+    forward, backward = operation(FORWARD, LAST), operation(BACKWARD, FIRST)
+    assert flow.needs(forward) == (NUMBERS[operation(FORWARD, FIRST)], NUMBERS[operation(FORWARD, SECOND)])
+    assert flow.needs(backward) == (NUMBERS[operation(FORWARD, FIRST)], NUMBERS[operation(BACKWARD, LAST)])
+    assert flow.needs(operation(FORWARD, SECOND)) == ()
+
+
+def test_a_value_crosses_to_each_of_its_readers() -> None:
+    sent = [
+        (message, receiver)
+        for worker, lane in enumerate(SCHEDULE.lanes)
+        for _, message, receiver in crossing(HEADER, Worker(worker), enumerate(lane))
+    ]
+    assert sent == [
+        (Message((MICRO,), FIRST, LAST, ACTIVATIONS), 2),
+        (Message((MICRO,), SECOND, LAST, ACTIVATIONS), 2),
+        (Message((MICRO,), LAST, FIRST, GRADIENTS), 0),
+        (Message((MICRO,), LAST, SECOND, GRADIENTS), 1),
+    ]
+    assert {message.edge for message, _ in sent} == {*HEADER.edges}
+
+
+def test_the_graph_says_which_value_an_edge_is_about() -> None:
+    dag = Dag(SCHEDULE)
+    before, after = NUMBERS[operation(FORWARD, SECOND)], NUMBERS[operation(FORWARD, LAST)]
+    assert (dag.kind(before, after), dag.value(before, after), dag.cycle()) == (Edge.DATA, ACTIVATIONS, ())
+
+
+def test_lanes_receive_from_every_stage_that_feeds_them_and_scripts_hand_all_of_it_on() -> None:
+    program = lower(SCHEDULE)
+    assert [line(instruction) for instruction in program.lanes[2]][:8] == [
+        "recv m0 s0->s2 from w0 into 0",
+        "recv m0 s1->s2 from w1 into 0",
+        "wait recv m0 s0->s2",
+        "wait recv m0 s1->s2",
+        "F m0 s2",
+        "B m0 s2",
+        "send m0 s2->s0 to w0",
+        "send m0 s2->s1 to w1",
+    ]
+    scribe = Scribe(HEADER, Worker(2), links(program.parts[2]), Notation())
+    assert scribe.statement(operation(FORWARD, LAST)) == (
+        "stage2.forward(0, in_s0_s2.take(0), in_s1_s2.take(0), lane.target(0))"
+    )
+
+
+def test_an_evaluation_waits_for_all_stages_that_feed_a_stage() -> None:
+    one = Worker(0)
+    header = TwoIntoOne("two_into_one", (), 1, 3, 1, (Pipe("down", (one, one, one), (MICRO,)),))
+    lane = tuple(operation(kind, stage) for kind, stage in ((FORWARD, FIRST), (FORWARD, SECOND), (FORWARD, LAST)))
+    (ordered,) = forwards(Schedule(header, (lane,))).lanes
+    assert [part.stage for each in ordered for part in each.parts] == [SECOND, FIRST, LAST]
+
+
+def test_two_values_may_cross_one_edge() -> None:
+    one = Pipe("down", (Worker(0), Worker(1)), (MICRO,))
+    header = BackAndForth("back_and_forth", (), 2, 2, 1, (one,))
+    lane = operation(FORWARD, FIRST), operation(BACKWARD, FIRST)
+    flow = Flow(header, enumerate(lane))
+    messages = [message for _, message, _ in crossing(header, Worker(0), enumerate(lane))]
+    assert [message.value for message in messages] == [ACTIVATIONS, GRADIENTS]
+    assert [flow.producer(message) for message in messages] == [0, 1]
+    assert len({header.edges[message.edge] for message in messages}) == 2
