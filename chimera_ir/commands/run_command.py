@@ -1,6 +1,7 @@
 """``chimera run``: compiles a scheme and becomes the torchrun that trains with it, on this machine."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
@@ -11,7 +12,7 @@ import click
 
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import FiniteRange, WrongCommand, WrongText, as_misuse, require_torch
+from chimera_ir.commands.common import WrongCommand, WrongText, as_misuse, require_torch
 from chimera_ir.commands.compile_command import answered, compiling, delivered
 from chimera_ir.commands.sections import Function, SectionedCommand, general, report
 from chimera_ir.escapes import as_argument, command_line, visible
@@ -19,77 +20,8 @@ from chimera_ir.options import MOST
 from chimera_runtime.errors import Misuse as Refused
 from chimera_runtime.model.model_text import require_plausible
 from chimera_runtime.program.compiled_program import parsed
-from chimera_runtime.tools.command.options import parse
+from chimera_runtime.tools.command.options import BACKEND, BUILT_IN, COMMUNICATORS, MODEL, OPTIONS, Option, parse, path
 from chimera_runtime.tools.command.requirements import require_fitting
-
-
-def _flag(name: str, help: str) -> Callable[[Function], Function]:
-    return click.option(name, is_flag=True, help=help)
-
-
-def _path(name: str, metavar: str, help: str) -> Callable[[Function], Function]:
-    return click.option(name, type=click.Path(), metavar=metavar, help=help)
-
-
-def _count(name: str, metavar: str, help: str, least: int = 1) -> Callable[[Function], Function]:
-    return click.option(name, type=click.IntRange(least, MOST), metavar=metavar, help=help)
-
-
-def _positive(name: str, metavar: str, help: str) -> Callable[[Function], Function]:
-    return click.option(name, type=FiniteRange(0, min_open=True), metavar=metavar, help=help)
-
-
-_TRAINING = (
-    click.option(
-        "--model",
-        type=click.Path(exists=True, dir_okay=False),
-        required=True,
-        metavar="MODEL.py",
-        help="Python file with build_stage or layers, loss, dataset, optimizer.",
-    ),
-    click.option("--split", metavar="0,L,..", help="First layer of each stage [default: equal numbers of layers]."),
-    click.option("--steps", type=click.IntRange(1), metavar="STEPS", help="Weight updates [default: 10]."),
-    _count("--micro-batch-size", "B", "Items of a micro-batch [default: 1]."),
-    click.option("--seed", type=int, metavar="SEED", help="Of weights, data order and dropout [default: 0]."),
-    _count("--data-workers", "K", "Processes of each rank that load items [default: 0].", least=0),
-    _flag("--check", "First compare with one-process training."),
-    _flag("--check-only", "Compare, then stop."),
-    click.option("--rehearse", metavar="F=S,B=S", help="Sleep instead of computing; S in seconds."),
-    _positive("--clip-norm", "NORM", "Scale gradients down to this norm of the whole model."),
-    _flag("--shard-optimizer", "Each replica of a stage keeps a share of the optimizer's state."),
-    _path("--save", "DIR", "Save checkpoints there: the last, and at Ctrl-C or SIGTERM."),
-    _count("--save-every", "K", "Save after every K updates, too."),
-    _count("--keep", "K", "Checkpoints that stay [default: 3]."),
-    _path("--resume", "DIR", "Go on from a checkpoint, or from the newest in a directory, if any."),
-    _path("--load", "FILE", "Begin with the weights of one file."),
-    _path("--export", "FILE", "Write the weights into one file: .pt or .safetensors."),
-    _flag("--stop-on-nan", "End when the loss of an update is no finite number."),
-    _path("--log-file", "FILE", "Append a line of JSON for every update."),
-    _path("--tensorboard", "DIR", "The same as curves, by tensorboard."),
-    _count("--eval-every", "K", "Evaluate the model file's validation() every K updates."),
-    click.option("--autocast", type=click.Choice(["bf16"]), help="Run stages and loss under torch.autocast."),
-    click.option("--device-peak", metavar="TFLOPS", help="Tell the share of it that updates use; auto: by the device."),
-    _flag("--peak-memory", "Tell at the end what each rank has used and needs."),
-    _path("--bundle", "FILE", "If the run fails: a zip file for a bug report."),
-    _path("--metrics", "FILE", "Write losses and times of all updates as JSON."),
-    _path("--trace", "DIR", "Record every operation of the training, by rank."),
-    _path("--torch-profile", "DIR", "What torch.profiler sees of three updates."),
-    _flag("--ranges", "A range for NVTX and torch.profiler for each line of the program."),
-    click.option("--memory-limit", metavar="SIZE", help="Stop if a rank needs more: 16GiB, or device."),
-    _positive("--timeout", "SECONDS", "How long any wait may take [default: 60]."),
-    click.option(
-        "--backend",
-        metavar="NAME",
-        shell_complete=lambda _context, _option, begun: [name for name in ("gloo", "nccl") if name.startswith(begun)],
-        help="Of messages: gloo, nccl (GPUs), or another one.",
-    ),
-    click.option(
-        "--device", type=click.Choice(["cpu", "cuda"]), help="Where stages are [default: as the backend has it]."
-    ),
-    _path("--backend-module", "FILE", "A file that registers the backend."),
-    click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),
-)
-"""The options of train.py, by their names there; for an option that is not given, train.py has the default."""
 
 _MACHINES = (
     *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
@@ -110,12 +42,34 @@ def _refuse_machines(_: click.Context, option: click.Parameter, given: object) -
 
 
 def _training(function: Function) -> Function:
-    """Adds the options of train.py to a command's function, and refuses torchrun's options for several machines."""
+    """Adds the options of train.py to a command's function, and refuses torchrun's options for several machines.
+
+    Values stay texts, which train.py parses; for an option that is not given, train.py has the default.
+    """
     refused = (
         click.option(name, hidden=True, expose_value=False, callback=_refuse_machines, metavar="VALUE")
         for name in _MACHINES
     )
-    return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(_TRAINING)), function)
+    options = [_as_click(option) for option in OPTIONS if option.name != COMMUNICATORS]
+    return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(options)), function)
+
+
+def _as_click(option: Option) -> Callable[[Function], Function]:
+    """An option of train.py as one of the command, with a help in the form of the command's other options."""
+    help = re.sub(r"\((default: .*)\)$", r"[\1]", f"{option.help[0].upper()}{option.help[1:]}") + "."
+    if option.type is None:
+        return click.option(option.name, is_flag=True, help=help)
+    kind: click.Choice[str] | click.Path | None = click.Choice(option.choices) if option.choices else None
+    if option.type is path:
+        kind = click.Path(exists=True, dir_okay=False) if option.name == MODEL else click.Path()
+    required, completions = option.name == MODEL, _backends if option.name == BACKEND else None
+    return click.option(
+        option.name, type=kind, metavar=option.metavar, required=required, help=help, shell_complete=completions
+    )
+
+
+def _backends(_context: click.Context, _option: click.Parameter, begun: str) -> list[str]:
+    return [name for name in BUILT_IN if name.startswith(begun)]
 
 
 class _WithModelArguments(SectionedCommand):

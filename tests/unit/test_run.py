@@ -177,7 +177,7 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         (("gems", "--model", "."), "is a directory"),
         (("gems", *MODEL, "--steps", "0"), "--steps"),
         (("gems", *MODEL, "--timeout", "0"), "--timeout"),
-        (("gems", *MODEL, "--timeout", "inf"), "'--timeout': inf is no finite number"),
+        (("gems", *MODEL, "--timeout", "inf"), "argument --timeout: 'inf' is not a positive number of seconds"),
         (("gems", *MODEL, "--copies", "0"), "--copies"),
         (("gems", *MODEL, "--emit", "report"), "No such option"),
         (("gems", *MODEL, "--step", "3"), "--step"),

@@ -3,16 +3,18 @@
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from chimera_runtime.errors import tools_command as mistakes
 from chimera_runtime.ranks.communicators import CHOICES
 from chimera_runtime.tools.open.stdio import write_line
 from chimera_runtime.values.byte_text import UNITS
 
-_BUILT_IN = ("gloo", "nccl")
+BUILT_IN = ("gloo", "nccl")
+"""The backends that need no module."""
+
 KINDS = ("F", "B", "I", "W", "pair")
 _LONGEST = 10**9
 """Longest time-out, in seconds: the clocks behind a wait count nanoseconds in 63 bits."""
@@ -48,7 +50,7 @@ def _norm(text: str) -> float:
     return _positive(text, mistakes.NOT_POSITIVE)
 
 
-def _path(text: str) -> Path:
+def path(text: str) -> Path:
     """Parses a path. An unset variable of the shell leaves an empty one, which would be the current directory."""
     if not text:
         raise argparse.ArgumentTypeError(mistakes.EMPTY_PATH)
@@ -101,68 +103,90 @@ def _durations(text: str) -> dict[str, float]:
     return durations
 
 
+class Option(NamedTuple):
+    """An option of train.py; one without a ``type`` is a flag."""
+
+    name: str
+    help: str
+    metavar: str | None = None
+    type: Callable[[str], Any] | None = None
+    default: Any = None
+    choices: Sequence[str] | None = None
+
+
+MODEL, BACKEND, COMMUNICATORS = "--model", "--backend", "--communicators"
+
+_EXCLUSIVE = ("--check", "--check-only", "--rehearse")
+
+OPTIONS = (
+    Option(MODEL, "Python file with build_stage or layers, loss, dataset, optimizer", "MODEL.py", path),
+    Option("--split", "first layer of each stage (default: equal numbers of layers)", "0,L,..", _split),
+    Option("--steps", "weight updates (default: 10)", "STEPS", _count, 10),
+    Option("--micro-batch-size", "items of a micro-batch (default: 1)", "B", _count, 1),
+    Option("--seed", "of weights, data order and dropout (default: 0)", "SEED", int, 0),
+    Option("--data-workers", "processes of each rank that load items (default: 0)", "K", _number, 0),
+    Option("--check", "first compare with one-process training"),
+    Option("--check-only", "compare, then stop"),
+    Option(
+        "--rehearse",
+        "sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split; pair=S for pairs)",
+        "F=S,B=S",
+        _durations,
+    ),
+    Option("--clip-norm", "scale gradients down to this norm of the whole model", "NORM", _norm),
+    Option("--shard-optimizer", "each replica of a stage keeps a share of the optimizer's state"),
+    Option("--save", "save checkpoints there: the last, and at Ctrl-C or SIGTERM", "DIR", path),
+    Option("--save-every", "save after every K updates, too", "K", _count),
+    Option("--keep", "checkpoints that stay (default: 3)", "K", _count, 3),
+    Option("--resume", "go on from a checkpoint, or from the newest in a directory, if any", "DIR", path),
+    Option("--load", "begin with the weights of one file", "FILE", path),
+    Option("--export", "write the weights into one file at the end: .pt or .safetensors", "FILE", path),
+    Option("--stop-on-nan", "end when the loss of an update is no finite number"),
+    Option("--log-file", "append a line of JSON for every update, at once", "FILE", path),
+    Option("--tensorboard", "the same as curves, by the package tensorboard", "DIR", path),
+    Option("--eval-every", "evaluate the model file's validation() every K updates", "K", _count),
+    Option("--autocast", "run stages and loss under torch.autocast; bf16: in bfloat16", type=str, choices=["bf16"]),
+    Option("--device-peak", "tell the share of it that updates use; auto: by the device", "TFLOPS", _peak),
+    Option("--peak-memory", "tell at the end what each rank has used and needs"),
+    Option("--bundle", "if the run fails: a zip file for a bug report", "FILE", path),
+    Option("--metrics", "write losses and times of all updates as JSON", "FILE", path),
+    Option("--trace", "record every operation of the training, by rank", "DIR", path),
+    Option("--torch-profile", "what torch.profiler sees of three updates, by rank", "DIR", path),
+    Option("--ranges", "a range for NVTX and torch.profiler for each line of the program"),
+    Option(
+        "--memory-limit",
+        "stop before training if a rank needs more, as in 16GiB; device: than its GPU has",
+        "SIZE",
+        _limit,
+    ),
+    Option("--timeout", "seconds that any wait may take (default: 60)", "SECONDS", _seconds, 60.0),
+    Option(BACKEND, "of messages: gloo, nccl (GPUs), or another one (default: gloo)", "NAME", str, "gloo"),
+    Option("--device", "where stages are (default: as the backend has it)", type=str, choices=["cpu", "cuda"]),
+    Option("--backend-module", "a Python file that registers the backend", "FILE", path),
+    Option("--layout", "which ranks are neighbours", type=str, default="pipeline", choices=["pipeline", "replica"]),
+    Option(
+        COMMUNICATORS,
+        "of messages: one for each direction between two workers, or for both (default: as compiled)",
+        type=str,
+        choices=CHOICES,
+    ),
+)
+"""The options of train.py, which are those of `chimera run`, too."""
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses the options of train.py; the words after ``--`` become ``args``, for the model file.
 
     Raises `Misuse` if an option is unknown, missing or has a value that it cannot have.
     """
     parser = _Parser(prog="train.py", description="Trains a model with the program beside it. Start it with torchrun.")
-    add = parser.add_argument
-    add("--model", type=_path, required=True, help="Python file with build_stage or layers, loss, dataset, optimizer")
-    add("--split", type=_split, metavar="0,L,..", help="first layer of each stage (default: equal numbers of layers)")
-    add("--steps", type=_count, default=10, help="weight updates (default: 10)")
-    add("--micro-batch-size", type=_count, default=1, metavar="B", help="items per micro-batch (default: 1)")
-    add("--seed", type=int, default=0, help="of weights, data order and dropout (default: 0)")
-    add("--data-workers", type=_number, default=0, metavar="K", help="processes per rank that load items (default: 0)")
-    check = parser.add_mutually_exclusive_group()
-    check.add_argument("--check", action="store_true", help="first compare with one-process training")
-    check.add_argument("--check-only", action="store_true", help="compare, then stop")
-    check.add_argument(
-        "--rehearse",
-        type=_durations,
-        metavar="F=S,B=S",
-        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split; pair=S for pairs)",
-    )
-    add("--clip-norm", type=_norm, metavar="NORM", help="scale gradients down to this norm of the whole model")
-    add("--shard-optimizer", action="store_true", help="each replica of a stage keeps a share of the optimizer's state")
-    add("--save", type=_path, metavar="DIR", help="save checkpoints there: the last, and at Ctrl-C or SIGTERM")
-    add("--save-every", type=_count, metavar="K", help="save after every K updates, too")
-    add("--keep", type=_count, default=3, metavar="K", help="checkpoints that stay (default: 3)")
-    add(
-        "--resume", type=_path, metavar="DIR", help="go on from a checkpoint, or from the newest in a directory, if any"
-    )
-    add("--load", type=_path, metavar="FILE", help="begin with the weights of one file")
-    add("--export", type=_path, metavar="FILE", help="write the weights into one file at the end: .pt or .safetensors")
-    add("--stop-on-nan", action="store_true", help="end when the loss of an update is no finite number")
-    add("--log-file", type=_path, metavar="FILE", help="append a line of JSON for every update, at once")
-    add("--tensorboard", type=_path, metavar="DIR", help="the same as curves, by the package tensorboard")
-    add("--eval-every", type=_count, metavar="K", help="evaluate the model file's validation() every K updates")
-    add("--autocast", choices=["bf16"], help="run stages and loss under torch.autocast; bf16: in bfloat16")
-    add(
-        "--device-peak", type=_peak, metavar="TFLOPS", help="tell the share of it that updates use; auto: by the device"
-    )
-    add("--peak-memory", action="store_true", help="tell at the end what each rank has used and needs")
-    add("--bundle", type=_path, metavar="FILE", help="if the run fails: a zip file for a bug report")
-    add("--metrics", type=_path, metavar="FILE", help="write losses and times of all updates as JSON")
-    add("--trace", type=_path, metavar="DIR", help="record every operation of the training, by rank")
-    add("--torch-profile", type=_path, metavar="DIR", help="what torch.profiler sees of three updates, by rank")
-    add("--ranges", action="store_true", help="a range for NVTX and torch.profiler for each line of the program")
-    add(
-        "--memory-limit",
-        type=_limit,
-        metavar="SIZE",
-        help="stop before training if a rank needs more, as in 16GiB; device: than its GPU has",
-    )
-    add("--timeout", type=_seconds, default=60.0, help="seconds that any wait may take (default: 60)")
-    add("--backend", default="gloo", help="of messages: gloo, nccl (GPUs), or another one")
-    add("--device", choices=["cpu", "cuda"], help="where stages are (default: as the backend has it)")
-    add("--backend-module", type=_path, metavar="FILE", help="a Python file that registers the backend")
-    add("--layout", choices=["pipeline", "replica"], default="pipeline", help="which ranks are neighbours")
-    add(
-        "--communicators",
-        choices=CHOICES,
-        help="of messages: one for each direction between two workers, or for both (default: as compiled)",
-    )
+    exclusive = parser.add_mutually_exclusive_group()
+    for name, help, metavar, type, default, choices in OPTIONS:
+        add = (exclusive if name in _EXCLUSIVE else parser).add_argument
+        if type is None:
+            add(name, action="store_true", help=help)
+        else:
+            add(name, help=help, metavar=metavar, type=type, default=default, choices=choices, required=name == MODEL)
 
     # The words after -- belong to the model file.
     words, for_model = list(arguments), []
@@ -172,9 +196,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.args = for_model
 
     # Combinations that argparse cannot exclude.
-    if options.backend in _BUILT_IN and options.backend_module is not None:
+    if options.backend in BUILT_IN and options.backend_module is not None:
         raise mistakes.cannot_be_parsed(mistakes.BACKEND_HAS_NO_NAME)
-    if options.backend not in _BUILT_IN and options.backend_module is None:
+    if options.backend not in BUILT_IN and options.backend_module is None:
         raise mistakes.backend_is_unknown(options.backend)
     if options.backend == "nccl" and options.device == "cpu":
         raise mistakes.cannot_be_parsed(mistakes.NCCL_IS_FOR_GPUS)

@@ -71,18 +71,16 @@ class TracedWeights:
 
     def stash(self, version: int) -> None:
         """Keeps the newest weights."""
-        start = self._recorder.now()
-        self._weights.stash(version)
-        self._recorder.note(to.STASH, version, self._versioned(version), start)
+        self._of_version(to.STASH, self._weights.stash, version)
 
     def drop(self, version: int) -> None:
         """Releases a stashed version."""
-        start = self._recorder.now()
-        self._weights.drop(version)
-        self._recorder.note(to.DROP, version, self._versioned(version), start)
+        self._of_version(to.DROP, self._weights.drop, version)
 
-    def _versioned(self, version: int) -> int:
-        return version * self._recorder.groups + self._group
+    def _of_version(self, verb: int, call: Callable[[int], None], version: int) -> None:
+        start = self._recorder.now()
+        call(version)
+        self._recorder.note(verb, version, version * self._recorder.groups + self._group, start)
 
     def all_reduce(self) -> None:
         """Launches the sum of the gradients."""
@@ -104,6 +102,17 @@ class TracedWeights:
         self._recorder.note(to.STEP, self._weights.updates - 1, self._group, start)
         if self._streams:
             self._recorder.spill()
+
+
+def _operation(name: str, verb: int) -> Callable[..., None]:
+    """Method that records an operation of a stage; one over several micro-batches as one over the first."""
+
+    def run(self: "TracedStage", micros: Micros, *tensors: Any) -> None:
+        start = self._recorder.now()
+        getattr(self._stage, name)(micros, *tensors)
+        self._recorder.ran(verb, micros, self._group, start)
+
+    return run
 
 
 class TracedStage(TracedWeights):
@@ -128,35 +137,16 @@ class TracedStage(TracedWeights):
         self._stage.at(version)
         return self
 
-    def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
-        """Runs a forward; one over several micro-batches is recorded as one over the first."""
-        start = self._recorder.now()
-        self._stage.forward(micros, inputs, targets)
-        self._recorder.ran(to.FORWARD, micros, self._stage.number, start)
-
-    def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs a backward; one over several micro-batches is recorded as one over the first."""
-        start = self._recorder.now()
-        self._stage.backward(micros, gradients)
-        self._recorder.ran(to.BACKWARD, micros, self._stage.number, start)
+    forward = _operation("forward", to.FORWARD)
+    backward = _operation("backward", to.BACKWARD)
+    backward_input = _operation("backward_input", to.INPUT_GRADIENT)
+    backward_weights = _operation("backward_weights", to.WEIGHT_GRADIENT)
 
     def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
         """Runs a forward, and a backward of this or another stage, recorded as one operation."""
         start = self._recorder.now()
         self._stage.pair(forward, other._stage, backward)
         self._recorder.ran_pair(forward[0], self._stage.number, backward[0], other._stage.number, start)
-
-    def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs the first half of a backward."""
-        start = self._recorder.now()
-        self._stage.backward_input(micros, gradients)
-        self._recorder.ran(to.INPUT_GRADIENT, micros, self._stage.number, start)
-
-    def backward_weights(self, micros: Micros) -> None:
-        """Runs the second half of a backward."""
-        start = self._recorder.now()
-        self._stage.backward_weights(micros)
-        self._recorder.ran(to.WEIGHT_GRADIENT, micros, self._stage.number, start)
 
 
 def traced(parts: LaneComponents, recorder: Recorder, streams: bool) -> LaneComponents:
