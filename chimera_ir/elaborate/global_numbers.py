@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from chimera_ir.diagnostics.catalogue import endless
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.elaborate.pipes import Shape, collected
+from chimera_ir.elaborate.pipes import Shape, collected, reject
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
 
-def global_numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
-    """Returns the global numbers of each pipe's micro-batches; adds to ``failed`` why they are not 0 .. N-1."""
+def global_numbers(shapes: Sequence[Shape]) -> list[list[int]]:
+    """The global numbers of each pipe's micro-batches; raises ``Rejected`` if they are not 0 .. N-1, each once."""
+    failed: list[Diagnostic] = []
     total = sum(len(shape.micro_range) for shape in shapes)
     # ``owners`` has the first micro-batch with each number, ``clash`` the first one whose number is taken already.
     owners: dict[int, tuple[Shape, int]] = {}
@@ -30,6 +31,7 @@ def global_numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[li
     failed += [_outside(*owners[number], number, total) for number in owners if not 0 <= number < total]
     if clash is not None and not failed:
         failed.append(_clash(*clash, owners, total))
+    reject(failed)
     return columns
 
 

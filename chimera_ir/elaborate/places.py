@@ -20,11 +20,10 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pi
     once. ``workers_span`` is the place in the text that gives the number of workers.
     """
     failed: list[Diagnostic] = []
-    rows: list[tuple[Worker, ...]] = []
-    recompute: list[tuple[Stage, ...]] = []
     with collected(failed):
         rows = made_of(shapes, lambda shape: tuple(_workers(shape, workers)))
-    columns = global_numbers(shapes, failed)
+    with collected(failed):
+        columns = global_numbers(shapes)
     with collected(failed):
         recompute = made_of(shapes, lambda shape: tuple(_stages_of(shape, shape.recompute) if shape.recompute else ()))
     reject(failed)

@@ -132,12 +132,12 @@ class _GlobalsEvaluator:
         self._parameters_of = {**self._bits}
         for parameter in scheme.parameters:
             name = parameter.name.text
-            self.values[name] = settings[name] if name in settings else _value(parameter.default, self.scope, [])
+            self.values[name] = settings[name] if name in settings else self._value(parameter.default)
 
     def read(self, item: ast.Item) -> None:
         match item:
             case ast.Let(name, value):
-                self.values[name.text] = _value(value, self.scope, self.failed)
+                self.values[name.text] = self._value(value)
                 self._parameters_of[name.text] = self._depends(value)
             case ast.Function(name, parameters, body):
                 inner = self.scope.with_variables(*(word.text for word in parameters))
@@ -145,7 +145,7 @@ class _GlobalsEvaluator:
             case ast.Require():
                 self._require(item)
             case ast.Workers(count):
-                self.workers, self.workers_span = _value(count, self.scope, self.failed), count.span
+                self.workers, self.workers_span = self._value(count), count.span
                 where = count.span, self.scope.values_in(count, ()), Instance()
                 if self.workers < 1:
                     self.failed.append(NoWorkers(*where, self.workers))
@@ -154,10 +154,10 @@ class _GlobalsEvaluator:
             case ast.Memory(_, limit, worker):
                 scope = Scope(ChainMap(self.values, UNITS), self.functions, {})
                 if worker is None:  # without a value it fails here, with the lines around it
-                    _value(limit, scope, self.failed)
+                    self._value(limit, scope)
                 self.limits.append((item, scope))
             case ast.Update(count):
-                self.per_update = _value(count, self.scope, self.failed)
+                self.per_update = self._value(count)
                 if self.per_update < 1:
                     values = self.scope.values_in(count, ())
                     self.failed.append(BadUpdate(count.span, values, Instance(), self.per_update))
@@ -167,7 +167,7 @@ class _GlobalsEvaluator:
                 assert_never(item)
 
     def _require(self, item: ast.Require) -> None:
-        if not _value(item.condition, self.scope, self.failed):
+        if not self._value(item.condition):
             values, bits = self.scope.values_in(item.condition, ()), self._depends(item.condition)
             parameters = tuple(islice((name for name, bit in self._bits.items() if bit & bits), _NAMED))
             message = RequirementFails if parameters else NeverMet
@@ -178,10 +178,9 @@ class _GlobalsEvaluator:
         names = (node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         return reduce(or_, (self._parameters_of.get(name, 0) for name in names), 0)
 
-
-def _value(expression: ast.Expression, scope: Scope, failed: list[Diagnostic]) -> int:
-    """The value of an expression; if it has none, raises the diagnostics in ``failed`` or, without any, its own."""
-    try:
-        return evaluate(expression, scope, Instance())
-    except Rejected as rejected:
-        raise Rejected(failed or rejected.diagnostics) from None
+    def _value(self, expression: ast.Expression, scope: Scope | None = None) -> int:
+        """The value of an expression; if it has none, raises the diagnostics so far or, without any, its own."""
+        try:
+            return evaluate(expression, scope or self.scope, Instance())
+        except Rejected as rejected:
+            raise Rejected(self.failed or rejected.diagnostics) from None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Pattern = tuple[int, ...]
 """Relative durations, one for each `DurationKey`; launches of gradient sums depend on nothing else.
 
-It is empty where no worker has several gradient sums to launch.
+All are 1 where no worker has several gradient sums to launch.
 """
 
 Launched = tuple[tuple[tuple[int, WeightGroup], ...], ...]
@@ -168,7 +168,7 @@ class Variant:
     def __init__(self, compiled: CompiledScheme, change: Change) -> None:
         self.compiled, self._change = compiled, change
         self._lowerings: dict[Pattern, _Lowering] = {}
-        self._proven: set[Pattern] = set()
+        self._proven: set[_Lowering] = set()
         self._holdings: tuple[Holdings, ...] = ()
 
     @cached_property
@@ -226,13 +226,12 @@ class Variant:
         """
         if self._is_trusted or not self.header.asynchronous:
             return
-        pattern = self._pattern(setting)
-        if pattern in self._proven:
-            return
-        from chimera_ir.verify.verify import verify_lowered
+        lowering = self._lowering(setting)
+        if lowering not in self._proven:
+            from chimera_ir.verify.verify import verify_lowered
 
-        verify_lowered(self._lowering(pattern).level, self._checked)
-        self._proven.add(pattern)
+            verify_lowered(lowering.level, self._checked)
+            self._proven.add(lowering)
 
     @property
     def _is_trusted(self) -> bool:
@@ -253,13 +252,13 @@ class Variant:
 
     def lowered(self, setting: Setting) -> Program:
         """The program as a compilation gives it; without a flush, enough updates to show all that ever happens."""
-        return view_of(self._lowering(self._pattern(setting)).level)
+        return view_of(self._lowering(setting).level)
 
     def launched(self, setting: Setting) -> Launched:
         """The gradient sums that each worker launches in a setting; empty without a flush."""
         if self.header.asynchronous:
             return ((),) * len(self.compiled.lanes)
-        return self._lowering(self._pattern(setting)).launched
+        return self._lowering(setting).launched
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
         """The holdings of each worker, from which its memory follows; they are the same in every setting."""
@@ -277,9 +276,10 @@ class Variant:
             received = tuple(map(Receiving._make, messages.slots))
             yield Holdings(most, tuple(counts.items()), (), sent, received)
 
-    def _lowering(self, pattern: Pattern) -> "_Lowering":
+    def _lowering(self, setting: Setting) -> "_Lowering":
+        pattern = self._pattern(setting)
         if pattern not in self._lowerings:
-            ticks = dict(zip(self._representatives, pattern, strict=True)) if pattern else dict.fromkeys(self._keys, 1)
+            ticks = dict(zip(self._representatives, pattern, strict=True))
             durations = [ticks[key] for key in self._keys]
             self._lowerings[pattern] = _Lowering(
                 self._level, self.schedule, self.compiled.structure.net, ticks, durations
@@ -288,7 +288,7 @@ class Variant:
 
     def _pattern(self, setting: Setting) -> Pattern:
         if all(len(held) < 2 for held in self.header.groups_of):
-            return ()
+            return (1,) * len(self._representatives)
         # Integers without a common divisor: settings with proportional durations share one lowering.
         measured = Measured.of(setting)
         times = [measured.duration(operation, self.header) for operation in self._representatives.values()]
