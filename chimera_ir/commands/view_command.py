@@ -29,7 +29,8 @@ def view_command(directory: Path) -> None:
     picture = next((directory / name for name in PICTURES if (directory / name).is_file()), None)
     if picture is None:
         raise WrongCommand(f"{directory}: {_reason(directory)}")
-    if _has_display() and webbrowser.open(picture.resolve().as_uri()):
+    has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, _DISPLAYS))
+    if has_display and webbrowser.open(picture.resolve().as_uri()):
         report(f"opened {visible(str(picture))}\n")
     else:
         write(f"{visible(str(picture))}\n")
@@ -43,7 +44,3 @@ def _reason(directory: Path) -> str:
     if not directory.is_dir():
         return "no such directory; chimera compile writes one, SCHEME.out by default"
     return f"there is no picture in it: neither {' nor '.join(PICTURES)}"
-
-
-def _has_display() -> bool:
-    return sys.platform in ("darwin", "win32") or any(map(os.environ.get, _DISPLAYS))

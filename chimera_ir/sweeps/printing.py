@@ -40,7 +40,10 @@ def shown(sweep: Sweep, form: TableForm) -> str:
 
 def text(sweep: Sweep) -> RenderableType:
     """The sweep as a table for a console of any width; the reasons of refused rows come last."""
-    rows = [(row.settings, _words(row)) for row in sweep.rows]
+    rows = [
+        (row.settings, _cells(row, lambda report: dict(_figures(report)), lambda time: {"T by replay": seconds(time)}))
+        for row in sweep.rows
+    ]
     heads = _heads(words for _, words in rows)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for head in (*sweep.names, *heads):
@@ -69,10 +72,6 @@ def _cells(row: SizeRow, of_report: Callable[[Report], _Cells], replay: Callable
     return {**of_report(row.outcome), **({} if row.seconds is None else replay(row.seconds))}
 
 
-def _words(row: SizeRow) -> _Cells:
-    return _cells(row, lambda report: dict(_figures(report)), lambda time: {"T by replay": seconds(time)})
-
-
 def _figures(report: Report) -> Iterator[tuple[str, str]]:
     figures, baseline = report.figures, report.baseline
     unit = figures.costs.unit
@@ -90,7 +89,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
 
 def as_csv(sweep: Sweep) -> str:
     """The sweep as CSV with a line of heads; numbers as in ``report.json``, memory as of the fullest worker."""
-    rows = [(row.settings, _numbers(row)) for row in sweep.rows]
+    rows = [(row.settings, _cells(row, lambda report: _flat(report.as_json()), _predicted)) for row in sweep.rows]
     heads = _heads([*(numbers for _, numbers in rows), {_REFUSED: ""}])
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -100,10 +99,6 @@ def as_csv(sweep: Sweep) -> str:
         for settings, numbers in rows
     )
     return out.getvalue()
-
-
-def _numbers(row: SizeRow) -> _Cells:
-    return _cells(row, lambda report: _flat(report.as_json()), _predicted)
 
 
 def _flat(report: Mapping[str, object]) -> _Cells:

@@ -43,7 +43,9 @@ def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
             yield LaneSpan(Load(ahead.text), update, ahead.start, ahead.end)
             ahead = next(operations, None)
         if ahead is None:
-            _must_have_ended_early(rank, instruction)
+            if rank.ended is None:
+                missing = f"'{words(instruction)}' and what follows it are missing from its file"
+                raise BadTrace(f"rank {rank.rank}: {missing}")
             return
         first_text, *other_texts = recorded(instruction)
         if (ahead.update, ahead.text) != (update, first_text):
@@ -74,8 +76,3 @@ def _loads(operation: RecordedOperation) -> bool:
 
 
 _LOAD = re.compile(r"load (?:input|target) m[0-9]{1,18}")
-
-
-def _must_have_ended_early(rank: Rank, instruction: Instruction) -> None:
-    if rank.ended is None:
-        raise BadTrace(f"rank {rank.rank}: '{words(instruction)}' and what follows it are missing from its file")
