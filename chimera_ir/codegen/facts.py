@@ -11,7 +11,7 @@ from chimera_ir.codegen.statements import links
 from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, GRADIENTS, Value
-from chimera_ir.ir.levels import Header, LaneParts, Program
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs
@@ -52,8 +52,8 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "reads": _reads(program),
         "lag": lag(turns) if turns else 0,
         "ranks": [
-            {**_rank(verified, Worker(worker), turns), "evaluation": _evaluation(parts)}
-            for worker, parts in enumerate(evaluation.program.parts)
+            {**_rank(verified, worker, turns), "evaluation": _evaluation(evaluation, worker)}
+            for worker in map(Worker, range(header.workers))
         ],
     }
 
@@ -119,7 +119,8 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
     program = verified.program
     header, parts, holdings = program.header, program.parts[worker], verified.holdings[worker]
     # Stage by stage: receive buffers, copies of weights, messages on their way, and, of a stream, initial weights.
-    rooms, copies = _rooms(parts), dict(holdings.copies)
+    rooms = {(target, value): slots for (_, target, value), slots in holdings.receiving}
+    copies = dict(holdings.copies)
     sending = Counter[tuple[Stage, Value]]()
     for (source, _, value), micros in holdings.sending:
         sending[source, value] += micros
@@ -149,13 +150,11 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
     }
 
 
-def _evaluation(parts: LaneParts) -> Facts:
+def _evaluation(evaluation: Verified, worker: Worker) -> Facts:
     """The facts of a worker's forwards alone: the receive buffers by stage, and the links."""
-    used = links(parts)
+    used, receiving = links(evaluation.program.parts[worker]), evaluation.holdings[worker].receiving
     return {
-        "slots": {
-            str(stage): rooms for stage, rooms in sorted((stage, rooms) for (stage, _), rooms in _rooms(parts).items())
-        },
+        "slots": {str(stage): slots for stage, slots in sorted((target, slots) for (_, target, _), slots in receiving)},
         "incoming": list(used.incoming),
         "outgoing": list(used.outgoing),
     }
@@ -190,13 +189,3 @@ def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = F
     cycle = header.period or header.micro_batches
     pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
     return {micro % cycle for pipe in pipes if not recomputing or stage in pipe.recompute for micro in pipe.micros}
-
-
-def _rooms(parts: LaneParts) -> dict[tuple[Stage, Value], tuple[int, ...]]:
-    """Number of micro-batches that fit into each slot, by receiving stage and the value of its messages."""
-    rooms_of: dict[tuple[Stage, Value], dict[int, int]] = {}
-    for recv in parts.recvs.lines:
-        message, slot = recv.message, recv.slot
-        rooms = rooms_of.setdefault((message.target, message.value), {})
-        rooms[slot] = max(rooms.get(slot, 1), len(message.micros))
-    return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in rooms_of.items()}

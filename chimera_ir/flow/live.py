@@ -8,7 +8,7 @@ B m1 s0     activations -1
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import accumulate
 from operator import itemgetter
@@ -66,12 +66,8 @@ def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
     return {key: most.amount for key, most in highest_by_key(ordered).items()}
 
 
-class KeptChange(NamedTuple):
-    """A change by an operation to what its stage keeps: ``amount`` is in micro-batches, or parts of one."""
-
-    operation: Compute
-    unit: Counted
-    amount: int
+KeptChange = tuple[Compute, Counted, int]
+"""A change by an operation to what its stage keeps, in a unit: an amount of micro-batches, or parts of one."""
 
 
 class _Effect(NamedTuple):
@@ -82,32 +78,36 @@ class _Effect(NamedTuple):
     once: int
 
 
-def changes(header: Header, lane: Iterable[Compute]) -> Iterator[KeptChange]:
-    """Yields the changes by the operations of a lane, in order.
+def changes(
+    header: Header, lane: Iterable[Compute], units: Collection[Counted] = tuple(Counted)
+) -> Iterator[KeptChange]:
+    """Yields the changes in some units by the operations of a lane, in order.
 
     What an operation makes exists while it runs, and so does what it frees. Operands alone take the place of the
     activations that are freed. A value that no operation frees does not count.
     """
-    effects, recomputes = _effects(header.kinds), header.recomputes if header.recomputing else None
+    effects, recomputes = _effects(header, units), header.recomputes if header.recomputing else None
+    if not any(effects.values()):
+        return
     for operation in lane:
-        again = recomputes is not None and recomputes(operation.micros[0], operation.stage)
-        for unit, per_micro, once in effects[operation.kind, again]:
-            yield KeptChange(operation, unit, per_micro * len(operation.micros) + once)
+        kind, micros = operation.kind, operation.micros
+        for unit, per_micro, once in effects[kind, recomputes is not None and recomputes(micros[0], operation.stage)]:
+            yield operation, unit, per_micro * len(micros) + once
 
 
 def waiting(header: Header) -> dict[Kind, int]:
     """Number of values, of any unit, that an operation of each kind adds to what a stage keeps of a micro-batch."""
-    effects = _effects(header.kinds)
+    effects = _effects(header, tuple(Counted))
     return {kind: sum(effect.per_micro for effect in effects[kind, False]) for kind in header.kinds}
 
 
-def _effects(kinds: Iterable[Kind]) -> Mapping[tuple[Kind, bool], tuple[_Effect, ...]]:
+def _effects(header: Header, units: Collection[Counted]) -> Mapping[tuple[Kind, bool], tuple[_Effect, ...]]:
     """The effects of operations of each kind, in order, on a stage that keeps activations and on one that recomputes.
 
-    A stage that recomputes keeps the input until the activations are freed. They exist while an operation reads them,
-    of one micro-batch at a time.
+    Only effects in ``units`` are listed. A stage that recomputes keeps the input until the activations are freed. They
+    exist while an operation reads them, of one micro-batch at a time.
     """
-    freed = {value for kind in kinds for value in kind.frees}
+    freed = {value for kind in header.kinds for value in kind.frees}
 
     def effects(kind: Kind, again: bool) -> Iterator[_Effect]:
         def unit(value: Value) -> Counted:
@@ -123,9 +123,9 @@ def _effects(kinds: Iterable[Kind]) -> Mapping[tuple[Kind, bool], tuple[_Effect,
         yield _Effect(Counted.OPERANDS, operands, 0)
 
     return {
-        (kind, again): tuple(effect for effect in effects(kind, again) if effect.per_micro or effect.once)
-        for kind in kinds
-        for again in (False, True)
+        (kind, again): tuple(effect for effect in effects(kind, again) if effect.unit in units and effect[1:] != (0, 0))
+        for kind in header.kinds
+        for again in (False, True)[: 1 + header.recomputing]
     }
 
 
@@ -143,9 +143,9 @@ def peaks(schedule: Schedule, *units: Counted) -> tuple[Peak, ...]:
     """
     by_lane: list[Peak] = []
     for lane in map(singles, schedule.lanes):
-        counted = [change for change in changes(schedule.header, lane) if change.unit in units]
-        most = highest(change.amount for change in counted)
-        by_lane.append(Peak(0, None) if most is None else Peak(most.amount, counted[most.change].operation))
+        counted = list(changes(schedule.header, lane, units))
+        most = highest(amount for _, _, amount in counted)
+        by_lane.append(Peak(0, None) if most is None else Peak(most.amount, counted[most.change][0]))
     return tuple(by_lane)
 
 

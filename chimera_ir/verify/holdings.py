@@ -151,8 +151,9 @@ def _under_way(parts: LaneParts) -> Iterator[tuple[Crossing, int]]:
 
 
 def _receiving(receives: Iterable[Recv]) -> tuple[Receiving, ...]:
+    """The receive buffers of a lane, by edge and, for each, in the order of the slots."""
     rooms: dict[Crossing, dict[Slot, int]] = defaultdict(lambda: defaultdict(int))
     for receive in receives:
         slots = rooms[receive.message.edge]
         slots[receive.slot] = max(slots[receive.slot], len(receive.message.micros))
-    return tuple(Receiving(edge, tuple(slots.values())) for edge, slots in rooms.items())
+    return tuple(Receiving(edge, tuple(slots[slot] for slot in sorted(slots))) for edge, slots in rooms.items())

@@ -93,7 +93,7 @@ def test_a_reload_before_its_offload_closes_a_cycle() -> None:
 @pytest.mark.usefixtures("table")
 def test_what_is_kept_elsewhere_counts_there() -> None:
     schedule = of_one_stage(FORWARD, OFFLOAD, RELOAD, BACKWARD)
-    assert [(change.unit, change.amount) for change in live.changes(schedule.header, schedule.lanes[0])][:6] == [
+    assert [change[1:] for change in live.changes(schedule.header, schedule.lanes[0])][:6] == [
         (Counted.ACTIVATIONS, 1),
         (Counted.HOST, 1),
         (Counted.ACTIVATIONS, -1),
