@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Operation, singles
+from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.ops import Drop, Operation, Send, Stash, WaitSend, singles
+from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
-from chimera_ir.verify.holdings import fullest
+from chimera_ir.verify.holdings import fullest, holdings
 from chimera_ir.verify.verify import schedule_of, verify_schedule
 from tests.property.programs import plans
 from tests.property.test_split_backward import split
@@ -84,6 +85,29 @@ def front(stages: tuple[Stage, ...], moments: list[Held]) -> tuple[Any, ...]:
     )
 
 
+def counted(program: Program) -> None:
+    """Asserts that copies of weights and messages under way are as many as a simulator has at most."""
+    header = program.header
+    for lane, groups, held in zip(program.lanes, header.groups_of, holdings(program), strict=True):
+        versions, under_way = Counter(dict.fromkeys(groups, 1)), Counter[Any]()
+        copies, sending = Counter(versions), Counter[Any]()
+        for line in lane:
+            match line:
+                case Stash(group):
+                    versions[group] += 1
+                case Drop(group):
+                    versions[group] -= 1
+                case Send(message):
+                    under_way[message.edge] += len(message.micros)
+                case WaitSend(message):
+                    under_way[message.edge] -= len(message.micros)
+            copies |= versions
+            sending |= under_way
+        assert {**{(stage,): count for stage, count in held.copies}, **dict(held.tied)} == copies
+        assert dict(held.sending) == sending
+        assert not +under_way
+
+
 def recomputing(schedule: Schedule, share: float, seed: int) -> Schedule:
     """The schedule with other stages that recompute: a ``share`` of them, by a rule that ``seed`` changes."""
     pipes = [
@@ -101,6 +125,7 @@ def test_the_library_keeps_what_a_simulator_counts(case: Any) -> None:
     for share in (0, 0.5, 1):
         agrees(recomputing(schedule, share, seed=3))
     agrees(schedule)
+    counted(compiled(case).program)
 
 
 @examples(60)
@@ -109,3 +134,4 @@ def test_random_schemes_keep_what_a_simulator_counts(plan, seed, share):
     schedule = order(plan)
     if not verify_schedule(schedule, plan).findings.errors:
         agrees(split(schedule, seed, share))
+        counted(lower(schedule))
