@@ -28,13 +28,6 @@ class Highest(NamedTuple):
     change: int
 
 
-def highest(changes: Iterable[int]) -> Highest | None:
-    """The most that is kept at once, if each change adds its amount to what is kept; None if nothing is ever kept."""
-    amounts = list(accumulate(changes))
-    most = max(amounts, default=0)
-    return Highest(most, amounts.index(most)) if most > 0 else None
-
-
 def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
     """The peak amount of each key over a sequence of changes (key, amount added), and the change that reaches it first.
 
@@ -144,8 +137,9 @@ def peaks(schedule: Schedule, *units: Counted) -> tuple[Peak, ...]:
     by_lane: list[Peak] = []
     for lane in map(singles, schedule.lanes):
         counted = list(changes(schedule.header, lane, units))
-        most = highest(amount for _, _, amount in counted)
-        by_lane.append(Peak(0, None) if most is None else Peak(most.amount, counted[most.change][0]))
+        amounts = list(accumulate((amount for _, _, amount in counted), initial=0))
+        reached = amounts.index(max(amounts))
+        by_lane.append(Peak(amounts[reached], counted[reached - 1][0] if reached else None))
     return tuple(by_lane)
 
 
