@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -346,6 +346,5 @@ def _say(warnings: Iterable[str]) -> None:
         remark(warning)
 
 
-def main() -> NoReturn:
-    """Entry point of the command ``chimera-compile``, an alias of ``chimera compile``."""
-    run(compile_command, "chimera-compile")
+main = partial(run, compile_command, "chimera-compile")
+"""Entry point of the command ``chimera-compile``, an alias of ``chimera compile``."""

@@ -1,8 +1,8 @@
 """``chimera plan``: a ranking of schemes, copies, stages and micro-batches by their predicted time."""
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -247,6 +247,5 @@ def _workers(inputs: Inputs, asked: int | None) -> int:
     return number
 
 
-def main() -> NoReturn:
-    """Entry point of the command ``chimera-plan``, an alias of ``chimera plan``."""
-    run(plan_command, "chimera-plan")
+main = partial(run, plan_command, "chimera-plan")
+"""Entry point of the command ``chimera-plan``, an alias of ``chimera plan``."""

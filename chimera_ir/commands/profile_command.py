@@ -5,9 +5,9 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from rich.console import Console
@@ -306,6 +306,5 @@ def _no_bar(_doing: str, _done: int, _steps: int) -> None:
     pass
 
 
-def main() -> NoReturn:
-    """Entry point of the command ``chimera-profile``, an alias of ``chimera profile``."""
-    run(profile_command, "chimera-profile")
+main = partial(run, profile_command, "chimera-profile")
+"""Entry point of the command ``chimera-profile``, an alias of ``chimera profile``."""

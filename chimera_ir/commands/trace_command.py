@@ -1,7 +1,7 @@
 """``chimera trace``: what ``train.py --trace`` recorded, compared with the prediction."""
 
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -75,6 +75,5 @@ def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:
     return read_inputs(profile, cluster, "--{}".format)
 
 
-def main() -> NoReturn:
-    """Entry point of the command ``chimera-trace``, an alias of ``chimera trace``."""
-    run(trace_command, NAME)
+main = partial(run, trace_command, NAME)
+"""Entry point of the command ``chimera-trace``, an alias of ``chimera trace``."""

@@ -7,24 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from typing import assert_never
 
 from chimera_ir.cost.number_text import percent
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Operation,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
+from chimera_ir.ir.ops import AllReduce, Compute, Operation, Pair, Step
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture import chart
 from chimera_ir.picture.chart import PlacedOperation, Scale, families, pixels, room
@@ -95,8 +81,8 @@ def drawing(replay: Replay) -> ReplayPicture:
         chart=made,
         idle={cause.name.lower(): path for cause, path in idle_paths.items()},
         messages=messages,
-        sums=tuple(_strip(event, worker, replay, scale) for event, worker in _summing(replay)) if one_by_one else (),
-        sums_path="" if one_by_one else "".join(_rectangle(event, worker, scale) for event, worker in _summing(replay)),
+        sums=tuple(_box(*both, replay, scale) for both in _summing(replay)) if one_by_one else (),
+        sums_path="" if one_by_one else "".join(_outline(*both, scale) for both in _summing(replay)),
         critical="".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),
         notices="".join(_arrow(event, scale) for event in replay.critical if event.role is Role.NOTICE),
     )
@@ -198,20 +184,10 @@ def _title(replay: Replay, event: Event, part: Compute) -> str:
 
 def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family]:
     """Yields the family of the steps, if they take time; as boxes if ``one_by_one``, else as an outline."""
-    if several := [*_steps(replay)]:
-        boxes = tuple(_step(event, replay, scale) for event in several) if one_by_one else ()
-        outline = "" if one_by_one else "".join(_outline(event, scale) for event in several)
+    if steps := [(event, event.workers[0]) for event in _steps(replay)]:
+        boxes = tuple(_box(*step, replay, scale) for step in steps) if one_by_one else ()
+        outline = "" if one_by_one else "".join(_outline(*step, scale) for step in steps)
         yield Family(STEP, PAPER, scale.font, boxes, outline, ())
-
-
-def _step(event: Event, replay: Replay, scale: Scale) -> Box:
-    assert isinstance(event.instruction, Step)
-    title = f"step of {group_name(event.instruction.group)}, {_period(replay, event)}"
-    return scale.box(event.start, event.end, scale.y(event.workers[0]), scale.row, title)
-
-
-def _outline(event: Event, scale: Scale) -> str:
-    return scale.outline(event.start, event.end, scale.y(event.workers[0]), scale.row)
 
 
 def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
@@ -219,15 +195,24 @@ def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
     return ((event, worker) for event in replay.sums if event.end > event.start for worker in event.workers)
 
 
-def _strip(event: Event, worker: Worker, replay: Replay, scale: Scale) -> Box:
-    assert isinstance(event.instruction, AllReduce)
-    launched = f"launched by all at {_time(replay, event.posted)}, {_period(replay, event)}"
-    title = f"sum of the gradients of {group_name(event.instruction.group)}, {launched}"
-    return scale.box(event.start, event.end, scale.y(worker) + scale.row + 1, scale.strip - 1, title)
+def _box(event: Event, worker: Worker, replay: Replay, scale: Scale) -> Box:
+    """The box of a step, or of a sum in the strip below a worker's lane."""
+    assert isinstance(event.instruction, Step | AllReduce)
+    what, period = group_name(event.instruction.group), _period(replay, event)
+    title = f"step of {what}, {period}"
+    if event.role is Role.SUM:
+        title = f"sum of the gradients of {what}, launched by all at {_time(replay, event.posted)}, {period}"
+    return scale.box(event.start, event.end, *_height(event, worker, scale), title)
 
 
-def _rectangle(event: Event, worker: Worker, scale: Scale) -> str:
-    return scale.outline(event.start, event.end, scale.y(worker) + scale.row + 1, scale.strip - 1)
+def _outline(event: Event, worker: Worker, scale: Scale) -> str:
+    return scale.outline(event.start, event.end, *_height(event, worker, scale))
+
+
+def _height(event: Event, worker: Worker, scale: Scale) -> tuple[int, int]:
+    """The upper edge and the height of an event: those of a worker's lane or, for a sum, of the strip below it."""
+    y = scale.y(worker)
+    return (y + scale.row + 1, scale.strip - 1) if event.role is Role.SUM else (y, scale.row)
 
 
 def _arrow(event: Event, scale: Scale) -> str:
@@ -239,15 +224,8 @@ def _arrow(event: Event, scale: Scale) -> str:
 
 
 def _marked(event: Event, scale: Scale) -> str:
-    """The mark of an event on the critical path: an outline, or a line along a message."""
-    match event.instruction:
-        case Send() if event.role is not Role.POST:
-            return _arrow(event, scale)
-        case AllReduce() if event.role is not Role.POST:
-            return "".join(_rectangle(event, worker, scale) for worker in event.workers)
-        case Compute() | Pair() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
-            return _outline(event, scale)
-        case Stash() | Drop():
-            raise ValueError("keeping and dropping weights takes no time: they are no events")
-        case _:
-            assert_never(event.instruction)
+    """The mark of an event on the critical path: outlines, one for each worker of a sum, or a line along a message."""
+    if event.role in (Role.WIRE, Role.FLIGHT):
+        return _arrow(event, scale)
+    workers = event.workers if event.role is Role.SUM else event.workers[:1]
+    return "".join(_outline(event, worker, scale) for worker in workers)

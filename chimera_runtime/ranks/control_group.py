@@ -1,10 +1,12 @@
 """The control group: what ranks exchange outside of the schedule, as tensors by gloo and as texts in a store."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,6 +57,11 @@ class ControlGroup:
         """
         doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
         return wait_for_key(self.store, key, source, doing, self.timeout if seconds is None else seconds)
+
+    def collect(self, key: str, value: Any, what: str) -> list[Any]:
+        """Returns the ``value`` of each rank, in their order, by JSON; all call it; errors as in `wait_for_key`."""
+        self.store.set(f"{key}/{self.place.rank}", json.dumps(value))
+        return [json.loads(self.wait_for_key(f"{key}/{rank}", rank, what)) for rank in self.place.ranks]
 
     @contextmanager
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """``--memory-limit device``: a rank's share of the memory of its GPU."""
 
-import json
 import os
 
 import torch
@@ -17,12 +16,7 @@ def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
     """
     if device.type != "cuda":
         raise Misuse(DEVICE_HAS_NO_MEMORY_OF_ITS_OWN)
-    control_group.store.set(f"memory/share/{control_group.place.rank}", json.dumps(share_of(device)))
-    what = "for the memory of its device"
-    return min(
-        int(json.loads(control_group.wait_for_key(f"memory/share/{rank}", rank, what)))
-        for rank in control_group.place.ranks
-    )
+    return int(min(control_group.collect("memory/share", share_of(device), "for the memory of its device")))
 
 
 def share_of(device: torch.device) -> int:

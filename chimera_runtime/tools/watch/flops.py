@@ -4,7 +4,6 @@ The "model FLOPs utilization" of Chowdhery et al., "PaLM: Scaling Language Model
 counts the floating-point operations of the model, and not those of a forward that recomputation repeats.
 """
 
-import json
 import re
 
 import torch
@@ -84,12 +83,9 @@ def peak_seconds(
     else:
         per_second = peak * _TERA
     mine = [s for s in modules if world.place.rank == world.place.rank_of(0, world.job.placement[0][s])]
-    world.control_group.store.set(
-        f"flops/{world.place.rank}", json.dumps([sum(of_stage(context, modules[s], s) for s in mine), per_second])
-    )
-    what = "for the floating-point operations of its stages"
-    learnt = [json.loads(world.control_group.wait_for_key(f"flops/{r}", r, what)) for r in world.place.ranks]
-    operations, peaks = map(sum, zip(*learnt, strict=True))
+    figures = sum(of_stage(context, modules[s], s) for s in mine), per_second
+    of_ranks = world.control_group.collect("flops", figures, "for the floating-point operations of its stages")
+    operations, peaks = map(sum, zip(*of_ranks, strict=True))
     return float(operations * world.job.passes * world.place.copies / peaks)
 
 

@@ -4,7 +4,6 @@ The schedule gives the number of micro-batches of each stage that a rank keeps a
 is measured on the first micro-batch. Memory that operators allocate while they run is not counted.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -55,12 +54,7 @@ def refuse_beyond(limit: int, mine: "RankNeed") -> str:
     """
     world = mine.context.world
     need = mine.need()
-    world.control_group.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
-    ranks = world.place.ranks
-    needs = [
-        json.loads(world.control_group.wait_for_key(f"memory/{rank}", rank, f"for the memory that rank {rank} needs"))
-        for rank in ranks
-    ]
+    needs = world.control_group.collect("memory", (need.total, mine.words(need)), "for the memory that it needs")
     total, words = max(needs, key=lambda need: need[0])
     if total <= limit:
         return f"memory: of {byte_text(limit)}, {words}"
