@@ -12,6 +12,7 @@ from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.numbering import Numbering
+from chimera_runtime.program.stage_graph import fed, feeding
 from chimera_runtime.ranks.messages import Names, waiter
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.saved_tensors import Footprint
@@ -242,7 +243,7 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
                     f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
                     "let it work on a copy"
                 )
-            after = _boundary(trace) if stage < cut.stages - 1 else None
+            after = _boundary(trace) if fed(stage, cut.stages) else None
             bare = replace(trace, inputs=(), outputs=())
             first_pass[stage, size] = _FirstPass(handed[size], before, after, bare)
             boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in trace.outputs if not t.is_meta)
@@ -266,9 +267,9 @@ def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
 def _call(
     cut: ModelCut, stage: int, size: int, module: torch.nn.Module, before: Boundary | None, handed: Any
 ) -> StageCall:
-    last = stage == cut.stages - 1
+    opens, last = not feeding(stage, cut.stages), not fed(stage, cut.stages)
     batches = cut.batches(size)
-    argument = to_device(batches.input(0, 0) if stage == 0 else handed, cut.device)
+    argument = to_device(batches.input(0, 0) if opens else handed, cut.device)
     target = to_device(batches.target(0, 0), cut.device) if last else None
     loaded = batches.keywords(0, 0)
     keywords = to_device({name: loaded[name] for name in accepted(module, loaded)}, cut.device)
@@ -324,8 +325,8 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
         footprint=first_pass.trace.footprint,
         traits=first_pass.trace.traits,
         optimizer=optimizer,
-        handed=first_pass.handed if stage else None,
-        load_input=_loader(batches.input, device, wanted=stage == 0),
+        handed=None if first_pass.before is None else first_pass.handed,
+        load_input=_loader(batches.input, device, wanted=first_pass.before is None),
         load_target=_loader(batches.target, device, wanted=first_pass.after is None),
     )
 

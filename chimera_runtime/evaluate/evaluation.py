@@ -221,8 +221,9 @@ class Evaluation:
         # The lane has its own stages, slots and links; all of them read the sizes of the current round.
         current = self._current = _CurrentRound(self._boundaries)
         slots = {
-            stage: Slots(rooms, partial(self._boundaries[stage - 1].buffers, world.device))
+            stage: Slots(rooms, partial(self._boundaries[feeding].buffers, world.device))
             for stage, rooms in facts.slots.items()
+            for feeding in world.job.feeding[stage]
         }
         peers = {worker: world.peer(worker) for *_, worker in (*facts.incoming, *facts.outgoing)}
 
@@ -296,8 +297,8 @@ class Evaluation:
         return EvaluationStage(
             number=number,
             module=stage.module,
-            before=self._boundaries[number - 1] if number else None,
-            output=self._output if number == len(self._boundaries) else SentOutput(number, self._current, self._whole),
+            before=next((self._boundaries[feeding] for feeding in self._job.feeding[number]), None),
+            output=self._output if not self._job.fed[number] else SentOutput(number, self._current, self._whole),
             current=self._current,
             load_keywords=load_keywords,
         )

@@ -4,6 +4,7 @@ from typing import Any
 
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.stage_graph import fed
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.values.shared_memory import Slots, versions
 from chimera_runtime.values.tensors import Tensors, part
@@ -38,7 +39,8 @@ class Outgoing(_MessageLink):
         """
         transfer, before = self._under_way.pop(micros)
         if versions(transfer.tensors) != before:
-            raise memory_was_written(self._source, self._target, micros)
+            verb = "handed on" if self._target in fed(self._source, self._stages) else "handed back"
+            raise memory_was_written(self._source, self._target, micros, verb)
         transfer.wait()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from chimera_runtime.program import stage_graph
 from chimera_runtime.program.weight_groups import Group
 
 
@@ -57,6 +58,26 @@ class Job:
     def cycle(self) -> int:
         """Number of micro-batches after which the schedule repeats."""
         return self.period or self.passes
+
+    @cached_property
+    def fed(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that stage s feeds, as ``fed[s]``; one that feeds none computes the loss."""
+        return tuple(stage_graph.fed(stage, self.stages) for stage in range(self.stages))
+
+    @cached_property
+    def feeding(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that feed stage s, as ``feeding[s]``; one that none feeds takes the input of the dataset."""
+        return tuple(stage_graph.feeding(stage, self.stages) for stage in range(self.stages))
+
+    @cached_property
+    def sinks(self) -> tuple[int, ...]:
+        """The stages that feed no other, ascending."""
+        return tuple(stage for stage, fed in enumerate(self.fed) if not fed)
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """The stages that no other feeds, ascending."""
+        return tuple(stage for stage, feeding in enumerate(self.feeding) if not feeding)
 
     @cached_property
     def holders(self) -> tuple[tuple[int, ...], ...]:

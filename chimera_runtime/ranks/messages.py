@@ -12,6 +12,7 @@ from torch._C._autograd import _enable_record_function, _profiler_enabled
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.stage_graph import fed, feeding
 from chimera_runtime.ranks.parent_death import Launcher
 from chimera_runtime.values.tensors import Tensors
 
@@ -22,7 +23,7 @@ _TAGS = 2**30
 def tag_of(micros: Micros, source: int, target: int, stages: int) -> int:
     """Returns the tag of a message by stages and first micro-batch, which no two messages of a lane have in common."""
     first = micros[0] if isinstance(micros, tuple) else micros
-    return (first * stages + source) * 2 + (source > target)
+    return (first * stages + source) * 2 + (target in feeding(source, stages))
 
 
 def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -61,7 +62,8 @@ class Names:
         """The line of schedule.sir for the message with a tag, such as ``recv m0 s0->s1``: the inverse of `tag_of`."""
         micro, rest = divmod(tag, 2 * self.stages)
         source, backwards = divmod(rest, 2)
-        return f"{verb} m{micro} s{source}->s{source - 1 if backwards else source + 1}"
+        (target,) = (feeding if backwards else fed)(source, self.stages)
+        return f"{verb} m{micro} s{source}->s{target}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
         """Returns the error for a failed wait; no peers stand for all others."""

@@ -154,10 +154,10 @@ def assemble(
         )
 
     def output_of(number: int, module: torch.nn.Module, of_stage: Numbering) -> StageOutput:
-        if number < job.stages - 1:
+        if job.fed[number]:
             return SendOutput(number, probed.boundaries[number], share)
         trains = any(p.requires_grad for p in module.parameters())
-        trains = trains or (number > 0 and any(probed.boundaries[number - 1].recorded))
+        trains = trains or any(any(probed.boundaries[stage].recorded) for stage in job.feeding[number])
         counted = probed.expected_count is not None
         return LossOutput(model.judge, share, of_stage, counted=counted, read=world.read, trains=trains)
 
@@ -191,7 +191,7 @@ def assemble(
             number=number,
             module=module,
             weights=weights_of(trained),
-            before=probed.boundaries[number - 1] if number else None,
+            before=probed.before(number, job),
             output=output_of(number, module, of_stage),
             gradient_sum=gradients_of((number,), trained),
             traits=probed.traits[number],

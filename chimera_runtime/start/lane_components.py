@@ -47,7 +47,7 @@ def lane_of(context: RankContext, components: LaneComponents) -> Lane:
 
     def incoming(source: int, target: int, worker: int) -> Any:
         stage = components.stages[target]
-        slots = stage.inputs if source < target else stage.gradients
+        slots = stage.inputs if target in job.fed[source] else stage.gradients
         link = Incoming(components.peers[worker], source, target, job.stages, slots=slots)
         return ranges.link(link, source, target, worker)
 
@@ -100,4 +100,4 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
 
         return loaded
 
-    return located("load input", source.input, 0), located("load target", source.target, job.stages - 1)
+    return located("load input", source.input, job.sources[0]), located("load target", source.target, job.sinks[-1])

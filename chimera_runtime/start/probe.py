@@ -15,6 +15,7 @@ import torch
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.model.model import Model
+from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
@@ -62,6 +63,10 @@ class ProbeResult:
     footprints: list[Footprint]
     expected_count: float | None
     auxiliary: tuple[str, ...] = ()
+
+    def before(self, stage: int, job: Job) -> Boundary | None:
+        """The tensors that a stage gets of the stage that feeds it; None if it takes the input of the dataset."""
+        return next((self.boundaries[feeding] for feeding in job.feeding[stage]), None)
 
     @property
     def generators_kept(self) -> Callable[[], AbstractContextManager[None]]:
@@ -132,19 +137,19 @@ class _Probe:
                 self._states[stage] = state_of(self.built[stage])
                 with all_generators_kept():
                     torch.manual_seed(draw_seed("shapes", self.seed, stage))
-                    self._run(stage, boundaries[-1] if stage else None, names)
+                    self._run(stage, next((boundaries[s] for s in job.feeding[stage]), None), names)
                 self._publish_forward(stage)
             boundary, of_stage, footprint = self._read(f"forward/{stage}", stage)
             traits.append(of_stage)
             self.footprints += [footprint] if self.measures else []
-            boundaries += [boundary] if stage < job.stages - 1 else []
+            boundaries += [boundary] if job.fed[stage] else []
         if unknown := sorted(set(names) - {name for of_stage in traits for name in of_stage.keywords}):
             raise mistakes.no_stage_takes_keyword(unknown[0])
         return boundaries, traits
 
     def count(self) -> float | None:
         """The count that ``loss`` returned next to a sum, or None if it returned a mean."""
-        last = self.world.job.stages - 1
+        *_, last = self.world.job.sinks
         if self._is_mine(last):
             self._publish("count", self._probed[last].count)
         count: float | None = self._read("count", last)
@@ -152,17 +157,17 @@ class _Probe:
 
     def backward(self, boundaries: list[Boundary]) -> list[Boundary]:
         """Runs all backwards; returns the boundaries with ``differentiable``, which tensors get a gradient back."""
-        last = self.world.job.stages - 1
+        job = self.world.job
         differentiated: list[Boundary] = []  # the boundaries from the last one seen so far on
         differentiable: tuple[bool, ...] | None = None
-        for stage in range(last, 0, -1):
+        for stage, feeding in reversed([(stage, s) for stage, several in enumerate(job.feeding) for s in several]):
             if self._is_mine(stage):
                 with all_generators_kept():
                     probed = self._probed[stage]
                     with_gradient = probe_backward(stage, self.built[stage], probed, differentiable)
-                self._publish(f"gradients/{stage - 1}", with_gradient)
-            before = boundaries[stage - 1]
-            has_gradient = self._read(f"gradients/{stage - 1}", stage)  # for each tensor of the boundary
+                self._publish(f"gradients/{feeding}", with_gradient)
+            before = boundaries[feeding]
+            has_gradient = self._read(f"gradients/{feeding}", stage)  # for each tensor of the boundary
             # A stage may call requires_grad_() on a tensor that comes without a graph: nothing takes that gradient.
             differentiable = tuple(has and wants for has, wants in zip(has_gradient, before.recorded, strict=True))
             differentiated.insert(0, replace(before, differentiable=differentiable))
@@ -192,7 +197,7 @@ class _Probe:
 
     def _run(self, stage: int, before: Boundary | None, names: tuple[str, ...]) -> None:
         """Runs the forward of a stage of this rank; raises `Misuse` if the schedule cannot run such a stage."""
-        world, module, is_last = self.world, self.built[stage], stage == self.world.job.stages - 1
+        world, module, is_last = self.world, self.built[stage], not self.world.job.fed[stage]
         inputs = self._inputs_of(stage, before)
         target = _copied(self.batches.target(0, 0), world.device) if is_last else None
         accepted_names = accepted(module, names)
@@ -205,7 +210,7 @@ class _Probe:
         self._calls[stage], self._probed[stage] = call, probed
         if not is_last:
             require_here(stage, probed.outputs, world.device)
-            if any(path[stage] != path[stage + 1] for path in world.job.placement):
+            if any(path[stage] != path[fed] for path in world.job.placement for fed in world.job.fed[stage]):
                 require_sendable(stage, probed.outputs, world.backend)
         if probed.traits.in_place and stage in world.job.recomputing:
             raise mistakes.recomputed_stage_changes_input(stage, probed.traits.in_place)
@@ -213,27 +218,27 @@ class _Probe:
             raise mistakes.output_without_dimensions(stage)
 
     def _publish_forward(self, stage: int) -> None:
-        """Publishes the facts of a forward, and sends its outputs to the rank of the next stage."""
+        """Publishes the facts of a forward, and sends its outputs to the ranks of the stages that it feeds."""
         probed = self._probed[stage]
         boundary = Boundary.of(probed.form, probed.outputs)
         self._publish(f"forward/{stage}", (boundary, probed.traits, probed.footprint))
-        if stage == self.world.job.stages - 1 or self._is_mine(stage + 1):
-            return
-        for tensor in probed.outputs:
-            what = f"for stage {stage + 1} to take the first micro-batch"
-            self.world.control_group.send(tensor, self._rank_of(stage + 1), what)
+        for fed in self.world.job.fed[stage]:
+            for tensor in () if self._is_mine(fed) else probed.outputs:
+                what = f"for stage {fed} to take the first micro-batch"
+                self.world.control_group.send(tensor, self._rank_of(fed), what)
 
     def _inputs_of(self, stage: int, before: Boundary | None) -> Any:
-        """The input of a stage: that of the first micro-batch, or the outputs of the stage before."""
+        """The input of a stage: that of the first micro-batch, or the outputs of the stage that feeds it."""
         device = self.world.device
         if before is None:
             return _copied(self.batches.input(0, 0), device)
-        if self._is_mine(stage - 1):
-            return self._probed[stage - 1].outputs
+        (feeding,) = self.world.job.feeding[stage]
+        if self._is_mine(feeding):
+            return self._probed[feeding].outputs
         buffers = before.buffers(torch.device("cpu"))
         for tensor in buffers:
-            what = f"for the first micro-batch of stage {stage - 1}"
-            self.world.control_group.recv(tensor, self._rank_of(stage - 1), what)
+            what = f"for the first micro-batch of stage {feeding}"
+            self.world.control_group.recv(tensor, self._rank_of(feeding), what)
         return tuple(t.to(device) for t in buffers)
 
     def _measure_halves(self, boundaries: list[Boundary]) -> None:
@@ -246,7 +251,7 @@ class _Probe:
                         stage,
                         self.built[stage],
                         self._calls[stage],
-                        differentiable=boundaries[stage].differentiable if stage < len(boundaries) else None,
+                        differentiable=boundaries[stage].differentiable if self.world.job.fed[stage] else None,
                         is_whole=bool(self._probed[stage].traits.whole),
                     )
                 self._publish(f"halves/{stage}", measured)

@@ -69,8 +69,8 @@ class VaryingShapes:
             return
         boundaries = self.boundaries(inputs)
         for number, stage in self._stages.items():
-            before = boundaries[number - 1] if number else None
-            stage.resize(before, boundaries[number] if number < len(boundaries) else None)
+            before = next((boundaries[feeding] for feeding in self._world.job.feeding[number]), None)
+            stage.resize(before, boundaries[number] if self._world.job.fed[number] else None)
         self._current = _shapes(inputs)
 
     def boundaries(self, inputs: FirstInputs) -> list[Boundary]:
@@ -116,10 +116,9 @@ class VaryingShapes:
                 argument = self._argument_of(number, boundaries, outputs, inputs)
                 outputs[number] = self._run(number, argument, inputs)
                 world.control_group.store.set(f"{name}/{number}", json.dumps([list(t.shape) for t in outputs[number]]))
-                after = self._rank_of(number + 1)
-                if after != world.place.rank and number + 1 < len(self._largest):
-                    for tensor in outputs[number]:
-                        world.control_group.send(tensor, after, f"for stage {number + 1} to see new shapes")
+                for fed in (s for s in world.job.fed[number] if world.job.fed[s]):  # the last stage is not run
+                    for tensor in () if self._rank_of(fed) == world.place.rank else outputs[number]:
+                        world.control_group.send(tensor, self._rank_of(fed), f"for stage {fed} to see new shapes")
             what = f"for the shapes of what stage {number} hands on"
             answer = json.loads(world.control_group.wait_for_key(f"{name}/{number}", self._rank_of(number), what))
             boundaries.append(replace(largest, shapes=tuple(map(tuple, answer))))
@@ -128,16 +127,17 @@ class VaryingShapes:
     def _argument_of(
         self, number: int, boundaries: list[Boundary], outputs: dict[int, Tensors], inputs: FirstInputs
     ) -> Any:
-        """The argument that a stage is called with: the inputs, or the outputs of the stage before."""
+        """The argument that a stage is called with: the inputs, or the outputs of the stage that feeds it."""
         world = self._world
-        if number == 0:
+        if not world.job.feeding[number]:
             return mapped(to_device(inputs[0], world.device), torch.clone)  # the stage may change them in place
-        before = boundaries[-1]
-        if number - 1 in outputs:
-            return before.form.filled(outputs[number - 1])
+        (feeding,) = world.job.feeding[number]
+        before = boundaries[feeding]
+        if feeding in outputs:
+            return before.form.filled(outputs[feeding])
         buffers = before.buffers(torch.device("cpu"))
         for tensor in buffers:
-            world.control_group.recv(tensor, self._rank_of(number - 1), f"for new shapes of stage {number - 1}")
+            world.control_group.recv(tensor, self._rank_of(feeding), f"for new shapes of stage {feeding}")
         return before.form.filled([t.to(world.device) for t in buffers])
 
     @torch.no_grad()

@@ -97,8 +97,7 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     """
     boundaries, source, world = context.probed.boundaries, context.source, context.world
     assert source is not None, "options.parse refuses that in a rehearsal"
-    last = stage == len(boundaries)
-    before = boundaries[stage - 1] if stage else None
+    last, before = not world.job.fed[stage], context.probed.before(stage, world.job)
     state, contents = state_of(module)
     with all_generators_kept():
         handed = to_device(source.input(0, 0), world.device) if before is None else before.buffers(world.device)

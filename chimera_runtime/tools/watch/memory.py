@@ -138,26 +138,25 @@ class RankNeed:
         return sum(map(bytes_of, self._trained.values())) + counts + largest
 
     def _slots(self, stage: int) -> int:
-        facts = self._facts.stages[stage]
-        return sum(facts.inputs) * self._message(stage - 1) + sum(facts.gradients) * self._answer(stage)
+        facts, feeding = self._facts.stages[stage], self.context.world.job.feeding[stage]
+        return sum(facts.inputs) * sum(map(self._message, feeding)) + sum(facts.gradients) * self._answer(stage)
 
     def _sending(self, stage: int) -> int:
         """Bytes of sent tensors, without results that a stage also saves: they are counted as activations."""
         footprint = self.context.probed.footprints[stage]
         activations, gradients = self._facts.stages[stage].sending
         saved = 0 if stage in self.context.world.job.recomputing else footprint.saved_results
-        return activations * (footprint.results - saved) + gradients * self._answer(stage - 1)
+        answers = sum(map(self._answer, self.context.world.job.feeding[stage]))
+        return activations * (footprint.results - saved) + gradients * answers
 
     def _message(self, stage: int) -> int:
-        """Bytes that a stage sends to the next one for a micro-batch; 0 for the stage before the first."""
-        if stage < 0:
-            return 0
+        """Bytes that a stage sends to a stage that it feeds for a micro-batch."""
         boundary = self.context.probed.boundaries[stage]
         return sum(map(_tensor, boundary.shapes, boundary.dtypes))
 
     def _answer(self, stage: int) -> int:
         """Bytes of gradients, and their count, that come back to a stage for a micro-batch; 0 for the last stage."""
-        if not 0 <= stage < len(self.context.probed.boundaries):
+        if not self.context.world.job.fed[stage]:
             return 0
         boundary = self.context.probed.boundaries[stage]
         count = torch.float64.itemsize if boundary.counted else 0
@@ -180,7 +179,9 @@ class RankNeed:
         footprint = self.context.probed.footprints[stage]
         if self._is_received(stage):
             return footprint.activations - footprint.saved_inputs
-        return footprint.activations + (footprint.inputs - footprint.saved_inputs if stage else 0)
+        return footprint.activations + (
+            footprint.inputs - footprint.saved_inputs if self.context.world.job.feeding[stage] else 0
+        )
 
     def _halfway(self, stage: int) -> int:
         """Bytes kept between the halves of a backward, without received gradients, which are in a receive buffer."""
@@ -205,16 +206,17 @@ class RankNeed:
 
     def _is_received(self, stage: int) -> bool:
         """Whether all inputs of a stage come from other workers."""
-        return stage > 0 and not self._has_both(stage - 1)
+        return self._are_elsewhere(stage, self.context.world.job.feeding[stage])
 
     def _is_answered(self, stage: int) -> bool:
         """Whether all gradients of a stage's outputs come from other workers."""
-        return stage < self.context.world.job.stages - 1 and not self._has_both(stage)
+        return self._are_elsewhere(stage, self.context.world.job.fed[stage])
 
-    def _has_both(self, stage: int) -> bool:
-        """Whether this worker holds a stage and the next one in the same pipe."""
-        worker = self.context.world.place.worker
-        return any(pipe[stage] == pipe[stage + 1] == worker for pipe in self.context.world.job.placement)
+    def _are_elsewhere(self, stage: int, neighbours: Sequence[int]) -> bool:
+        """Whether there are neighbours of a stage, and this worker holds none of them in the same pipe as the stage."""
+        worker, placement = self.context.world.place.worker, self.context.world.job.placement
+        both = any(pipe[stage] == pipe[neighbour] == worker for pipe in placement for neighbour in neighbours)
+        return bool(neighbours) and not both
 
 
 def _tensor(shape: Sequence[int], dtype: torch.dtype) -> int:
