@@ -207,24 +207,25 @@ class _Compiler:
         """The verdict with the split whose slowest stage takes the least time, of the splits that fit.
 
         Only a whole program shows the exact bytes of a worker. So the first split is sought without a limit on memory,
-        the second one within the memory of a worker, by the bytes that `best_split` counts; for each further one the
-        limit is lowered by the excess of the last program.
+        the second one within the memory of the workers, by the bytes that `best_split` counts; for each further one the
+        limits are lowered by the excess of the last program.
         """
         judge, room = self._judge, self._judge.room(self.variant(choice).header)
-        limit: int | None = None
+        limits: tuple[int, ...] | None = None
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
         for _ in range(_TRIES):
-            split = best_split(judge.profile.layers, self.variant(choice), choice, limit, judge.sharded_optimizer)
+            split = best_split(judge.profile.layers, self.variant(choice), choice, limits, judge.sharded_optimizer)
             if split is None:
                 return verdict
             tried = replace(choice, split=split)
             verdict = self._verdict(tried)
             if isinstance(verdict, Judged) or verdict.reason is not Reason.MEMORY:
                 return verdict
-            if limit is None:
-                limit = max(room)
+            if limits is None:
+                limits = room
             else:
-                limit -= max(1, max(map(sub, self.needed(tried), room)))
+                excess = max(1, max(map(sub, self.needed(tried), room)))
+                limits = tuple(limit - excess for limit in limits)
         return verdict
 
     def _verdict(self, choice: Configuration) -> Verdict:

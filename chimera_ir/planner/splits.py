@@ -16,19 +16,19 @@ def best_split(
     layers: Sequence[StageCosts],
     variant: Variant,
     choice: Configuration,
-    limit: int | None,
+    limits: Sequence[int] | None,
     sharded_optimizer: bool = False,
 ) -> tuple[int, ...] | None:
-    """The split (first layers of stages) whose slowest stage takes the least time within ``limit`` bytes a worker.
+    """The split (first layers of stages) whose slowest stage takes the least time within ``limits``, bytes by worker.
 
     The bytes of a stage are its weights in all their copies, gradients, optimizer state, and the activations of the
     largest number of micro-batches that wait for a backward at once. Messages do not count. The result is None if no
-    split is within the limit; a limit of None is no limit.
+    split is within the limits; None is no limit.
     """
     compiled, header, size = variant.compiled, variant.header, choice.micro_batch_size
     everywhere = all(stage in pipe.recompute for pipe in header.pipes for stage in range(header.stages))
     seconds = durations(layers, size, recomputing=everywhere)
-    if limit is None:
+    if limits is None:
         return _without_limit(tuple(seconds), header.stages)
     shards = sharded_optimizer and not header.asynchronous
     holders = [[w for w, held in enumerate(header.stages_of) if stage in held] for stage in range(header.stages)]
@@ -53,7 +53,7 @@ def best_split(
             + whole * again[stage]
         )
 
-    return balanced(seconds, holders, needed, limit)
+    return balanced(seconds, holders, needed, limits)
 
 
 @cache

@@ -12,7 +12,7 @@ def balanced(
     seconds: Sequence[float],
     workers: Sequence[Sequence[int]],
     needed: Callable[[int, int, int], float] | None = None,
-    available: float = 0.0,
+    available: Sequence[float] = (),
 ) -> tuple[int, ...] | None:
     """The split whose slowest stage takes the least time, as the first layer of each stage; None if no split fits.
 
@@ -26,7 +26,7 @@ def balanced(
         ``needed(stage, first, end)``, the bytes of the layers from first to end (exclusive) on each worker that holds
         them as a stage; more layers never need fewer bytes. Without this function everything fits.
     available
-        Bytes that a worker has.
+        Bytes that each worker has.
     """
     # Binary search for the smallest possible time of the slowest stage for which a split fits.
     search = _SplitSearch(seconds, workers, needed, available)
@@ -67,7 +67,7 @@ class _SplitSearch:
         seconds: Sequence[float],
         workers: Sequence[Sequence[int]],
         needed: Callable[[int, int, int], float] | None,
-        available: float,
+        available: Sequence[float],
     ) -> None:
         self._layers = len(seconds)
         self._stages = len(workers)
@@ -143,4 +143,5 @@ class _SplitSearch:
             return used
         size = self._needed(stage, first, end)
         together = used | {worker: used.get(worker, 0.0) + size for worker in self._workers[stage]}
-        return together if all(together[worker] <= self._available for worker in self._workers[stage]) else None
+        fits = all(together[worker] <= self._available[worker] for worker in self._workers[stage])
+        return together if fits else None

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from chimera_ir.profile.balance import balanced
 
-Case = tuple[list[int], list[int], list[int], list[list[int]], int]
-"""Seconds and bytes of layers, what stages multiply bytes by, their workers, and the bytes of a worker."""
+Case = tuple[list[int], list[int], list[int], list[list[int]], list[int]]
+"""Seconds and bytes of layers, what stages multiply bytes by, their workers, and the bytes of each worker."""
 
 
 def every(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -41,12 +41,14 @@ def cases(draw: st.DrawFn) -> Case:
     stages = draw(st.integers(1, layers))
     seconds, sizes = (draw(st.lists(st.integers(0, 9), min_size=layers, max_size=layers)) for _ in range(2))
     factors = draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))
-    return seconds, sizes, factors, draw(placed(stages)), draw(st.integers(0, 120))
+    workers = draw(placed(stages))
+    count = 1 + max(worker for held in workers for worker in held)
+    return seconds, sizes, factors, workers, draw(st.lists(st.integers(0, 120), min_size=count, max_size=count))
 
 
 @given(cases())
 def test_no_split_has_a_faster_slowest_stage(
-    case: tuple[list[int], list[int], list[int], list[list[int]], int],
+    case: tuple[list[int], list[int], list[int], list[list[int]], list[int]],
 ) -> None:
     seconds, _, factors, workers, _ = case
     found = balanced(seconds, workers)
@@ -63,7 +65,7 @@ def test_no_split_that_fits_has_a_faster_slowest_stage(case: Case) -> None:
         used: Counter[int] = Counter()
         for factor, held, part in zip(factors, workers, parts(sizes, split), strict=True):
             used.update(dict.fromkeys(held, factor * int(sum(part))))
-        return max(used.values(), default=0) <= available
+        return all(size <= available[worker] for worker, size in used.items())
 
     found = balanced(seconds, workers, lambda stage, first, end: factors[stage] * sum(sizes[first:end]), available)
     fitting = [slowest(seconds, split) for split in every(len(seconds), len(factors)) if fits(split)]
@@ -84,4 +86,4 @@ def test_many_layers_take_no_longer_than_a_share_and_a_layer(stages: int) -> Non
 
 def test_as_many_stages_as_a_thousand_layers_are_no_trouble() -> None:
     workers = [[stage] for stage in range(1200)]
-    assert balanced([1.0] * 1200, workers, lambda _stage, first, end: end - first, 1) == tuple(range(1200))
+    assert balanced([1.0] * 1200, workers, lambda _stage, first, end: end - first, [1] * 1200) == tuple(range(1200))

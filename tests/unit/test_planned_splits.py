@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from chimera_ir import library
 from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from tests.repeatable import also
@@ -82,6 +83,17 @@ def test_memory_moves_layers_away_from_where_most_micro_batches_wait(plan: Plan)
     assert roomy["split"] == [0, 4]
     (tight, *_) = asked(plan, of_layers(LATE), 2, "340 MB", "dapple", "--no-recompute", "--set", "D=2")
     assert tight["split"] == [0, 3]
+
+
+def test_a_declared_bound_in_bytes_moves_layers_away_from_the_worker_that_it_leaves_little(plan: Plan) -> None:
+    options = ("mine.chim", "--no-recompute", "--set", "D=2")
+    splits = []
+    for room in ("10000", "if w == 0 then 340 else 10000", "if w == 1 then 100 else 10000", "340"):
+        text = library.source("dapple").text.replace("scheme dapple", "scheme mine")
+        bounded = text.replace("pipe down", f"memory bytes <= ({room}) * MB on w\npipe down", 1)
+        Path("mine.chim").write_text(bounded, encoding="utf-8")
+        splits.append(asked(plan, of_layers(LATE), 2, "10 GB", *options)[0]["split"])
+    assert splits == [[0, 4], [0, 3], [0, 4], [0, 3]]
 
 
 def test_the_stages_of_a_worker_fit_together(plan: Plan) -> None:
