@@ -1,10 +1,10 @@
 """The values of the scheme's own names: parameters as the user sets them, lets, functions, requirements, bounds."""
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice, repeat
+from itertools import islice
 from operator import or_
 from typing import assert_never
 
@@ -50,32 +50,30 @@ class SettingTooLarge(SettingError):
 class Globals:
     """The values of the lines outside of the pipes; ``per_update`` is None in a synchronous scheme.
 
-    ``limits`` are the memory bounds, whose values depend on the number of workers, with the meaning of their names.
+    ``limits`` are the memory bounds, whose values depend on the number of workers.
     """
 
     scope: Scope
     parameters: tuple[tuple[str, int], ...]
     workers: int | None
     workers_span: Span
-    limits: tuple[tuple[ast.Memory, Scope], ...]
+    limits: tuple[ast.Memory, ...]
     per_update: int | None
 
     def bounds(self, workers: int) -> tuple[Bound, ...]:
         """The memory bounds of each of ``workers`` workers; raises ``Rejected`` if a formula has no value for one."""
         return tuple(
-            Bound(Quantity(line.quantity.value), tuple(_limits(line, scope, workers)), line.span)
-            for line, scope in self.limits
+            Bound(Quantity(line.quantity.value), self._limits(line, workers), line.span) for line in self.limits
         )
 
-
-def _limits(line: ast.Memory, scope: Scope, workers: int) -> Iterable[int]:
-    if line.worker is None:
-        return repeat(evaluate(line.limit, scope, Instance()), workers)
-    formula = compiled(line.limit, scope.with_variables(line.worker.text))
-    try:
-        return [formula((worker,)) for worker in range(workers)]
-    except Fault as fault:
-        raise Rejected([fault.diagnostic(Instance())]) from None
+    def _limits(self, line: ast.Memory, workers: int) -> tuple[int, ...]:
+        if line.worker is None:
+            return (evaluate(line.limit, self.scope, Instance()),) * workers
+        formula = compiled(line.limit, self.scope.with_variables(line.worker.text))
+        try:
+            return tuple(formula((worker,)) for worker in range(workers))
+        except Fault as fault:
+            raise Rejected([fault.diagnostic(Instance())]) from None
 
 
 def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
@@ -114,17 +112,17 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
 class _GlobalsEvaluator:
     """Evaluates the lines from top to bottom.
 
-    ``scope`` refers to ``values`` and ``functions``, which grow. A parameter has the value in ``settings``, or else its
-    default.
+    ``scope`` refers to ``values`` and ``functions``, which grow, and to units, which the checker leaves to bounds in
+    bytes. A parameter has the value in ``settings``, or else its default.
     """
 
     def __init__(self, scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
         self.values: dict[str, int] = {}
         self.functions: dict[str, CompiledFunction] = {}
-        self.scope = Scope(self.values, self.functions, {})
+        self.scope = Scope(ChainMap(self.values, UNITS), self.functions, {})
         self.workers: int | None = None
         self.workers_span = scheme.name.span
-        self.limits: list[tuple[ast.Memory, Scope]] = []
+        self.limits: list[ast.Memory] = []
         self.per_update: int | None = None
         self.failed: list[Diagnostic] = []
         # The parameters that each value depends on, as a set of bits: one for each parameter.
@@ -152,10 +150,9 @@ class _GlobalsEvaluator:
                 elif self.workers > MAX_WORKERS:
                     self.failed.append(TooMany(*where, "worker", self.workers, MAX_WORKERS))
             case ast.Memory(_, limit, worker):
-                scope = Scope(ChainMap(self.values, UNITS), self.functions, {})
                 if worker is None:  # without a value it fails here, with the lines around it
-                    self._value(limit, scope)
-                self.limits.append((item, scope))
+                    self._value(limit)
+                self.limits.append(item)
             case ast.Update(count):
                 self.per_update = self._value(count)
                 if self.per_update < 1:
@@ -178,9 +175,9 @@ class _GlobalsEvaluator:
         names = (node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         return reduce(or_, (self._parameters_of.get(name, 0) for name in names), 0)
 
-    def _value(self, expression: ast.Expression, scope: Scope | None = None) -> int:
+    def _value(self, expression: ast.Expression) -> int:
         """The value of an expression; if it has none, raises the diagnostics so far or, without any, its own."""
         try:
-            return evaluate(expression, scope or self.scope, Instance())
+            return evaluate(expression, self.scope, Instance())
         except Rejected as rejected:
             raise Rejected(self.failed or rejected.diagnostics) from None

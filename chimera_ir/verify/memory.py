@@ -33,7 +33,7 @@ Needs = Callable[[Program], Sequence[int]]
 def memory(schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields the declared bounds that do not hold, each at the worker that exceeds it most.
 
-    Only the program shows how many versions an asynchronous schedule keeps: `memory_of_versions`.
+    Only the program shows bytes, and how many versions an asynchronous schedule keeps: `memory_of_program`.
     """
     held = tuple(len(stages) for stages in schedule.header.stages_of)
     for bound in schedule.header.bounds:
@@ -46,26 +46,22 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
                 if not schedule.header.asynchronous:
                     yield from _weights(WeightsExceed, schedule, bound, held)
             case Quantity.BYTES:
-                pass  # only a program shows them: `memory_in_bytes`
+                pass
             case _:
                 assert_never(bound.quantity)
 
 
-def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
-    """Yields the declared bounds on weights that an asynchronous program exceeds, with the versions that it keeps."""
-    for bound in program.header.bounds if program.header.asynchronous else ():
-        if bound.quantity is Quantity.WEIGHTS:
+def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnostic]:
+    """Yields the declared bounds that only a program shows, and that it exceeds: weights in all versions, and bytes."""
+    header = program.header
+    for bound in header.bounds:
+        if bound.quantity is Quantity.WEIGHTS and header.asynchronous:
             yield from _weights(VersionsExceed, program, bound, copies(program))
-
-
-def memory_in_bytes(program: Program, needs: Needs) -> Iterator[Diagnostic]:
-    """Yields the declared bounds in bytes that a program exceeds, whose workers need the bytes of ``needs``."""
-    for bound in program.header.bounds:
-        if bound.quantity is Quantity.BYTES:
+        if bound.quantity is Quantity.BYTES and needs is not None:
             needed = needs(program)
             worker = bound.exceeded(needed)
             if worker is not None:
-                limit, stages = bound.limits[worker], _stages(program.header, worker)
+                limit, stages = bound.limits[worker], _stages(header, worker)
                 yield BytesExceed(bound.origin, worker, needed[worker], limit, stages)
 
 

@@ -29,7 +29,7 @@ from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.groups import groups
 from chimera_ir.verify.holdings import Holdings, holdings
 from chimera_ir.verify.index import cells
-from chimera_ir.verify.memory import Needs, memory, memory_in_bytes, memory_of_versions, memory_unknown
+from chimera_ir.verify.memory import Needs, memory, memory_of_program, memory_unknown
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.paired import paired
 from chimera_ir.verify.placed import placed
@@ -264,8 +264,7 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
     # What shows lane by lane: messages, their slots, sums, steps, versions.
     findings = checked.findings + _messages(program) + _updates(program)
     raise_errors(findings.diagnostics)
-    in_bytes = memory_in_bytes(program, checked.needs) if checked.needs else ()
-    findings += apply(Rule.MEMORY, memory_of_versions(program), in_bytes)
+    findings += apply(Rule.MEMORY, memory_of_program(program, checked.needs))
     raise_errors(findings.diagnostics)
     # The lanes against each other: only lanes that are right by themselves can be replayed.
     proofs = channels(program)
