@@ -166,12 +166,10 @@ def middle(profiles: Sequence[tuple[StageCosts, ...]]) -> tuple[StageCosts, ...]
 
 
 def median_timing(several: Sequence[Timing]) -> Timing:
-    """The medians of forwards, of both backwards, and of their spread."""
+    """The medians of all times, and of their spread."""
     return replace(
         several[0],
-        forward=statistics.median(one.forward for one in several),
-        backward=statistics.median(one.backward for one in several),
-        recomputing=statistics.median(one.recomputing for one in several),
+        times={key: statistics.median(one.times[key] for one in several) for key in several[0].times},
         noise=statistics.median(one.noise or 0.0 for one in several),
     )
 
@@ -276,7 +274,7 @@ def row(run: Run, setting: Setting, bound: float, predictions: Mapping[str, Pred
     """Predictions beside the measurement."""
     foreseen, taken = [each(run.program, setting) for each in predictions.values()], run.seconds()
     low, mid, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else taken * 3
-    header, slowest = run.program.header, max(one.at[setting.micro_batch_size].forward for one in setting.stages)
+    header, slowest = run.program.header, max(one.at[setting.micro_batch_size].times["F"] for one in setting.stages)
     off = [each / mid - 1 for each in foreseen]
     return [
         *(run.scheme, str(header.stages), str(header.whole_micro_batches), f"{1000 * slowest:.4g}"),
@@ -348,7 +346,7 @@ def held(program: Program, ranks: Sequence[tuple[StageCosts, ...]]) -> tuple[Sta
 
 def busy(stage: StageCosts) -> float:
     """Seconds of a forward and a backward, of all sizes."""
-    return sum(each.forward + each.backward for each in stage.at.values())
+    return sum(each.times["F"] + each.times["B"] for each in stage.at.values())
 
 
 PARTS: dict[str, tuple[str, Callable[[argparse.Namespace], Table]]] = {

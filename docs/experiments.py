@@ -83,15 +83,7 @@ def equal_stages(profile: str) -> str:
         depths[depth] = tuple(
             replace(
                 stage,
-                at={
-                    size: replace(
-                        timing,
-                        forward=middle.at[size].forward,
-                        backward=middle.at[size].backward,
-                        recomputing=middle.at[size].recomputing,
-                    )
-                    for size, timing in stage.at.items()
-                },
+                at={size: replace(timing, times=middle.at[size].times) for size, timing in stage.at.items()},
             )
             for stage in stages
         )

@@ -22,7 +22,7 @@ from chimera_ir.picture.replayed import draw_replay
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 
@@ -110,8 +110,12 @@ CRITICAL = {
 """Programs whose messages are free, replayed: the ``replay.svg`` of a compilation without a profile."""
 
 _SLOW = Link(alpha=2e-4, beta=1e-9)
-_LATER = StageCosts(16_000_000, 16_000_000, 0, {4: Timing(0.010, 0.020, 0.030, 0, 0, 4_000_000, 4_000_000)})
-_FIRST = StageCosts(28_000_000, 28_000_000, 0, {4: Timing(0.013, 0.026, 0.039, 0, 0, 4_000_000, 4_000_000)})
+_LATER = StageCosts(
+    16_000_000, 16_000_000, 0, {4: Timing({"F": 0.010, "B": 0.020, RECOMPUTING: 0.030}, 0, 0, 4_000_000, 4_000_000)}
+)
+_FIRST = StageCosts(
+    28_000_000, 28_000_000, 0, {4: Timing({"F": 0.013, "B": 0.026, RECOMPUTING: 0.039}, 0, 0, 4_000_000, 4_000_000)}
+)
 REPLAYS = {
     "replay.svg": (
         Shown("", "chimera", FOUR),

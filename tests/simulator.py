@@ -222,15 +222,16 @@ class Simulator:
         """A pair takes as long as both, unless the profile has times of pairs: the longer of its stages' counts."""
         if isinstance(each, Pair):
             both = (each.forward, each.backward)
-            known = [self.setting.stages[one.stage].at[self.setting.micro_batch_size].pair for one in both]
+            known = [self.setting.stages[one.stage].at[self.setting.micro_batch_size].times.get("pair") for one in both]
             if None in known:
                 return self.compute(each.forward) + self.compute(each.backward)
             return max(known) * len(each.forward.micros) / (2 if self.header.halves else 1)
-        costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size]
+        costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size].times
         pipe = next(pipe for pipe in self.header.pipes if each.micros[0] in pipe.micros)
-        again = costs.recomputing - costs.backward if each.stage in pipe.recompute else 0
-        first, second = costs.halves or (costs.backward / 2, costs.backward / 2)
-        times = {"F": costs.forward, "B": costs.backward + again, "I": first + again, "W": second}
+        forward, backward = costs["F"], costs["B"]
+        again = costs["recomputing"] - backward if each.stage in pipe.recompute else 0
+        first, second = (costs.get(half, backward / 2) for half in "IW")
+        times = {"F": forward, "B": backward + again, "I": first + again, "W": second}
         one = times[each.kind.letter]
         return sum(one for _ in each.micros) / (2 if self.header.halves else 1)
 

@@ -39,7 +39,7 @@ IMPORTS = {
     "cost": {"ir", "flow"},
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
     "codegen": {"ir", "flow", "resources", "verify"},
-    "profile": {"diagnostics", "errors", "source", "escapes"},
+    "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
     "predict": {"cost", "ir", "flow", "profile", "verify", "garbage"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source"},

@@ -62,7 +62,7 @@ def _named(prefix: str, routes: set[Route]) -> dict[Route, str]:
     }
 
 
-_CALLS: dict[Kind | type[ops.Instruction], str] = {
+CALLS: dict[Kind | type[ops.Instruction], str] = {
     FORWARD: "forward",
     BACKWARD: "backward",
     INPUT_GRADIENT: "backward_input",
@@ -76,7 +76,7 @@ _CALLS: dict[Kind | type[ops.Instruction], str] = {
 """The methods of a stage for the kinds of operations, and those of a weight group for the lines of an update."""
 
 
-_MADE: dict[Value, str] = {ACTIVATIONS: "outputs", GRADIENTS: "input_gradients"}
+MADE: dict[Value, str] = {ACTIVATIONS: "outputs", GRADIENTS: "input_gradients"}
 """The methods of a stage that return what it has made for other stages."""
 
 
@@ -94,7 +94,7 @@ class Scribe:
         numbers = self.notation
         match instruction:
             case ops.Compute(kind):
-                return f"{self._stage(instruction)}.{_CALLS[kind]}({', '.join(self._arguments(instruction))})"
+                return f"{self._stage(instruction)}.{CALLS[kind]}({', '.join(self._arguments(instruction))})"
             case ops.Pair(forward, backward):
                 first, second = self._arguments(forward), self._arguments(backward)
                 only = "," if len(second) == 1 else ""  # a tuple of one
@@ -110,7 +110,7 @@ class Scribe:
             case ops.WaitSend(message=message):
                 return f"{self._outgoing(message)}.wait({numbers.micros(message.micros)})"
             case ops.AllReduce() | ops.WaitAllReduce() | ops.Step() | ops.Stash() | ops.Drop():
-                call = _CALLS[type(instruction)]
+                call = CALLS[type(instruction)]
                 return f"{weights(instruction.group)}.{call}({numbers.version(instruction.version)})"
             case _:
                 assert_never(instruction)
@@ -153,4 +153,4 @@ class Scribe:
 
     def _made(self, message: ops.Message) -> str:
         """The expression for the value of a message on the worker that makes it."""
-        return f"stage{message.source}.{_MADE[message.value]}({self.notation.micros(message.micros)})"
+        return f"stage{message.source}.{MADE[message.value]}({self.notation.micros(message.micros)})"

@@ -1,26 +1,21 @@
-"""Exact durations of operations: the interface that all levels use, and the costs F, B, I and W that a user can set."""
+"""Exact durations of operations: the interface that all levels use, and the costs that a user can set, by kind."""
 
 import re
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
-from typing import Any, Protocol
+from typing import Protocol
 
 from chimera_ir.cost.number_text import Unit, exact
-from chimera_ir.ir.kinds import COSTED, KEPT, PAIR, Pairing
+from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, PAIR
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, Pair
 
 COST_LETTERS = tuple(COSTED)
 """The letters of the kinds of compute operations and of pairs, in the order in which reports name them."""
 
-_REPEATING = {
-    letter
-    for letter, kind in COSTED.items()
-    if any(KEPT in part.reads for part in (kind.kinds if isinstance(kind, Pairing) else (kind,)))
-}
+_REPEATING = {letter for letter, kind in COSTED.items() if any(KEPT in part.reads for part in kind.kinds)}
 """The letters of the kinds whose operations run the forward again on a stage that recomputes."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
@@ -80,24 +75,42 @@ class CostModel(Protocol):
         """The durations of a schedule's operations, given its header; a profile that lacks them raises `Unfit`."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """The duration of an operation over one micro-batch, by kind, in a unit of the user's choice.
+class Costs(Mapping[str, Fraction]):
+    """The duration of an operation over one micro-batch, by the letter of its kind, in a unit of the user's choice.
 
-    ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient.
-    ``pair`` is a forward together with a backward; None if they take as long as one after the other. The defaults are
-    the paper's: a backward takes twice as long as a forward (section 2), three times where it runs the forward again
-    (section 3.4). Recomputation adds ``again`` to the cost of a B, an I or a pair, except for the kinds whose costs the
-    user has set, ``user_set``.
+    ``Costs(B=Fraction(5, 2))`` gives the cost of a B; other kinds have the cost of their row (`Kind.cost`), and a pair
+    takes as long as its two operations one after the other. Recomputation adds ``again`` to the cost of a B, an I or a
+    pair (section 3.4), except for the kinds whose costs the user has set, ``user_set``.
+
+    Raises
+    ------
+    TypeError
+        If there is no such kind.
     """
 
-    F: Fraction = Fraction(1)
-    B: Fraction = Fraction(2)
-    I: Fraction = Fraction(1)  # noqa: E741 - the language's letter
-    W: Fraction = Fraction(1)
-    again: Fraction = Fraction(1)
-    pair: Fraction | None = None
-    user_set: tuple[str, ...] = ()
+    def __init__(self, *, again: Fraction = Fraction(1), user_set: tuple[str, ...] = (), **costs: Fraction) -> None:
+        if unknown := costs.keys() - COSTED.keys():
+            raise TypeError(f"no kind of operation is called {', '.join(sorted(unknown))}")
+        self.again, self.user_set, self._given = again, user_set, costs
+        rows = {letter: costs.get(letter, Fraction(kind.cost)) for letter, kind in KINDS.items()}
+        joint = sum((rows[kind.letter] for kind in PAIR.kinds), Fraction(0))
+        self._costs = {**rows, PAIR.letter: joint, **costs}
+
+    def __getitem__(self, kind: str) -> Fraction:
+        return self._costs[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._costs)
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Costs) and repr(self) == repr(other)
+
+    def __repr__(self) -> str:
+        costs = (f"{kind}={cost!r}" for kind, cost in self._costs.items())
+        return f"Costs({', '.join(costs)}, again={self.again!r}, user_set={self.user_set!r})"
 
     @staticmethod
     def parse(kind: str, text: str) -> Fraction:
@@ -115,7 +128,8 @@ class Costs:
         Fraction(1, 10)
         """
         if kind not in COST_LETTERS:
-            raise ValueError(f"no kind of operation is called '{kind}': the kinds are F, B, I, W and pair")
+            *kinds, last = COST_LETTERS
+            raise ValueError(f"no kind of operation is called '{kind}': the kinds are {', '.join(kinds)} and {last}")
         if not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
             raise ValueError(
                 f"the cost of {kind} is an integer, a decimal or a fraction (2, 0.5, 1/3), not '{text[:40]}'"
@@ -127,8 +141,12 @@ class Costs:
 
     def using(self, kind: str, text: str) -> "Costs":
         """The costs with the cost of one kind replaced by the text that a user wrote; raises errors like `parse`."""
-        changed: dict[str, Any] = {kind: self.parse(kind, text), "user_set": (*self.user_set, kind)}
-        return replace(self, **changed)
+        return self.changed({kind: self.parse(kind, text)}, (*self.user_set, kind))
+
+    def changed(self, costs: Mapping[str, Fraction], user_set: tuple[str, ...] | None = None) -> "Costs":
+        """The costs with those of some kinds replaced and, if given, other kinds ``user_set``."""
+        chosen = self.user_set if user_set is None else user_set
+        return Costs(again=self.again, user_set=chosen, **{**self._given, **costs})
 
     def durations(self, _: Header) -> "Costs":
         """The costs themselves, whatever the header."""
@@ -142,12 +160,11 @@ class Costs:
         If all stages recompute, the costs are those of operations that recompute. If only some do, a report has both
         costs of a kind where they differ.
         """
-        keeping = self.keeping
-        repeating = {kind: cost for kind, cost in self.recomputing.items() if kind in kinds and cost != keeping[kind]}
+        repeating = {kind: cost for kind, cost in self.recomputing.items() if kind in kinds and cost != self[kind]}
         if all(len(pipe.recompute) == header.stages for pipe in header.pipes):
-            return tuple((keeping | repeating).items())
+            return tuple((self._costs | repeating).items())
         further = {f"{kind}_recomputing": cost for kind, cost in repeating.items() if header.recomputing}
-        return tuple((keeping | further).items())
+        return tuple((self._costs | further).items())
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """The costs of some kinds in one line; with B, also the cost of a backward that recomputes, and so on."""
@@ -156,9 +173,9 @@ class Costs:
 
     def recut(self, stages: int, into: int) -> "Costs":
         """The costs of ``into`` stages: with half as many stages, each is twice as large."""
-        F, B, I, W, _ = (cost * stages / into for cost in self.keeping.values())  # noqa: E741
-        pair = None if self.pair is None else self.pair * stages / into
-        return replace(self, F=F, B=B, I=I, W=W, again=self.again * stages / into, pair=pair)
+        kinds = [kind for kind in self if kind in KINDS or kind in self._given]
+        costs = {kind: self[kind] * stages / into for kind in kinds}
+        return Costs(again=self.again * stages / into, user_set=self.user_set, **costs)
 
     def for_baseline(self, splits: bool) -> "Costs":
         """The costs for a baseline whose backwards may be whole where the schedule's are split, or the other way round.
@@ -169,14 +186,14 @@ class Costs:
         halves_set = not {"I", "W"}.isdisjoint(self.user_set)
         if splits and halves_set and "B" not in self.user_set:
             user_set = (*self.user_set, "B") if "I" in self.user_set else self.user_set
-            return replace(self, B=self.I + self.W, user_set=user_set)
+            return self.changed({"B": self["I"] + self["W"]}, user_set)
         if not splits and not halves_set and "B" in self.user_set:
-            return replace(self, I=self.B / 2, W=self.B / 2, user_set=(*self.user_set, "I", "W"))
+            return self.changed(dict.fromkeys("IW", self["B"] / 2), (*self.user_set, "I", "W"))
         return self
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""
-        costs = (*self.keeping.values(), self.again)
+        costs = (*self.values(), self.again)
         return Fraction(1, lcm(*(cost.denominator for cost in costs)) * header.parts)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
@@ -184,7 +201,7 @@ class Costs:
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
         return tuple(
             f"--cost {letter}={exact(cost)} changes nothing: no operation of this schedule is of kind {letter}"
-            for letter, cost in ((letter, self.keeping[letter]) for letter in self.user_set)
+            for letter, cost in ((letter, self[letter]) for letter in self.user_set)
             if letter not in letters
         )
 
@@ -194,16 +211,10 @@ class Costs:
         return Unit.COST
 
     @cached_property
-    def keeping(self) -> dict[str, Fraction]:
-        """The cost of each kind, in the order of `COST_LETTERS`."""
-        pair = self.F + self.B if self.pair is None else self.pair
-        return {"F": self.F, "B": self.B, "I": self.I, "W": self.W, PAIR.letter: pair}
-
-    @cached_property
     def recomputing(self) -> dict[str, Fraction]:
         """The cost of each kind on a stage that recomputes; user-set costs stay, that of pairs also if B is set."""
         fixed = {*self.user_set, *([PAIR.letter] if "B" in self.user_set else [])}
-        return {kind: cost + (self.again if kind in _REPEATING - fixed else 0) for kind, cost in self.keeping.items()}
+        return {kind: cost + (self.again if kind in _REPEATING - fixed else 0) for kind, cost in self.items()}
 
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
@@ -212,5 +223,5 @@ class Costs:
         """
         readers = (part for part in operation.parts if KEPT in part.kind.reads)
         again = any(header.recomputes(part.micros[0], part.stage) for part in readers)
-        costs = self.recomputing if again else self.keeping
+        costs = self.recomputing if again else self._costs
         return costs[operation.kind.letter] * Fraction(operation.size, header.parts)

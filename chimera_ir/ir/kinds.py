@@ -124,6 +124,9 @@ class Kind:
         Whether it is the first of a micro-batch on a stage.
     occupies
         The resource that an operation of this kind occupies.
+    cost
+        Its duration where neither the user nor a profile gives one, in units of a forward. The costs are the paper's: a
+        backward takes twice as long as a forward (section 2).
     """
 
     letter: str
@@ -134,6 +137,7 @@ class Kind:
     sums: bool = False
     opens: bool = False
     occupies: Resource = Resource.LANE
+    cost: int = 1
 
     def __repr__(self) -> str:
         return self.letter
@@ -146,6 +150,11 @@ class Kind:
     def splits(self) -> bool:
         """Whether an operation of this kind is the first half of a split backward, which leaves operands."""
         return any(value.counted is Counted.OPERANDS for value in self.makes)
+
+    @property
+    def kinds(self) -> "tuple[Kind]":
+        """The kind alone, as `Pairing.kinds` has two."""
+        return (self,)
 
     @cached_property
     def hands_on(self) -> tuple[Value, ...]:
@@ -164,7 +173,7 @@ class Kind:
 
 
 FORWARD = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, KEPT), opens=True)
-BACKWARD = Kind("B", "backward", reads=(KEPT, GRADIENTS), makes=(GRADIENTS,), frees=(KEPT,), sums=True)
+BACKWARD = Kind("B", "backward", reads=(KEPT, GRADIENTS), makes=(GRADIENTS,), frees=(KEPT,), sums=True, cost=2)
 INPUT_GRADIENT = Kind("I", "input gradient", reads=(KEPT, GRADIENTS), makes=(GRADIENTS, OPERANDS), frees=(KEPT,))
 WEIGHT_GRADIENT = Kind("W", "weight gradient", reads=(OPERANDS,), makes=(), frees=(OPERANDS,), sums=True)
 

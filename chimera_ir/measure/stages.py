@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from chimera_ir.measure import equal
 from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, noise, rounded
 from chimera_ir.measure.stations import MeasuredTurn, ModelCut, Station, message_bytes, running, stations
-from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
+from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
 from chimera_ir.profile.work import WorkProfile
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
@@ -124,14 +124,13 @@ class _StageClock:
         self.figures.append((f"step of {cut.part(number)}", samples))
         return rounded(samples.median), _noise(samples)
 
-    def overhead(self, cut: ModelCut) -> Overhead:
+    def overhead(self, cut: ModelCut) -> Times:
         """Medians of the times of a stage that computes nothing; they are short, so SHORT times as many rounds run."""
         # A stage without work: all its time is overhead.
         nothing = _empty_model()
         small = replace(cut, model=nothing, dataset=nothing.items(), stages=3, sizes=(1,))
         (station,) = dict(stations(small, lambda _doing: None))[1]
-        forward, backward, recomputing, *halves = self._measured("an operation", station, SHORT * self._rounds)[0]
-        return Overhead(forward, backward, recomputing, (halves[0], halves[1]))
+        return _times(self._measured("an operation", station, SHORT * self._rounds)[0])
 
 
 class _Identity(torch.nn.Module):
@@ -172,7 +171,7 @@ class _Once:
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
         return self._once(self._steps, equal.step(station), number, lambda: self._measure.step(cut, number, station))
 
-    def overhead(self, cut: ModelCut) -> Overhead:
+    def overhead(self, cut: ModelCut) -> Times:
         return self._measure.overhead(cut)
 
     def _once(
@@ -238,9 +237,9 @@ class _Work:
     def step(self, _cut: ModelCut, _number: int, _station: Station) -> tuple[float, float | None]:
         return 0.0, None
 
-    def overhead(self, _cut: ModelCut) -> Overhead:
+    def overhead(self, _cut: ModelCut) -> Times:
         """Returns no overhead, because only a device has one."""
-        return Overhead()
+        return NO_OVERHEAD
 
 
 _Measure = _StageClock | _Once | _Work
@@ -314,18 +313,20 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
 def _timing(station: Station, costs: _Passes, noise: float | None) -> Timing:
     after = station.after
     return Timing(
-        costs.forward,
-        costs.backward,
-        costs.recomputing,
+        _times(costs),
         activations=station.activation_bytes,
         input=station.input_bytes,
         output=message_bytes(after),
         gradient=station.gradient_bytes,
         noise=noise,
-        halves=(costs.input_gradient, costs.weight_gradient),
         released=station.footprint.released,
         operands=station.operand_bytes,
     )
+
+
+def _times(costs: _Passes) -> Times:
+    passes = costs._asdict()
+    return {key: passes[entry] for key, entry in ENTRIES.items() if entry in passes}
 
 
 def _round(station: Station, number: int, clock: "_Clock") -> _Passes:

@@ -13,7 +13,7 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Message, Operation, Pair, Recv, Send, Step
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import NO_OVERHEAD, StageCosts, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class OperationCharges(Charges):
 
 def operations_alone(header: Header, durations: Durations) -> OperationCharges:
     """Costs of a program whose operations alone take time, as in a timeline: messages, sums and steps are free."""
-    free_stage = StageCosts(0, 0, 0, {1: Timing(0.0, 0.0, 0.0, 0, 0, 0, 0)})
+    free_stage = StageCosts(0, 0, 0, {1: Timing(NO_OVERHEAD, 0, 0, 0, 0)})
     cluster = Cluster("free messages", header.workers, header.workers, 0, 0, FREE, FREE, FREE)
     setting = Setting((free_stage,) * header.stages, cluster, copies=1, micro_batch_size=1)
     return OperationCharges(header, setting, durations)

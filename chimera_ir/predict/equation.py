@@ -10,7 +10,7 @@ B_t + Comm_p2p. All stages of a worker share them, as `_overlap` says.
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import lcm
@@ -21,7 +21,7 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import LaunchPlaces, launch_places
 from chimera_ir.cost.simulate import TimedRun, earliest
 from chimera_ir.ir.ids import WeightGroup
-from chimera_ir.ir.kinds import PAIR
+from chimera_ir.ir.kinds import COSTED, KINDS, PAIR
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import singles
 from chimera_ir.predict.setting import Setting
@@ -145,10 +145,10 @@ class _EquationTerms:
         """Returns all terms. C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
         header, costs, counts = self._header, self._costs, self._run.critical_path.counts
         all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
-        usual = costs.recomputing if all_recompute else costs.keeping
+        usual = costs.recomputing if all_recompute else costs
         some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
         return Equation(
-            forward=float(costs.F),
+            forward=float(costs["F"]),
             backward=float(usual["B"]),
             recomputing=float(costs.recomputing["B"]) if some_recompute else None,
             forwards=counts.get("F", Fraction(0)),
@@ -166,13 +166,8 @@ class _EquationTerms:
 
 def _with_message(costs: Costs, seconds: Fraction) -> Costs:
     """Adds the ``seconds`` of a message to the cost of each kind of operation that sends one."""
-    return replace(
-        costs,
-        F=costs.F + seconds,
-        B=costs.B + seconds,
-        I=costs.I + seconds,
-        pair=costs.keeping[PAIR.letter] + seconds,
-    )
+    senders = [letter for letter, kind in COSTED.items() if any(part.hands_on for part in kind.kinds)]
+    return costs.changed({letter: costs[letter] + seconds for letter in senders})
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
@@ -187,10 +182,9 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
     # ``again`` are the stages that recompute in any pipe, ``kept`` those that do not in any; a stage may be in both.
     again = {stage for pipe in header.pipes for stage in pipe.recompute}
     kept = {stage for pipe in header.pipes for stage in range(header.stages) if stage not in pipe.recompute}
-    joint = [setting.timing(stage).pair for stage in range(header.stages)]
 
     def slowest(kind: str, stages: Iterable[int], recomputing: bool) -> Fraction:
-        timings = (backwards[stage] for stage in stages)
+        timings = ((forwards if KINDS[kind].opens else backwards)[stage] for stage in stages)
         return Fraction(max(timing.seconds(kind, recomputing=recomputing) * times for timing, times in timings))
 
     def halves(stage: int) -> tuple[float, float]:
@@ -199,15 +193,12 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
         return first, second
 
     first, second = max(map(halves, kept or again), key=lambda both: (sum(both), both))
-    backward = slowest("B", kept or again, False)
-    return Costs(
-        F=Fraction(max(timing.forward * times for timing, times in forwards)),
-        B=backward,
-        I=Fraction(first),
-        W=Fraction(second),
-        again=slowest("B", again or kept, True) - backward,
-        pair=None if None in joint else Fraction(max(time for time in joint if time is not None)),
-    )
+    stages = range(header.stages)
+    costs = {letter: slowest(letter, stages if kind.opens else kept or again, False) for letter, kind in KINDS.items()}
+    costs |= {"I": Fraction(first), "W": Fraction(second)}
+    if all(PAIR.letter in setting.timing(stage).times for stage in stages):
+        costs[PAIR.letter] = Fraction(max(setting.timing(stage).times[PAIR.letter] for stage in stages))
+    return Costs(again=slowest("B", again or kept, True) - costs["B"], user_set=(), **costs)
 
 
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:

@@ -11,11 +11,11 @@ from math import ceil, floor, lcm
 
 from chimera_ir.cost.number_text import Unit
 from chimera_ir.ir.ids import Micro, Stage
-from chimera_ir.ir.kinds import COSTED, KINDS, Kind, Pairing
+from chimera_ir.ir.kinds import COSTED, KINDS, PAIR, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Operation, Pair, singles
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.costs import Overhead, Timing
+from chimera_ir.profile.costs import operation_time
 
 _Part = tuple[Stage, Fraction]
 """A stage of a profile, and a share of it."""
@@ -52,9 +52,10 @@ class Measured:
         """A unit of time of which the durations of operations of every size are multiples."""
         stages = self.setting.stages
         timings = [timing for stage in stages for timing in stage.at.values()]
-        costs: list[Timing | Overhead] = [*timings, *(stage.overhead for stage in stages)]
-        times = [cost.seconds(kind, recomputing=again) for cost in costs for kind in KINDS for again in (False, True)]
-        times += [timing.pair for timing in timings if timing.pair is not None]
+        kinds = [(kind, again) for kind in KINDS for again in (False, True)]
+        times = [timing.seconds(kind, recomputing=again) for timing in timings for kind, again in kinds]
+        times += [operation_time(stage.overhead, kind, recomputing=again) for stage in stages for kind, again in kinds]
+        times += [timing.times[PAIR.letter] for timing in timings if PAIR.letter in timing.times]
         second = lcm(*(_exact(time).denominator for time in times))
         stage_size = lcm(*(share.denominator for parts in self.cut for _, share in parts))
         return Fraction(1, second * stage_size * header.parts)

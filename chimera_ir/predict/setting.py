@@ -8,7 +8,7 @@ from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Crossing, Pair
 from chimera_ir.profile.cluster import FREE, Cluster, Link
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts, Timing, operation_time
 
 _WHOLE = Fraction(1)
 
@@ -37,7 +37,7 @@ class Setting:
     @property
     def halves_known(self) -> bool:
         """Whether the profile has the times of split backwards."""
-        return all(timing.halves is not None for stage in self.stages for timing in stage.at.values())
+        return all({"I", "W"} <= timing.times.keys() for stage in self.stages for timing in stage.at.values())
 
     def timing(self, stage: int) -> Timing:
         """Costs of a micro-batch on a stage."""
@@ -71,12 +71,12 @@ class Setting:
         timing, times = self.over(stage, len(operation.micros), header.parts)
         kind, again = operation.kind.letter, header.recomputes(operation.micros[0], operation.stage)
         seconds = timing.seconds(kind, recomputing=again), times
-        overhead = self.stages[stage].overhead.seconds(kind, recomputing=again)
+        overhead = operation_time(self.stages[stage].overhead, kind, recomputing=again)
         return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
         """Time of a pair as seconds and a factor on them; None if the profile has no times of pairs."""
-        times = [self.timing(part.stage).pair for part in pair.parts]
+        times = [self.timing(part.stage).times.get(pair.kind.letter) for part in pair.parts]
         seconds = [time for time in times if time is not None]
         return (max(seconds), Fraction(pair.size, header.parts)) if len(seconds) == len(times) else None
 

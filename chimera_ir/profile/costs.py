@@ -3,36 +3,69 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, Kind
+
 LEAST = 1e-9
 """The least time of an operation, a nanosecond; where work is counted, the least work in FLOP."""
+
+RECOMPUTING = "recomputing"
+"""The key of the time of a backward that runs the forward again."""
+
+Times = Mapping[str, float]
+"""Seconds of operations by the letter of their kind, at least F and B, and by `RECOMPUTING`; ``pair`` is of pairs.
+
+F, B and `RECOMPUTING` are F_t and B_t of section 3.4. `time_of` gives the time of a kind that is left out.
+"""
+
+ENTRIES = {"F": "forward", "B": "backward", RECOMPUTING: RECOMPUTING} | {
+    letter: kind.noun.replace(" ", "_") for letter, kind in KINDS.items()
+}
+"""The names of times in a file, by the keys of `Times`."""
+
+
+def time_of(times: Times, key: str) -> float:
+    """The time of a kind or, by `RECOMPUTING`, of a backward that runs the forward again.
+
+    A kind that is left out takes as long as its cost in the table says, in proportion to a forward if it opens the
+    micro-batch, else to a backward; a pair as long as its operations one after the other.
+    """
+    return times[key] if key in times else sum(_derived(times, kind) for kind in COSTED[key].kinds)
+
+
+def _derived(times: Times, kind: Kind) -> float:
+    if kind.letter in times:
+        return times[kind.letter]
+    reference = KINDS["F" if kind.opens else "B"]
+    return times[reference.letter] * kind.cost / reference.cost
+
+
+def operation_time(times: Times, kind: str, *, recomputing: bool) -> float:
+    """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes."""
+    if not recomputing or KEPT not in KINDS[kind].reads:
+        return time_of(times, kind)
+    again = times[RECOMPUTING]
+    return again if kind == "B" else round(time_of(times, kind) + again - times["B"], 12)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """The costs of a micro-batch on a stage, at one micro-batch size.
 
-    ``forward``, ``backward`` and ``recomputing`` (a backward that runs the forward again) are F_t and B_t of section
-    3.4, in seconds. ``activations`` is M_a, ``input`` what is kept instead where the stage recomputes, ``output`` the
-    message to the next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on.
-    ``noise`` is the spread of the measured times as a share of the median, None where nothing was measured. ``halves``
-    are the seconds of the two halves of a split backward; where they are not known, each counts as half a backward. The
-    first half frees ``released`` bytes of the activations; the second half needs the rest and ``operands``: bytes of
+    ``activations`` is M_a, ``input`` what is kept instead where the stage recomputes, ``output`` the message to the
+    next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on. ``noise`` is the
+    spread of the measured times as a share of the median, None where nothing was measured. The first half of a split
+    backward frees ``released`` bytes of the activations; the second half needs the rest and ``operands``: bytes of
     gradients that are kept between the halves, received ones included.
-    ``pair`` is the time of a forward and a backward that run as one; if it is not known, it is the sum of both.
     """
 
-    forward: float
-    backward: float
-    recomputing: float
+    times: Times
     activations: int
     input: int
     output: int
     gradient: int
     noise: float | None = None
-    halves: tuple[float, float] | None = None
     released: int = 0
     operands: int = 0
-    pair: float | None = None
 
     @property
     def halfway(self) -> int:
@@ -44,53 +77,22 @@ class Timing:
         """Bytes that the first half of a split backward may need in addition while it runs."""
         return min(self.released, self.operands)
 
-    def plus(self, overhead: "Overhead", times: float) -> "Timing":
+    def plus(self, overhead: Times, times: float) -> "Timing":
         """The costs with the overhead of ``times`` further operations added to the time of each operation."""
         return replace(
-            self,
-            forward=self.forward + times * overhead.forward,
-            backward=self.backward + times * overhead.backward,
-            recomputing=self.recomputing + times * overhead.recomputing,
-            halves=self.halves
-            and (self.halves[0] + times * overhead.each_half[0], self.halves[1] + times * overhead.each_half[1]),
+            self, times={key: seconds + times * time_of(overhead, key) for key, seconds in self.times.items()}
         )
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
-        """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes.
+        """The time of an operation, see `operation_time`.
 
         Half a backward without work, such as the first half on the first stage, takes `LEAST`.
         """
-        first, second = self.halves or (self.backward / 2, self.backward / 2)
-        if recomputing:
-            first = round(first + self.recomputing - self.backward, 12)
-        halves = {"I": first or LEAST, "W": second or LEAST}
-        return (halves | {"F": self.forward, "B": self.recomputing if recomputing else self.backward})[kind]
+        seconds = operation_time(self.times, kind, recomputing=recomputing)
+        return seconds if kind in ("F", "B") else seconds or LEAST
 
 
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """Seconds that an operation takes on any stage, even an empty one; the times of a `Timing` include them.
-
-    It is the work of a rank around the stage's own: seeds, hooks, autograd's start, the launch of the first kernel.
-    """
-
-    forward: float = 0.0
-    backward: float = 0.0
-    recomputing: float = 0.0
-    halves: tuple[float, float] | None = None
-
-    @property
-    def each_half(self) -> tuple[float, float]:
-        """The overhead of each half of a split backward; where that is not known, half of a backward's."""
-        return self.halves or (self.backward / 2, self.backward / 2)
-
-    def seconds(self, kind: str, *, recomputing: bool) -> float:
-        """The part of `Timing.seconds` that is overhead."""
-        first, second = self.each_half
-        if recomputing:
-            first = first + self.recomputing - self.backward
-        times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward, "I": first, "W": second}
-        return times[kind]
+NO_OVERHEAD: Times = {"F": 0.0, "B": 0.0, RECOMPUTING: 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,9 @@ class StageCosts:
 
     ``at[b]`` has the costs of a micro-batch of b items. ``step`` is how long the optimizer's step takes, in seconds; 0
     where a profile does not say. ``step_noise`` is the spread of its measured times as a share of the median.
+    ``overhead`` has the seconds that an operation takes on any stage, even an empty one; the times of a `Timing`
+    include them. It is the work of a rank around the stage's own: seeds, hooks, autograd's start, the launch of the
+    first kernel.
     """
 
     weights: int
@@ -107,7 +112,7 @@ class StageCosts:
     at: Mapping[int, Timing]
     step: float = 0.0
     step_noise: float | None = None
-    overhead: Overhead = Overhead()
+    overhead: Times = field(default_factory=lambda: NO_OVERHEAD)
 
     def slept(self, size: int, seconds: Mapping[str, float]) -> "StageCosts":
         """The costs in a rehearsal, in which a stage sleeps instead of computing or recomputing, and has no steps.
@@ -115,18 +120,9 @@ class StageCosts:
         ``seconds`` are given by the letters of the kinds that the schedule has. An operation over k micro-batches
         sleeps k times as long, whatever the profile has for that size.
         """
-        halves = (seconds["I"], seconds["W"]) if "I" in seconds else None
-        backward = seconds.get("B", sum(halves or ()))
-        timing = replace(
-            self.at[size],
-            forward=seconds["F"],
-            backward=backward,
-            recomputing=backward,
-            noise=None,
-            halves=halves,
-            pair=seconds.get("pair"),
-        )
-        return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=Overhead())
+        backward = seconds["B"] if "B" in seconds else seconds["I"] + seconds["W"]
+        timing = replace(self.at[size], times={**seconds, "B": backward, RECOMPUTING: backward}, noise=None)
+        return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=NO_OVERHEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,7 @@ class ModelProfile:
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     file: str = ""
 
-    def with_overhead(self, overhead: Overhead) -> "ModelProfile":
+    def with_overhead(self, overhead: Times) -> "ModelProfile":
         """The profile with unchanged times, of which this overhead is a part."""
         return self.mapped(lambda part: replace(part, overhead=overhead))
 
@@ -156,9 +152,9 @@ class ModelProfile:
         return replace(self, depths=depths, layers=tuple(map(change, self.layers)))
 
     @property
-    def overhead(self) -> Overhead:
+    def overhead(self) -> Times:
         """The overhead of an operation, which is the same on every stage."""
-        return next((part.overhead for parts in (self.layers, *self.depths.values()) for part in parts), Overhead())
+        return next((part.overhead for parts in (self.layers, *self.depths.values()) for part in parts), NO_OVERHEAD)
 
     @property
     def sizes(self) -> frozenset[int]:

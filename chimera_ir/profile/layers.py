@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from chimera_ir.profile.balance import balanced
-from chimera_ir.profile.costs import LEAST, Overhead, StageCosts, Timing
+from chimera_ir.profile.costs import ENTRIES, LEAST, RECOMPUTING, StageCosts, Times, Timing, operation_time, time_of
 
 
 def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[StageCosts, ...]:
@@ -19,16 +19,11 @@ def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[Stage
 
 
 def _lasting(stage: StageCosts) -> StageCosts:
-    at = {
-        size: replace(
-            timing,
-            forward=max(timing.forward, LEAST),
-            backward=max(timing.backward, LEAST),
-            recomputing=max(timing.recomputing, LEAST),
-        )
-        for size, timing in stage.at.items()
-    }
-    return replace(stage, at=at)
+    def lasting(timing: Timing) -> Timing:
+        return replace(timing, times={**timing.times, **{key: max(timing.times[key], LEAST) for key in whole}})
+
+    whole = ("F", "B", RECOMPUTING)
+    return replace(stage, at={size: lasting(timing) for size, timing in stage.at.items()})
 
 
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
@@ -41,7 +36,7 @@ def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> 
 
 def _without_overhead(layer: StageCosts, size: int, kind: str, *, recomputing: bool) -> float:
     seconds = layer.at[size].seconds(kind, recomputing=recomputing)
-    return seconds - layer.overhead.seconds(kind, recomputing=recomputing)
+    return seconds - operation_time(layer.overhead, kind, recomputing=recomputing)
 
 
 def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:
@@ -72,37 +67,33 @@ def merged(layers: Sequence[StageCosts], *, opens: bool = False) -> StageCosts:
     )
 
 
-def _merged(timings: Sequence[Timing], overhead: Overhead, opens: bool) -> Timing:
+def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
     first, last = timings[0], timings[-1]
     operands = sum(timing.operands for timing in timings)
     inner_inputs = sum(max(0, after.input - before.output) for before, after in pairwise(timings))
+    times = {
+        key: _as_one([timing.times[key] for timing in timings], time_of(overhead, key))
+        for key in ENTRIES
+        if all(key in timing.times for timing in timings)
+    }
+    if opens and "I" in times:
+        times |= _opening([timing.times for timing in timings], overhead, times["W"])
     return Timing(
-        forward=_as_one([timing.forward for timing in timings], overhead.forward),
-        backward=_as_one([timing.backward for timing in timings], overhead.backward),
-        recomputing=_as_one([timing.recomputing for timing in timings], overhead.recomputing),
+        times,
         activations=sum(timing.activations for timing in timings),
         input=first.input + inner_inputs,
         output=last.output,
         gradient=last.gradient,
-        noise=_mean([(timing.noise, timing.forward + timing.backward) for timing in timings]),
-        halves=_halves([timing.halves for timing in timings], overhead, opens),
+        noise=_mean([(timing.noise, timing.times["F"] + timing.times["B"]) for timing in timings]),
         released=0 if opens else _released(timings),
         operands=min(operands, last.gradient) if opens else operands,
     )
 
 
-def _halves(
-    halves: Sequence[tuple[float, float] | None], overhead: Overhead, opens: bool
-) -> tuple[float, float] | None:
-    """Seconds of the two halves of a stage's backward, from those of its layers; None if some layer's are not known."""
-    measured = [both for both in halves if both is not None]
-    if len(measured) < len(halves):
-        return None
-    (first, second), (of_first, of_second) = zip(*measured, strict=True), overhead.each_half
-    if opens:
-        behind = sum(max(0.0, seconds - of_first) for seconds in first[1:])
-        return first[0], behind + _as_one(second, of_second)
-    return _as_one(first, of_first), _as_one(second, of_second)
+def _opening(layers: Sequence[Times], overhead: Times, weights: float) -> dict[str, float]:
+    """Times of the two halves of the first stage's backward; ``weights`` is that of the second half on other stages."""
+    behind = sum(max(0.0, times["I"] - time_of(overhead, "I")) for times in layers[1:])
+    return {"I": layers[0]["I"], "W": behind + weights}
 
 
 def _released(timings: Sequence[Timing]) -> int:

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from typing import TypeVar
 
 from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.profile.cluster import FREE, Cluster, Link
-from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
+from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, RECOMPUTING, ModelProfile, StageCosts, Times, Timing
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.profile.quantity import (
     BANDWIDTH,
@@ -24,9 +23,7 @@ from chimera_ir.profile.quantity import (
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.source import Source
 
-K = TypeVar("K")
-
-HALVES = ("input_gradient", "weight_gradient")
+HALVES = (ENTRIES["I"], ENTRIES["W"])
 """The entries with the times of the two halves of a split backward; a profile has both or none."""
 
 BACKWARD = 2
@@ -91,12 +88,11 @@ class _CostEntries:
             (self.times if dimension is TIME else self.work).append((table, name))
         return cost
 
-    def overhead(self, table: Table, name: str, default: float | None) -> float:
-        stated = None if default is None else Fraction(repr(default))
-        seconds, _ = table.quantity(name, (TIME,), stated, Fraction(0))
+    def overhead(self, table: Table, name: str, default: Fraction | None) -> Fraction:
+        seconds, _ = table.quantity(name, (TIME,), default, Fraction(0))
         if table.has(name):
             self.times.append((table, name))
-        return float(seconds)
+        return seconds
 
     def step(self, table: Table) -> float:
         seconds, _ = table.quantity("step", (TIME,), Fraction(0), Fraction(0))
@@ -123,16 +119,13 @@ def _split(table: Table, depth: int) -> tuple[int, ...]:
     return split
 
 
-def _overhead(top: Table, costs: _CostEntries) -> Overhead:
+def _overhead(top: Table, costs: _CostEntries) -> Times:
     table = top.table("operation", "", "[operation]")
     if table is None:
-        return Overhead()
-    forward = costs.overhead(table, "forward", None)
-    backward = costs.overhead(table, "backward", forward)
-    recomputing = costs.overhead(table, "recomputing", forward + backward)
-    halves = _halves(table, lambda name: costs.overhead(table, name, None))
+        return NO_OVERHEAD
+    overhead = _times(table, costs.overhead, 1)
     table.close()
-    return Overhead(forward, backward, recomputing, halves)
+    return overhead
 
 
 def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
@@ -189,12 +182,8 @@ def _part(table: Table, part: str, sizes: str, last: bool, received: dict[int, i
 
 
 def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntries) -> Timing:
-    # Times: those that a file leaves out follow from the forward.
-    forward = costs.read(table, "forward", None)
-    backward = costs.read(table, "backward", BACKWARD * forward)
-    recomputing = costs.read(table, "recomputing", forward + backward)
-    halves = _halves(table, lambda name: costs.read(table, name, None))
-    # Bytes: a stage receives the output of the stage before, and gradients are as large as outputs.
+    times = _times(table, costs.read, BACKWARD)
+    # A stage receives the output of the stage before, and gradients are as large as outputs.
     activations = _size(table, "activations")
     kept = _size(table, "input", received)
     output = _size(table, "output", 0 if last else None)
@@ -208,23 +197,30 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntr
         if table.has(name):
             table.report(say.LastStageSends(table.place(name), part, name))
     return Timing(
-        forward=float(forward),
-        backward=float(backward),
-        recomputing=float(recomputing),
+        times,
         activations=activations,
         input=kept,
         output=output,
         gradient=gradient,
         noise=_noise(table, "noise"),
-        halves=halves and (float(halves[0]), float(halves[1])),
         released=released,
         operands=operands,
     )
 
 
-def _halves(table: Table, read: Callable[[str], K]) -> tuple[K, K] | None:
-    """The entries of both halves of a split backward, as ``read`` reads them by name; None if there is neither."""
-    return (read(HALVES[0]), read(HALVES[1])) if any(map(table.has, HALVES)) else None
+def _times(table: Table, read: Callable[[Table, str, Fraction | None], Fraction], factor: int) -> Times:
+    """The times in a table, as ``read`` reads them by name and default; a backward is ``factor`` forwards by default.
+
+    Of the two halves of a split backward a table has both or none.
+    """
+    forward = read(table, ENTRIES["F"], None)
+    backward = read(table, ENTRIES["B"], factor * forward)
+    times = {"F": forward, "B": backward, RECOMPUTING: read(table, RECOMPUTING, forward + backward)}
+    splits = any(map(table.has, HALVES))
+    for key, entry in ENTRIES.items():
+        if key not in times and (table.has(entry) or (splits and entry in HALVES)):
+            times[key] = read(table, entry, None)
+    return {key: float(time) for key, time in times.items()}
 
 
 def _noise(table: Table, name: str) -> float | None:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
+from chimera_ir.ir.kinds import KINDS
+from chimera_ir.profile.costs import RECOMPUTING, ModelProfile, StageCosts, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,10 @@ class WorkProfile:
 
 def _on(device: Device, stage: StageCosts, length: int) -> StageCosts:
     once = device.operation
-    overhead = Overhead(once, once, 2 * once, (once, once))
+    overhead = {**dict.fromkeys(KINDS, once), RECOMPUTING: 2 * once}
     at = {size: _timed(counted, device.rate(size * length)).plus(overhead, 1) for size, counted in stage.at.items()}
     return replace(stage, at=at, overhead=overhead)
 
 
 def _timed(counted: Timing, rate: float) -> Timing:
-    return replace(
-        counted,
-        forward=counted.forward / rate,
-        backward=counted.backward / rate,
-        recomputing=counted.recomputing / rate,
-        halves=counted.halves and (counted.halves[0] / rate, counted.halves[1] / rate),
-    )
+    return replace(counted, times={key: flop / rate for key, flop in counted.times.items()})

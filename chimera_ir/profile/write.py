@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable, Iterator
 
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
+from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
 from chimera_ir.profile.quantity import show_bandwidth, show_rate, show_share, show_size, show_time, show_work
-from chimera_ir.profile.read import HALVES
 from chimera_ir.profile.work import Device, WorkProfile
 
 
@@ -46,14 +45,15 @@ def _profile(profile: ModelProfile, cost: Callable[[float], str]) -> Iterator[st
         yield from _part("layer", layer, layer is profile.layers[-1], cost)
 
 
-def _overhead(overhead: Overhead) -> Iterator[str]:
-    if overhead != Overhead():
+def _overhead(overhead: Times) -> Iterator[str]:
+    if overhead != NO_OVERHEAD:
         yield ""
         yield "[operation]"
-        yield f'forward = "{show_time(overhead.forward)}"'
-        yield f'backward = "{show_time(overhead.backward)}"'
-        yield f'recomputing = "{show_time(overhead.recomputing)}"'
-        yield from (f'{name} = "{show_time(half)}"' for name, half in zip(HALVES, overhead.halves or (), strict=False))
+        yield from (f'{name} = "{text}"' for name, text in _times(overhead, show_time))
+
+
+def _times(times: Times, cost: Callable[[float], str]) -> Iterator[tuple[str, str]]:
+    yield from ((entry, cost(times[key])) for key, entry in ENTRIES.items() if key in times)
 
 
 def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
@@ -73,10 +73,7 @@ def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]
 
 
 def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> Iterator[tuple[str, str]]:
-    yield "forward", cost(timing.forward)
-    yield "backward", cost(timing.backward)
-    yield "recomputing", cost(timing.recomputing)
-    yield from zip(HALVES, map(cost, timing.halves or ()), strict=False)
+    yield from _times(timing.times, cost)
     yield "activations", show_size(timing.activations)
     yield "input", show_size(timing.input)
     if not last:

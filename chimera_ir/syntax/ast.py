@@ -177,6 +177,10 @@ class Letter(Enum):
     WEIGHT_GRADIENT = "W"
 
 
+LETTERS = {letter.value: letter for letter in Letter}
+"""The kinds of operations by their letters, as a scheme writes them."""
+
+
 @dataclass(frozen=True, slots=True)
 class PipeName(SyntaxNode):
     """``of name[index]`` after an operation, for another pipe than the one in which the line stands."""

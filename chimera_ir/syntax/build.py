@@ -108,12 +108,11 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         return ast.Operation(tuple(subjects), clock, _argument(c, "when"), span=_around(c))
 
     def subject(self, c: _Children) -> ast.Subject:
-        letters = {letter.value: letter for letter in ast.Letter}
         if c[0] in UNSAYABLE:
             self.mistakes.append(CannotSay(_of(c[0]), *UNSAYABLE[c[0]]))
-        elif c[0] not in letters:
+        elif c[0] not in ast.LETTERS:
             self.mistakes.append(UnknownLetter(_of(c[0]), str(c[0])))
-        return ast.Subject(letters.get(c[0], ast.Letter.FORWARD), c[2], c[4], None, span=_around(c))
+        return ast.Subject(ast.LETTERS.get(c[0], ast.Letter.FORWARD), c[2], c[4], None, span=_around(c))
 
     def of(self, c: _Children) -> ast.PipeName:
         return ast.PipeName(_word(c[1]), c[3] if len(c) > 2 else None, span=_around(c))

@@ -9,6 +9,7 @@ from chimera_ir.diagnostics.catalogue import syntax as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.source import Span
+from chimera_ir.syntax.ast import LETTERS
 from chimera_ir.syntax.spelling import KEYWORDS, expected_words
 from chimera_ir.syntax.stop import (
     CLOSERS,
@@ -295,7 +296,7 @@ def _arguments(stop: Stop) -> Diagnostic | None:
     at = stop.position - 1 if stop.accepted == {"LPAR"} else _opening(stop) - 1
     letter = stop.tokens[at]
     inside = not first_on_line(stop.tokens, at) and stop.tokens[at - 1] in _INFIX | _BEFORE_VALUE | {"(", ","}
-    if letter not in ("F", "B", "I", "W") or inside:
+    if letter not in LETTERS or inside:
         return None
     if stop.accepted == {"LPAR"}:
         return brackets.WrongBrackets(stop.span, str(letter), stop.shown)
@@ -333,7 +334,7 @@ def _glued(stop: Stop) -> int | None:
     else:
         return None
     name, earlier = stop.tokens[at], stop.tokens[at - 1]
-    operation = name.type != "NAME" or name in ("F", "B", "I", "W") or first_on_line(stop.tokens, at)
+    operation = name.type != "NAME" or name in LETTERS or first_on_line(stop.tokens, at)
     return None if operation or not (earlier.type in ("NAME", "INTEGER") or earlier == ")") else at
 
 

@@ -45,7 +45,7 @@ class Activity(Enum):
     FLUSH = "flush"
 
 
-BUSY = tuple(Activity(kind.noun) for kind in COSTED.values())
+BUSY = tuple(activity for activity in Activity if activity.value in {kind.noun for kind in COSTED.values()})
 """Activities that compute."""
 
 

@@ -40,7 +40,7 @@ Value = tuple[str, Group, int]
 
 _OUTPUTS, _GRADIENTS, _INPUT, _TARGET = "outputs", "input gradients", "input", "target"
 
-_ROLES = {ACTIVATIONS: _OUTPUTS, GRADIENTS: _GRADIENTS}
+ROLES = {ACTIVATIONS: _OUTPUTS, GRADIENTS: _GRADIENTS}
 """The roles of the values that stages make for other stages."""
 
 _DATASET = -1
@@ -101,7 +101,7 @@ class _RecordedLink:
         self._next_line, self._run = next_line, run
         self._source, self._target, self._worker = Stage(route[0]), Stage(route[1]), route[2]
         self._sent = header.value_between[self._source, self._target]
-        self._role = _ROLES[self._sent]
+        self._role = ROLES[self._sent]
         self._under_way: set[Group] = set()
         self._over: set[Group] = set()
 
@@ -276,14 +276,14 @@ class RecordedStage(RecordedWeights):
             or arguments != self._reads(kind, group)
         ):
             return False
-        self._values.update((_ROLES[value], group, self._stage) for value in kind.hands_on)
+        self._values.update((ROLES[value], group, self._stage) for value in kind.hands_on)
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
         """The values that a call for an operation must get: of other stages, or of the dataset."""
         header, stage = self._header, self._stage
         values = tuple(
-            (_ROLES[value], group, int(maker))
+            (ROLES[value], group, int(maker))
             for value in kind.reads
             if value.crosses
             for maker in header.makers(value, stage)
@@ -305,6 +305,10 @@ class RecordedStage(RecordedWeights):
     def _operation(self, kind: Kind, micros: Micros) -> ops.Compute:
         version = None if self._version is None else Version(self._version)
         return ops.Compute(kind, _micros(group_of(micros)), self._stage, version=version)
+
+
+OPERATIONS = frozenset(name for name, method in vars(RecordedStage).items() if isinstance(method, partialmethod))
+"""The methods of a stage that run operations."""
 
 
 class Held(NamedTuple):

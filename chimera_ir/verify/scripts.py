@@ -20,7 +20,7 @@ from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, Instruction
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.recording import Differs, Held, RecordedLane, ScriptRun
+from chimera_ir.verify.recording import OPERATIONS, Differs, Held, RecordedLane, ScriptRun
 
 FACTS = "program.json"
 
@@ -32,11 +32,11 @@ _OF_MODULES = {_LANE, "Lane", "INTERFACE", "PROGRAM", "update", "turn", "evaluat
 _OF_FUNCTIONS = {
     *("range", "stage", "tie", "incoming", "outgoing", "input", "target"),
     *("isend", "irecv", "wait", "take", "all_reduce", "wait_all_reduce", "step", "stash", "drop"),
-    *("at", "forward", "backward", "backward_input", "backward_weights", "pair", "outputs", "input_gradients"),
+    *("at", *OPERATIONS, "pair", "outputs", "input_gradients"),
 }
 """The names that a script's functions may use, apart from their own variables."""
 
-_BUFFERS = {ACTIVATIONS: "inputs", GRADIENTS: "gradients"}
+BUFFERS = {ACTIVATIONS: "inputs", GRADIENTS: "gradients"}
 """The entries of a stage in program.json for the buffers into which it receives values."""
 
 _ANNOTATIONS = "__annotate__"
@@ -144,7 +144,7 @@ def _held(header: Header, of_rank: Mapping[str, Any]) -> Held:
     initial = {_stages([stage]): (*of_stage["initial"],) for stage, of_stage in stages.items()}
     ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
     rooms = {
-        (source, target, worker): stages[str(target)][_BUFFERS[header.value_between[Stage(source), Stage(target)]]]
+        (source, target, worker): stages[str(target)][BUFFERS[header.value_between[Stage(source), Stage(target)]]]
         for source, target, worker in of_rank["incoming"]
     }
     return Held(header, initial | ties, rooms, [(*route,) for route in of_rank["outgoing"]])

@@ -9,6 +9,7 @@ from torch.profiler import record_function
 
 from chimera_runtime.lane.message_links import Outgoing
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.operations import OPERATIONS
 from chimera_runtime.program.weight_groups import Group, group_text
 
 Within = Callable[[str], AbstractContextManager[Any]]
@@ -49,8 +50,7 @@ class RangedStage(Ranged):
         def operation(letter: str) -> Callable[..., str]:
             return lambda micros, *_values: f"{letter} {_text(micros)} s{number}{self._version}"
 
-        calls = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weights": "W"}
-        lines = {call: operation(letter) for call, letter in calls.items()}
+        lines = {call: operation(letter) for letter, call in OPERATIONS.items()}
         super().__init__(stage, within, lines | _of_weights((number,)))
 
     def at(self, version: int) -> Self:

@@ -7,11 +7,13 @@ lines also make the warm-up and the drain.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
 from chimera_runtime.lane.lane import Lane, Load
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.operations import OPERATIONS
 from chimera_runtime.program.rank_facts import Route, Turns
 from chimera_runtime.values.tensors import Tensors
 
@@ -79,6 +81,13 @@ class StreamStage(StreamWeights):
         super().__init__(stage, run, stashed, dropped)
         self._stage = stage
         self._version = 0
+        for method in OPERATIONS.values():
+            setattr(self, method, partial(self._operate, method))
+
+    def _operate(self, method: str, micros: Micros, *values: Any) -> None:
+        """Runs an operation on micro-batches of the run, with the version from `at`."""
+        if self._run.has(micros):
+            getattr(self._stage.at(self._version), method)(micros, *values)
 
     def begin(self, update: int) -> None:
         """Begins a run: its micro-batches are counted from the first one of ``update``."""
@@ -89,29 +98,9 @@ class StreamStage(StreamWeights):
         self._version = max(0, version)
         return self
 
-    def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
-        """Runs the forward of micro-batches of the run, with the version from `at`."""
-        if self._run.has(micros):
-            self._stage.at(self._version).forward(micros, inputs, targets)
-
     def outputs(self, micros: Micros) -> Tensors:
         """Returns the results of a forward; none for micro-batches outside the run."""
         return self._stage.outputs(micros) if self._run.has(micros) else ()
-
-    def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs the backward of micro-batches of the run, with the version from `at`."""
-        if self._run.has(micros):
-            self._stage.at(self._version).backward(micros, gradients)
-
-    def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs the first half of the backward of micro-batches of the run, with the version from `at`."""
-        if self._run.has(micros):
-            self._stage.at(self._version).backward_input(micros, gradients)
-
-    def backward_weights(self, micros: Micros) -> None:
-        """Runs the second half of the backward, with the version from `at`."""
-        if self._run.has(micros):
-            self._stage.at(self._version).backward_weights(micros)
 
     def input_gradients(self, micros: Micros) -> Tensors:
         """Returns the input gradients of a backward; none for micro-batches outside the run."""

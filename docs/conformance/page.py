@@ -54,9 +54,7 @@ def _link(schedule: Published) -> str:
 
 
 def _section(schedule: Published, numbers: Sequence[Compared]) -> str:
-    costs = ", ".join(
-        f"{kind}={cost}" for kind, cost in schedule.costs.keeping.items() if kind in schedule.costs.user_set
-    )
+    costs = ", ".join(f"{kind}={cost}" for kind, cost in schedule.costs.items() if kind in schedule.costs.user_set)
     facts = [f"{_link(schedule)}: {schedule.placement}." if schedule.placement != _PLACED else f"{_link(schedule)}."]
     facts += [f"Code: {schedule.code}."] if schedule.code else []
     facts += [f"Costs: {costs}."] if costs != _USUAL else []

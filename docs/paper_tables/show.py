@@ -88,7 +88,7 @@ def as_json(survey: Survey) -> dict[str, object]:
 
 
 def _row_as_json(row: Surveyed) -> dict[str, object]:
-    costs = {kind: _plain(cost) for kind, cost in row.costs.keeping.items() if kind in "FB"}
+    costs = {kind: _plain(cost) for kind, cost in row.costs.items() if kind in "FB"}
     data: dict[str, object] = {
         "name": row.name,
         "scheme": row.scheme,
@@ -157,7 +157,7 @@ def _heads(row: Surveyed) -> tuple[str, str, str]:
     return (
         row.name,
         _named(row.parameters),
-        _named({kind: cost for kind, cost in row.costs.keeping.items() if kind in "FB"}),
+        _named({kind: cost for kind, cost in row.costs.items() if kind in "FB"}),
     )
 
 

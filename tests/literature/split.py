@@ -10,9 +10,10 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import Figures
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.request import Request
 from tests.simulator import Simulator
+from tests.timings import stage_timing
 
 Times = tuple[int, int, int]
 """Of a forward, an input gradient and a weight gradient, over a micro-batch."""
@@ -32,7 +33,7 @@ def figures(name: str, times: Times, **settings: int) -> Figures:
     """The figures of a schedule without a warning, whose makespan the simulator of programs confirms."""
     f, b, w = times
     compiled = compilation(name, times, **settings)
-    stage = StageCosts(1, 1, 0, {1: Timing(f, b + w, f + b + w, 1, 1, 1, 1, halves=(b, w))})
+    stage = StageCosts(1, 1, 0, {1: stage_timing(f, b + w, f + b + w, 1, 1, 1, 1, halves=(b, w))})
     stages = compiled.schedule.header.stages
     setting = Setting((stage,) * stages, Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE), 1, 1)
     simulated = Simulator(compiled.program, setting).computes

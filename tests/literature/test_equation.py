@@ -23,6 +23,7 @@ from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import schedule_of
+from tests.timings import stage_timing
 
 GB = 10**9
 BETA = 1 / GB
@@ -39,7 +40,7 @@ def scheme(name: str, **settings: int) -> Program:
 
 
 def timing(forward: float = 1.0, backward: float = 2.0, message: float = 0.0) -> Timing:
-    return Timing(forward, backward, 3 * forward, 0, 0, round(message * GB), round(message * GB))
+    return stage_timing(forward, backward, 3 * forward, 0, 0, round(message * GB), round(message * GB))
 
 
 def solve(
@@ -241,8 +242,8 @@ def test_memory_of_three_unequal_stages_by_hand() -> None:
     Worker 0 keeps two forwards of stage 0 at once (D - s), worker 1 one of stage 1. Worker 1 receives what it reads: 5
     of its 30 bytes lie in the receive buffers.
     """
-    first = Timing(1, 2, 3, activations=20, input=3, output=5, gradient=4)
-    last = Timing(1, 2, 3, activations=30, input=5, output=0, gradient=0)
+    first = stage_timing(1, 2, 3, activations=20, input=3, output=5, gradient=4)
+    last = stage_timing(1, 2, 3, activations=30, input=5, output=0, gradient=0)
     stages = (StageCosts(100, 90, 200, {1: first}), StageCosts(110, 100, 220, {1: last}))
     cluster = Cluster("by hand", 8, 1, 10**12, 0, FREE, FREE, FREE)
     down = scheme("dapple", D=2, N=3)

@@ -115,4 +115,4 @@ def test_on_two_workers_it_is_the_order_of_2bw(costs: Costs) -> None:
     for mine, theirs in zip(own.lanes, other.lanes, strict=True):
         words, known = ([(each.kind, each.micros, each.stage) for each in lane] for lane in (mine, theirs))
         assert words == known
-    assert streamed("amdp", costs, D=2, N=4).figures.makespan == 4 * (costs.F + costs.B)
+    assert streamed("amdp", costs, D=2, N=4).figures.makespan == 4 * (costs["F"] + costs["B"])

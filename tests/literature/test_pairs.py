@@ -15,10 +15,11 @@ from chimera_ir.cost.report import Figures
 from chimera_ir.ir.ops import Operation, Pair
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.request import Request
 from tests.instructions import singly
 from tests.simulator import Simulator
+from tests.timings import stage_timing
 
 Single = tuple[str, int, int]
 """The letter of an operation, its micro-batch in the count of its pipe, its pipe."""
@@ -36,7 +37,7 @@ def figures(name: str, times: dict[str, int], **settings: int) -> Figures:
     compiled = compilation(name, times, **settings)
     f, b = times.get("F", 1), times.get("B", 2)
     halves = times.get("I", 1), times.get("W", 1)
-    stage = StageCosts(1, 1, 0, {1: Timing(f, b, f + b, 1, 1, 1, 1, halves=halves, pair=times.get("pair"))})
+    stage = StageCosts(1, 1, 0, {1: stage_timing(f, b, f + b, 1, 1, 1, 1, halves=halves, pair=times.get("pair"))})
     stages = (stage,) * compiled.schedule.header.stages
     simulated = Simulator(compiled.program, Setting(stages, Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE), 1, 1))
     assert max(end for *_, end in simulated.computes) == compiled.report.figures.makespan

@@ -17,13 +17,14 @@ from chimera_ir.diagnostics.catalogue.values import RequirementFails
 from chimera_ir.errors import TextError
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from tests.repeatable import part
 from tests.simulator import Simulator
+from tests.timings import stage_timing
 
-STAGE = StageCosts(1, 1, 0, {1: Timing(1.0, 2.0, 3.0, 1, 1, 1, 1)})
+STAGE = StageCosts(1, 1, 0, {1: stage_timing(1.0, 2.0, 3.0, 1, 1, 1, 1)})
 SIZES = [(P, v, k) for P in (1, 2, 3, 4, 5, 8) for v in (2, 3, 4) for k in (1, 2, 3)]
 
 

@@ -104,7 +104,7 @@ def test_a_reason_comes_with_the_formula_of_what_compiles(D: int, N: int) -> Non
             at = {"D": D, "N": N, "f": 1, **row.parameters}
             instead = each.verdict.instead.claim.at(at)
             if each.figure is Figure.BUBBLE_RATIO:
-                work = N * sum(cost for kind, cost in row.costs.keeping.items() if kind in "FB")
+                work = N * sum(cost for kind, cost in row.costs.items() if kind in "FB")
                 assert each.compiled == 1 - work / instead
             else:
                 assert each.compiled == instead

@@ -5,11 +5,12 @@ from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.planner.compiled import CompiledScheme, Variant
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
 from tests.repeatable import examples
+from tests.timings import stage_timing
 from tests.unit.bounded import bounded
 
 LIMIT = 20_000
@@ -56,7 +57,7 @@ def costs(draw: st.DrawFn) -> tuple[StageCosts, ...]:
         StageCosts(
             *(weights + 3 * stage, weights, 2 * weights),
             {
-                1: Timing(
+                1: stage_timing(
                     *(1.0, 2.0, 3.0),
                     activations=activations + 11 * stage,
                     input=given_on + 7 * stage if received else kept,

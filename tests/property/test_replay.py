@@ -18,7 +18,7 @@ from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import Event, Replay, free_replay, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.verify.verify import schedule_of
 from tests.instructions import what
 from tests.literature.test_facts import schedule
@@ -28,6 +28,7 @@ from tests.property.streams import one_forward_one_backward, random_stream
 from tests.property.test_random_schemes import compiled
 from tests.repeatable import examples, tries
 from tests.simulator import Simulator
+from tests.timings import stage_timing
 
 _FEW = examples(150)
 SHARING = [
@@ -63,7 +64,11 @@ def random_setting(header: Header, random: Random) -> Setting:
             weights=1,
             gradients=random.choice([0, 4, 12]),
             optimizer=0,
-            at={2: Timing(*(float(random.randint(1, 6)) for _ in range(3)), 1, 1, *random.choices([0, 2, 4, 8], k=2))},
+            at={
+                2: stage_timing(
+                    *(float(random.randint(1, 6)) for _ in range(3)), 1, 1, *random.choices([0, 2, 4, 8], k=2)
+                )
+            },
             step=float(random.choice([0, 0, 1, 3, 20])),
         )
         for _ in range(header.stages)
@@ -182,7 +187,7 @@ def test_free_communication_and_equal_stages_give_the_makespan_exactly(seed: int
 
 def free(header: Header) -> Setting:
     """Communication costs nothing, F = 1, B = 2, recomputing 3."""
-    stage = StageCosts(1, 1, 0, {1: Timing(1.0, 2.0, 3.0, 1, 1, 1, 1)})
+    stage = StageCosts(1, 1, 0, {1: stage_timing(1.0, 2.0, 3.0, 1, 1, 1, 1)})
     return Setting((stage,) * header.stages, Cluster("free", 1024, 1, 1, 0, FREE, FREE, FREE), 4, 1)
 
 
@@ -229,7 +234,7 @@ def costlier(setting: Setting, random: Random) -> Setting:
         number = random.randrange(len(setting.stages))
         stage = setting.stages[number]
         timing = stage.at[2]
-        dearer = replace(timing, forward=timing.forward + 1, gradient=timing.gradient + 1)
+        dearer = replace(timing, times={**timing.times, "F": timing.times["F"] + 1}, gradient=timing.gradient + 1)
         changed = replace(stage, at={2: dearer}, step=stage.step and stage.step + 1)
         return replace(setting, stages=(*setting.stages[:number], changed, *setting.stages[number + 1 :]))
     old: Link = getattr(setting.cluster, which)
@@ -256,7 +261,10 @@ def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
         assert found.seconds >= sum(each.end - each.start for each in lane if each.role in busy)
     parts = program.header.parts
     times = [setting.timing(stage) for stage in range(program.header.stages)]
-    assert found.seconds >= sum(each.forward + min(each.backward, each.recomputing) for each in times) / parts
+    assert (
+        found.seconds
+        >= sum(each.times["F"] + min(each.times["B"], each.times["recomputing"]) for each in times) / parts
+    )
     assert {what(each.instruction) for lane in found.lanes for each in lane if each.role is Role.COMPUTE} == {
         FORWARD,
         BACKWARD,

@@ -10,8 +10,9 @@ import pytest
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.ir.levels import Program
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.request import Request
+from tests.timings import stage_timing
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -28,7 +29,7 @@ def program(scheme: str) -> Program:
 
 
 def stage(forward: float) -> StageCosts:
-    timing = Timing(forward, 2 * forward, 3 * forward, 0, 0, 0, 0)
+    timing = stage_timing(forward, 2 * forward, 3 * forward, 0, 0, 0, 0)
     return StageCosts(0, 0, 0, {4: timing})
 
 
@@ -47,5 +48,5 @@ def test_of_several_that_hold_it_the_slowest_counts(accuracy: Any) -> None:
 def test_of_many_profiles_the_medians_are_taken(accuracy: Any) -> None:
     several = [(replace(stage(forward), step=forward),) for forward in (5.0, 1.0, 2.0)]
     (found,) = accuracy.middle(several)
-    assert (found.at[4].forward, found.at[4].recomputing) == (2.0, 6.0)
+    assert (found.at[4].times["F"], found.at[4].times["recomputing"]) == (2.0, 6.0)
     assert found.step == 2.0

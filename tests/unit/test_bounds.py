@@ -4,11 +4,12 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.planner.compiled import CompiledScheme, Variant
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
 from tests.sizes import all_sizes
+from tests.timings import stage_timing
 from tests.unit.bounded import bounded
 
 SIZES = [
@@ -26,7 +27,7 @@ def uneven(stages: int, weights: int, output: int, gradient: int, activations: i
             weights + stage,
             2 * weights,
             {
-                1: Timing(
+                1: stage_timing(
                     *(1.0, 2.0, 3.0),
                     activations=activations + 11 * stage,
                     input=output + 7 * stage,
@@ -94,7 +95,7 @@ def test_what_a_worker_needs_lies_between_the_bounds(name: str, recompute: bool)
 
 def test_a_stream_of_groups_has_no_upper_bound() -> None:
     """45,402 bytes on the first stage; with one micro-batch a message they would be 44,402 at most."""
-    timing = Timing(1.0, 2.0, 3.0, activations=3000, input=500, output=500, gradient=500)
+    timing = stage_timing(1.0, 2.0, 3.0, activations=3000, input=500, output=500, gradient=500)
     one = CompiledScheme(parse(Source("grouped.chim", GROUPED)), (), Change(), 10**6, trusted=False)
     assert not bounded(Variant(one, Change()), (StageCosts(100, 1, 1, {1: timing}),) * 2)
 

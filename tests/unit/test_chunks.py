@@ -20,8 +20,9 @@ from chimera_ir.picture.words import HUES, INK, PAPER, Hue
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.request import Request
+from tests.timings import stage_timing
 from tests.unit.clocked import in_turns, one_direction, one_version_each, schedule, two_directions, two_versions
 from tests.unit.test_picture import SIGHT, contrast, lab, lanes, linear, timeline, times
 
@@ -43,7 +44,7 @@ def both_ways(D: int, workers: int) -> Schedule:
 
 
 def replayed(plan: Schedule) -> Replay:
-    costs = StageCosts(1, 0, 0, {8: Timing(0.010, 0.020, 0.030, 1, 1, 0, 0)})
+    costs = StageCosts(1, 0, 0, {8: stage_timing(0.010, 0.020, 0.030, 1, 1, 0, 0)})
     cluster = Cluster("test", 4096, 1, 1, 0, FREE, FREE, FREE)
     return replay(lower(plan), Setting((costs,) * plan.header.stages, cluster, 1, 8))
 

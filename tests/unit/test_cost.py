@@ -269,7 +269,7 @@ def test_the_critical_path_is_the_longest_of_all_with_the_most_backwards(schedul
     best = max(counts(path)[1] for path, length in zip(every, lengths, strict=True) if length == longest)
     timeline = simulate(schedule, costs)
     found = timeline.critical_path
-    assert timeline.makespan == longest == costs.F * found.counts["F"] + costs.B * found.counts["B"]
+    assert timeline.makespan == longest == costs["F"] * found.counts["F"] + costs["B"] * found.counts["B"]
     assert found.counts["B"] == best
     assert counts(list(found.operations)) == (found.counts["F"], found.counts["B"])
     assert list(found.operations) in every

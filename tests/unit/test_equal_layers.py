@@ -156,7 +156,7 @@ def test_of_equal_layers_one_is_measured_and_the_first_and_the_last_of_the_model
     assert profile.note.endswith("; of equal layers one was measured: 0 to 4"), (
         "the step of the first is the others', too"
     )
-    assert len({layer.at[2].forward for layer in profile.layers[1:5]}) == 1
+    assert len({layer.at[2].times["F"] for layer in profile.layers[1:5]}) == 1
     every, calls = measured(monkeypatch, tmp_path, EQUAL + SGD, once=False)
     assert len(calls) == 12
     assert "equal" not in every.note

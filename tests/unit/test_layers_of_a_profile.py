@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from chimera_ir.errors import OptionError
 from chimera_ir.profile.choose import Wanted, read_both
-from chimera_ir.profile.costs import Overhead, StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.profile.layers import fastest, merged, problem, stages_of
 from chimera_ir.source import Source
+from tests.timings import stage_times, stage_timing
 
 CLUSTER = """
 [cluster]
@@ -40,8 +41,14 @@ weights = "1 MB"
 
 
 def layer(number: int) -> StageCosts:
-    at = Timing(1.0 * number, 2.0 * number, 3.0 * number, 100 * number, 7 + 10 * number, 10 * (number + 1), number, 0.1)
+    at = stage_timing(
+        1.0 * number, 2.0 * number, 3.0 * number, 100 * number, 7 + 10 * number, 10 * (number + 1), number, 0.1
+    )
     return StageCosts(number, 10 * number, 20 * number, {4: at}, 0.5 * number, 0.2)
+
+
+def halves(timing: Timing) -> tuple[float, float]:
+    return timing.times["I"], timing.times["W"]
 
 
 def test_a_stage_costs_what_its_layers_cost_together_and_sends_what_the_last_sends() -> None:
@@ -50,7 +57,7 @@ def test_a_stage_costs_what_its_layers_cost_together_and_sends_what_the_last_sen
     assert (stage.weights, stage.gradients, stage.optimizer, stage.step) == (6, 60, 120, 3.0)
     assert stage.step_noise == pytest.approx(0.2)
     at = stage.at[4]
-    assert (at.forward, at.backward, at.recomputing, at.activations) == (6.0, 12.0, 18.0, 600)
+    assert (at.times["F"], at.times["B"], at.times["recomputing"], at.activations) == (6.0, 12.0, 18.0, 600)
     assert (at.output, at.gradient) == (40, 3)
     assert at.input == 10 + 3 * 7
     assert at.noise == pytest.approx(0.1)
@@ -58,23 +65,30 @@ def test_a_stage_costs_what_its_layers_cost_together_and_sends_what_the_last_sen
 
 def test_what_an_operation_costs_a_stage_pays_once() -> None:
     """Three forwards of 1, 2 and 3 s, of which 0.25 s are an operation's each: 0.75 + 1.75 + 2.75 + 0.25."""
-    layers = [replace(layer(number), overhead=Overhead(0.25, 0.5, 0.75)) for number in (1, 2, 3)]
+    layers = [replace(layer(number), overhead=stage_times(0.25, 0.5, 0.75)) for number in (1, 2, 3)]
     stage = merged(layers)
     at = stage.at[4]
-    assert (at.forward, at.backward, at.recomputing) == (6 - 2 * 0.25, 12 - 2 * 0.5, 18 - 2 * 0.75)
+    assert (at.times["F"], at.times["B"], at.times["recomputing"]) == (6 - 2 * 0.25, 12 - 2 * 0.5, 18 - 2 * 0.75)
     assert stage.overhead == layers[0].overhead
     again = merged([merged(layers[:2]), layers[2]]).at[4]
-    assert (again.forward, again.backward, again.recomputing) == (at.forward, at.backward, at.recomputing)
+    assert (again.times["F"], again.times["B"], again.times["recomputing"]) == (
+        at.times["F"],
+        at.times["B"],
+        at.times["recomputing"],
+    )
 
 
 def test_the_halves_of_a_stage_are_those_of_its_layers_and_the_first_stage_has_but_the_second() -> None:
     """Of 1, 2 and 3 s with 0.25 s an operation, and twice as long; the first layer's own first half takes 1 s."""
-    overhead = Overhead(0.25, 0.5, 0.75, (0.25, 0.5))
+    overhead = stage_times(0.25, 0.5, 0.75, (0.25, 0.5))
     layers = [replace(layer(number), overhead=overhead) for number in (1, 2, 3)]
-    assert merged(layers).at[4].halves is None
-    known = [replace(of, at={4: replace(of.at[4], halves=(n, 2.0 * n))}) for n, of in enumerate(layers, 1)]
-    assert merged(known).at[4].halves == (6 - 2 * 0.25, 12 - 2 * 0.5)
-    assert merged(known, opens=True).at[4].halves == (1, (5 - 2 * 0.25) + (12 - 2 * 0.5))
+    assert "I" not in merged(layers).at[4].times
+    known = [
+        replace(of, at={4: replace(of.at[4], times={**of.at[4].times, "I": n, "W": 2.0 * n})})
+        for n, of in enumerate(layers, 1)
+    ]
+    assert halves(merged(known).at[4]) == (6 - 2 * 0.25, 12 - 2 * 0.5)
+    assert halves(merged(known, opens=True).at[4]) == (1, (5 - 2 * 0.25) + (12 - 2 * 0.5))
 
 
 def test_a_stage_lets_go_of_what_its_last_layers_do_and_keeps_the_gradients_of_all() -> None:
@@ -93,8 +107,8 @@ def test_a_stage_lets_go_of_what_its_last_layers_do_and_keeps_the_gradients_of_a
 
 
 def test_a_stage_takes_no_less_than_its_longest_layer() -> None:
-    layers = [replace(layer(number), overhead=Overhead(2.9, 0.0, 0.0)) for number in (1, 2, 3)]
-    assert merged(layers).at[4].forward == 3.0
+    layers = [replace(layer(number), overhead=stage_times(2.9, 0.0, 0.0)) for number in (1, 2, 3)]
+    assert merged(layers).at[4].times["F"] == 3.0
 
 
 @settings(max_examples=60)
@@ -102,12 +116,14 @@ def test_a_stage_takes_no_less_than_its_longest_layer() -> None:
 def test_no_other_split_has_a_faster_slowest_stage(times: list[int], overhead: int, stages: int) -> None:
     """By brute force; every layer takes longer than an operation costs."""
     layers = [
-        StageCosts(1, 1, 1, {1: Timing(time, 2 * time, 3 * time, 1, 1, 1, 1)}, overhead=Overhead(overhead, overhead))
+        StageCosts(
+            1, 1, 1, {1: stage_timing(time, 2 * time, 3 * time, 1, 1, 1, 1)}, overhead=stage_times(overhead, overhead)
+        )
         for time in times
     ]
 
     def slowest(split: tuple[int, ...]) -> float:
-        return max(stage.at[1].forward + stage.at[1].backward for stage in stages_of(layers, split))
+        return max(stage.at[1].times["F"] + stage.at[1].times["B"] for stage in stages_of(layers, split))
 
     splits = [(0, *rest) for rest in combinations(range(1, len(layers)), stages - 1)]
     assert slowest(fastest(layers, stages, 1, recomputing=False)) == min(map(slowest, splits))
@@ -120,7 +136,7 @@ def test_a_stage_of_one_layer_is_that_layer() -> None:
 def test_a_stage_without_work_takes_a_moment() -> None:
     """As where a table of words is a stage by itself, of which no operations are counted."""
     (stage,) = stages_of([layer(0)], (0,))
-    assert {stage.at[4].forward, stage.at[4].backward, stage.at[4].recomputing} == {1e-9}
+    assert {stage.at[4].times["F"], stage.at[4].times["B"], stage.at[4].times["recomputing"]} == {1e-9}
 
 
 @pytest.mark.parametrize(
@@ -141,9 +157,9 @@ def test_a_split_is_one_of_the_layers_or_says_why_not(split: tuple[int, ...], wo
 
 def test_without_a_split_the_slowest_stage_is_the_fastest_and_a_split_decides() -> None:
     inputs = read_both(Source("p.profile.toml", PROFILE), Source("c.cluster.toml", CLUSTER))
-    times = [stage.at[8].forward for stage in inputs.choose(Wanted(2, 2, 1, 8))]
+    times = [stage.at[8].times["F"] for stage in inputs.choose(Wanted(2, 2, 1, 8))]
     assert times == pytest.approx([0.005, 0.005])
-    times = [stage.at[8].forward for stage in inputs.choose(Wanted(2, 2, 1, 8, (0, 3)))]
+    times = [stage.at[8].times["F"] for stage in inputs.choose(Wanted(2, 2, 1, 8, (0, 3)))]
     assert times == pytest.approx([0.003, 0.007])
     with pytest.raises(OptionError, match="split 0,9: there is no layer 9"):
         inputs.choose(Wanted(2, 2, 1, 8, (0, 9)))

@@ -86,10 +86,10 @@ def test_a_stack_of_linear_layers_has_the_work_and_the_bytes_of_the_formulas(mod
             for size, at in stage.at.items():
                 product = 2 * size * WIDTH * WIDTH
                 backward = 2 * LAYERS - (1 if number == 0 else 0)
-                assert at.forward == LAYERS * product
-                assert at.backward == backward * product
-                assert at.recomputing == (LAYERS + backward) * product
-                assert at.halves == (
+                assert at.times["F"] == LAYERS * product
+                assert at.times["B"] == backward * product
+                assert at.times["recomputing"] == (LAYERS + backward) * product
+                assert (at.times["I"], at.times["W"]) == (
                     (0 if number == 0 else LAYERS) * product,
                     (backward - LAYERS * (number > 0)) * product,
                 )
@@ -108,7 +108,7 @@ def test_what_is_timed_has_the_same_bytes_and_a_time_and_a_spread_for_everything
         assert stage.step_noise is not None
         assert 0 <= stage.step_noise <= 1
         for at in stage.at.values():
-            assert min(at.forward, at.backward, at.recomputing, *(at.halves or ())) > 0
+            assert min(at.times["F"], at.times["B"], at.times["recomputing"], at.times["I"], at.times["W"]) > 0
             assert at.noise is not None
             assert 0 <= at.noise <= 1
 
@@ -167,8 +167,8 @@ def test_attention_counts_its_two_products_and_keeps_the_matrix_of_scores(tmp_pa
     (tmp_path / "attention.py").write_text(text)
     stage, *_ = counted(tmp_path / "attention.py", StageRequest((2,), (2,), 5, 0), quiet).counts.depths[2]
     projections, products = 3 * 2 * (2 * 16) * 32 * 32, 2 * 2 * (2 * 4) * 16 * 16 * 8
-    assert stage.at[2].forward == projections + products
-    assert stage.at[2].backward == projections + 2 * products
+    assert stage.at[2].times["F"] == projections + products
+    assert stage.at[2].times["B"] == projections + 2 * products
     item, scores = 16 * 32 * FLOAT, 4 * 16 * 16 * FLOAT
     assert stage.at[2].activations == 2 * (4 * item + scores)
 

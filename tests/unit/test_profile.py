@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.profile import document
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
+from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.layers import stages_of
 from chimera_ir.profile.quantity import BANDWIDTH, RATE, SIZE, TIME, WORK, Dimension, split
 from chimera_ir.profile.read import read_cluster, read_profile
@@ -24,6 +24,7 @@ from chimera_ir.profile.toml_places import TomlPlaces
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.profile.write import write_cluster, write_profile
 from chimera_ir.source import Source
+from tests.timings import stage_times, stage_timing
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
 
@@ -41,7 +42,7 @@ def timings(draw: st.DrawFn, last: bool) -> Timing:
     activations = draw(sizes)
     released = draw(st.integers(0, activations))
     kept = activations, draw(sizes), *sent
-    return Timing(*(draw(positive) for _ in range(3)), *kept, noise, halves, released, draw(sizes))
+    return stage_timing(*(draw(positive) for _ in range(3)), *kept, noise, halves, released, draw(sizes))
 
 
 @st.composite
@@ -77,7 +78,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile | WorkProfile:
     profile = replace(profile, splits=kept_splits)
     if not counted and draw(st.booleans()):
         halves = st.none() | st.tuples(times, times)
-        profile = profile.with_overhead(draw(st.builds(Overhead, times, times, times, halves)))
+        profile = profile.with_overhead(draw(st.builds(stage_times, times, times, times, halves)))
     return WorkProfile(profile) if counted else profile
 
 
@@ -138,11 +139,11 @@ def test_what_a_profile_leaves_out_is_as_in_section_3_4() -> None:
     profile = read_profile(Source("small", (EXAMPLES / "small.profile.toml").read_text(encoding="utf-8")))
     assert isinstance(profile, ModelProfile)
     first, second, _, last = profile.depths[4]
-    assert first.at[8] == Timing(0.1, 0.2, 0.3, 1_500_000_000, 32_000, 4 * 2**20, 4 * 2**20)
+    assert first.at[8] == stage_timing(0.1, 0.2, 0.3, 1_500_000_000, 32_000, 4 * 2**20, 4 * 2**20)
     assert (first.weights, first.gradients, first.optimizer) == (670_000_000,) * 3
     assert (first.step, first.step_noise) == (0, None)
     assert second.at[8].input == first.at[8].output
-    assert last.at[8] == Timing(0.11, 0.225, 0.336, 1_700_000_000, 4 * 2**20, 0, 0, 0.02)
+    assert last.at[8] == stage_timing(0.11, 0.225, 0.336, 1_700_000_000, 4 * 2**20, 0, 0, 0.02)
 
 
 def test_a_cluster_has_links_of_its_own() -> None:
@@ -182,29 +183,29 @@ def test_the_links_within_a_node_are_enough_for_a_cluster_of_one_node(workers: i
 
 def test_work_becomes_time_at_the_rate_of_its_micro_batch_size() -> None:
     """10 TFLOP/s, of which 0.5 are reached at most and half of that at 2 items: 2.5 TFLOP/s there, 4 at 8."""
-    timing = Timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
+    timing = stage_timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
     work = WorkProfile(ModelProfile("m", {1: (StageCosts(1, 1, 1, {2: timing, 8: timing}),)}))
     at = work.on(Device(10e12, 0.5, 2.0)).depths[1][0].at
-    assert (at[2].forward, at[2].backward, at[2].recomputing) == pytest.approx((0.4, 0.8, 1.2))
-    assert at[8].forward == pytest.approx(0.25)
+    assert (at[2].times["F"], at[2].times["B"], at[2].times["recomputing"]) == pytest.approx((0.4, 0.8, 1.2))
+    assert at[8].times["F"] == pytest.approx(0.25)
 
 
 def test_positions_and_not_items_fill_a_device() -> None:
     """Half of 5 TFLOP/s at 2 positions: an item of 8 reaches 0.8 of them, as 8 items of one do above."""
-    timing = Timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
+    timing = stage_timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
     work = WorkProfile(ModelProfile("m", {1: (StageCosts(1, 1, 1, {1: timing}),)}, length=8))
-    assert work.on(Device(10e12, 0.5, 2.0)).depths[1][0].at[1].forward == pytest.approx(0.25)
+    assert work.on(Device(10e12, 0.5, 2.0)).depths[1][0].at[1].times["F"] == pytest.approx(0.25)
 
 
 def test_every_operation_takes_what_a_device_takes_for_one_beside_the_work() -> None:
     """A forward of 1e12 at 1e12 FLOP/s and 0.25 s; a backward that runs the forward again takes it twice."""
-    timing = Timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
+    timing = stage_timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
     work = WorkProfile(ModelProfile("m", {}, layers=(StageCosts(1, 1, 1, {1: timing}),) * 3))
     on_device = work.on(Device(1e12, 1.0, 0.0, 0.25))
     at = on_device.layers[0].at[1]
-    assert (at.forward, at.backward, at.recomputing) == (1.25, 2.25, 3.5)
+    assert (at.times["F"], at.times["B"], at.times["recomputing"]) == (1.25, 2.25, 3.5)
     (stage,) = stages_of(on_device.layers, (0,))
-    assert (stage.at[1].forward, stage.at[1].backward, stage.at[1].recomputing) == (3.25, 6.25, 9.5)
+    assert (stage.at[1].times["F"], stage.at[1].times["B"], stage.at[1].times["recomputing"]) == (3.25, 6.25, 9.5)
 
 
 VALUES = (

@@ -22,7 +22,7 @@ from chimera_ir.predict.replay import pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Unfit, read_both
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
 from chimera_ir.trace.compare import TraceComparison, compare
 from chimera_ir.trace.forecast import play
@@ -33,6 +33,7 @@ from tests.instructions import what
 from tests.property.test_replay import random_setting
 from tests.repeatable import also
 from tests.simulator import Simulator
+from tests.timings import stage_timing
 from tests.unit import traced
 from tests.unit.command import contents
 from tests.unit.test_trace import SCHEMES, compiled
@@ -190,7 +191,7 @@ def test_several_updates_are_counted_where_not_all_take_as_long() -> None:
 def test_more_updates_are_replayed_where_the_beginning_is_slow_to_fade(latency: float, counted: int) -> None:
     """A stage that is a tenth slower than the others gets behind little by little."""
     _, program = compiled("pipedream", D=4)
-    times = [Timing(f, 2 * f, 3 * f, 1, 1, 1, 1) for f in (1.0, 1.1, 1.0, 1.0)]
+    times = [stage_timing(f, 2 * f, 3 * f, 1, 1, 1, 1) for f in (1.0, 1.1, 1.0, 1.0)]
     link = Link(latency, 0.0)
     setting = Setting(
         tuple(StageCosts(1, 1, 0, {1: each}) for each in times), Cluster("c", 4, 1, 1, 0, link, link, link), 1, 1

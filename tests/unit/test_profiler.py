@@ -134,13 +134,13 @@ def test_timed_layers_are_timed_one_by_one(profile: Profile, tmp_path: Path) -> 
     found = read(tmp_path / "p.toml")
     assert isinstance(found, ModelProfile)
     assert len(found.layers) == 6
-    assert min(found.overhead.forward, found.overhead.backward) > 0
-    assert found.overhead.recomputing > found.overhead.backward
+    assert min(found.overhead["F"], found.overhead["B"]) > 0
+    assert found.overhead["recomputing"] > found.overhead["B"]
     for layer in found.layers:
         assert layer.weights == WIDTH * WIDTH * 4
         assert layer.step > 0
         for at in layer.at.values():
-            assert min(at.forward, at.backward, at.recomputing) > 0
+            assert min(at.times["F"], at.times["B"], at.times["recomputing"]) > 0
 
 
 def test_layers_of_a_file_with_stages_are_refused(profile: Profile) -> None:

@@ -27,6 +27,7 @@ from tests.literature.test_facts import schedule
 from tests.lowered import lowered
 from tests.repeatable import part
 from tests.simulator import Simulator
+from tests.timings import stage_timing
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
 from tests.unit.test_steady import uneven
 
@@ -45,7 +46,7 @@ def setting(
     steps: Sequence[float] = (),
 ) -> Setting:
     """Stages that are equal but for their steps; every worker on a node of its own."""
-    stage = StageCosts(1, gradients, 0, {1: Timing(*costs, 1, 1, message, message)})
+    stage = StageCosts(1, gradients, 0, {1: stage_timing(*costs, 1, 1, message, message)})
     each = tuple(replace(stage, step=step) for step in steps or [0.0] * stages)
     return Setting(each, Cluster("any", 4096, 1, 1, 0, link, link, sums), copies, 1)
 
@@ -84,7 +85,7 @@ def test_with_free_communication_every_scheme_of_the_library_takes_its_makespan(
     plan = schedule(name, **sizes)
     timeline = simulate(plan, costs)
     tick, duration = ticks(plan.header, costs)
-    whole = [float(cost / tick) for cost in (costs.F, costs.B, costs.B + costs.again)]
+    whole = [float(cost / tick) for cost in (costs["F"], costs["B"], costs["B"] + costs.again)]
     program = lowered(plan, duration=duration)
     found = replay(program, setting(plan.header.stages, costs=(whole[0], whole[1], whole[2]), copies=2))
     assert Fraction(found.seconds) * tick == timeline.makespan
@@ -142,8 +143,8 @@ def test_sums_of_one_worker_follow_one_another() -> None:
 def test_stages_differ_and_weights_too() -> None:
     """One micro-batch goes down and back: F1 + c + F2 + B2 + c' + B1, then the sum of the first stage's weights."""
     stages = (
-        StageCosts(1, 100, 0, {1: Timing(2.0, 3.0, 5.0, 1, 1, 10, 20)}),
-        StageCosts(1, 900, 0, {1: Timing(7.0, 11.0, 18.0, 1, 1, 0, 0)}),
+        StageCosts(1, 100, 0, {1: stage_timing(2.0, 3.0, 5.0, 1, 1, 10, 20)}),
+        StageCosts(1, 900, 0, {1: stage_timing(7.0, 11.0, 18.0, 1, 1, 0, 0)}),
     )
     link, sums = Link(2.0, 0.5), Link(0.0, 1.0)
     how = Setting(stages, Cluster("any", 4, 1, 1, 0, link, link, sums), 2, 1)
@@ -345,10 +346,10 @@ def test_forwards_over_two_micro_batches_cost_what_the_profile_says_for_as_many_
     A profile in which two items take 2 together, though one alone takes 1.5, gives just that; a profile that does not
     know two items counts twice 1.5.
     """
-    one, two = (Timing(time, 2.0, 2.0, 1, 1, 0, 0) for time in (1.5, 2.0))
+    one, two = (stage_timing(time, 2.0, 2.0, 1, 1, 0, 0) for time in (1.5, 2.0))
     program = lowered(schedule("chimera_doubling", D=4, N=8))
     assert replay(program, sized(4, 1, {1: one, 2: two})).seconds == 2 * (3 * 4 + 2)
-    equal = Timing(1.0, 2.0, 2.0, 1, 1, 0, 0)
+    equal = stage_timing(1.0, 2.0, 2.0, 1, 1, 0, 0)
     assert replay(program, sized(4, 1, {1: equal})).seconds == 2 * (3 * 4 + 2)
     assert replay(program, sized(4, 1, {1: one})).seconds > 2 * (3 * 4 + 2)
     assert equation(program, sized(4, 1, {1: one, 2: two})).seconds == 2 * (3 * 4 + 2)
@@ -358,9 +359,9 @@ def test_backwards_over_half_a_micro_batch_cost_what_the_profile_says_for_half_t
     """Half of a micro-batch of two items takes 1 of its 2; so does one item, if the profile says so, or 1.2."""
     program = lowered(schedule("chimera_halving", D=4, N=8))
     two, one, slow = (
-        Timing(1.0, 2.0, 2.0, 1, 1, 0, 0),
-        Timing(0.5, 1.0, 1.0, 1, 1, 0, 0),
-        Timing(9, 1.2, 1.2, 1, 1, 0, 0),
+        stage_timing(1.0, 2.0, 2.0, 1, 1, 0, 0),
+        stage_timing(0.5, 1.0, 1.0, 1, 1, 0, 0),
+        stage_timing(9, 1.2, 1.2, 1, 1, 0, 0),
     )
     free = replay(program, sized(4, 2, {2: two})).seconds
     assert replay(program, sized(4, 2, {2: two, 1: one})).seconds == free

@@ -14,8 +14,9 @@ from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from tests.lowered import lowered
+from tests.timings import stage_timing
 from tests.unit.clocked import one_direction, two_directions, two_versions
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -25,7 +26,7 @@ PATH = re.compile(r"M([\d.]+) (\d+)(?:H([\d.]+)v(\d+)H[\d.]+z|L([\d.]+) (\d+))")
 
 def setting_of(plan: Schedule, link: Link, name: str = "test") -> Setting:
     stages = tuple(
-        StageCosts(1, 10**7, 0, {8: Timing(0.010 + 0.001 * s, 0.020, 0.030, 1, 1, 10**6, 10**6)})
+        StageCosts(1, 10**7, 0, {8: stage_timing(0.010 + 0.001 * s, 0.020, 0.030, 1, 1, 10**6, 10**6)})
         for s in range(plan.header.stages)
     )
     return Setting(stages, Cluster(name, 4096, 1, 1, 0, link, link, link), 2, 8)

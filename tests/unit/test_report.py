@@ -147,7 +147,7 @@ def test_the_table_says_how_the_baseline_differs(compared: Schedule, baseline: S
     shown = reported(compared, Costs(), baseline)
     assert printed(shown, 120).splitlines()[1].partition("the baseline: ")[2] == said
     base = shown.baseline
-    assert base.makespan == base.costs.F * base.counts["F"] + base.costs.B * base.counts["B"]
+    assert base.makespan == base.costs["F"] * base.counts["F"] + base.costs["B"] * base.counts["B"]
 
 
 def test_of_a_baseline_like_the_schedule_the_table_says_nothing_but_its_figures() -> None:

@@ -18,9 +18,10 @@ from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import Overhead, StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from tests.instructions import singly
 from tests.sizes import on_workers, with_a_flush
+from tests.timings import stage_times, stage_timing
 from tests.unit.command import Run
 from tests.unit.test_plan import Plan, cluster, found, plan
 
@@ -39,7 +40,7 @@ SUMS = Link(1e-3, 1e-9)
 
 def setting(stages: int, copies: int, shards: bool) -> Setting:
     """Stages whose optimizer steps take 1, 2, .. seconds, with 1000, 2000, .. bytes of gradients."""
-    timing = Timing(1.0, 2.0, 3.0, 1, 1, 1, 1)
+    timing = stage_timing(1.0, 2.0, 3.0, 1, 1, 1, 1)
     costs = tuple(
         StageCosts(1, 1000 * number, 10**6 + number, {1: timing}, float(number)) for number in range(1, stages + 1)
     )
@@ -189,8 +190,8 @@ def test_half_a_micro_batch_pays_all_of_what_an_operation_costs() -> None:
     """Of a backward of 2 s that has 0.5 s of every operation, half takes 0.75 + 0.5; a forward of both halves all."""
     schedule = chimera_ir.compile("chimera_halving", D=2, N=2).schedule
     header, operations = schedule.header, [operation for lane in schedule.lanes for operation in lane]
-    timing = Timing(1.0, 2.0, 3.0, 1, 1, 1, 1)
-    costs = StageCosts(1, 1, 1, {1: timing}, overhead=Overhead(0.25, 0.5, 0.75))
+    timing = stage_timing(1.0, 2.0, 3.0, 1, 1, 1, 1)
+    costs = StageCosts(1, 1, 1, {1: timing}, overhead=stage_times(0.25, 0.5, 0.75))
     where = Setting((costs,) * 2, setting(2, 1, False).cluster, 1, 1)
     charged = {(o.kind.letter, len(o.micros), Charges(header, where).compute(o)) for o in operations}
     assert charged == {("F", 2, 1.0), ("B", 1, 1.25)}

@@ -16,6 +16,7 @@ from chimera_ir.predict.replay import expected, pace
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 from tests.lowered import lowered
+from tests.timings import stage_times
 from tests.unit.clocked import one_direction, two_directions, two_versions
 from tests.unit.test_replay import setting
 
@@ -105,7 +106,7 @@ def test_with_next_to_no_noise_it_is_next_to_the_pace() -> None:
 def test_slack_hides_what_is_late_now_and_then() -> None:
     """A stage that takes a tenth of the other may well be late: of a stream the other one alone decides."""
     how = setting(2)
-    quick = replace(how.stages[0], at={1: replace(how.stages[0].at[1], forward=0.3, backward=0.5)})
+    quick = replace(how.stages[0], at={1: replace(how.stages[0].at[1], times=stage_times(0.3, 0.5))})
     slow = how.stages[1]
     program = lowered(two_versions(2, 4))
     assert expected(program, noisy(replace(how, stages=(quick, slow)), 0.0)) == 4 * (3 + 5)

@@ -188,7 +188,7 @@ def test_a_long_run_goes_as_fast_as_the_critical_cycle(schedule: Schedule, costs
     timeline = simulate(schedule, costs)
     assert last_end(timeline, 80 + ROUND) - last_end(timeline, 80) == ROUND * timeline.makespan
     path = timeline.critical_path
-    assert timeline.makespan == costs.F * path.counts["F"] + costs.B * path.counts["B"]
+    assert timeline.makespan == costs["F"] * path.counts["F"] + costs["B"] * path.counts["B"]
 
 
 @st.composite

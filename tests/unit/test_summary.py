@@ -19,8 +19,9 @@ from chimera_ir.predict.screen import show
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.summary import TimePart, exposed, hiding_time, summary
 from chimera_ir.profile.cluster import FREE, Cluster, Link
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import StageCosts
 from tests.lowered import lowered
+from tests.timings import stage_timing
 from tests.unit.clocked import all_then_all, in_turns, one_direction, one_version_each, two_directions
 
 
@@ -90,7 +91,7 @@ def test_the_largest_part_of_the_lost_time_is_the_limit(schedule: Schedule, limi
 def test_the_parts_of_an_update_are_all_of_it() -> None:
     """Three stages of 10 and 20 ms, the last of 30 and 60: it works 360 ms, the others 120, and waits 20 + 40."""
     schedule = one_direction(3, 4)
-    stages = tuple(StageCosts(1, 1, 0, {1: Timing(f, 2 * f, 3 * f, 0, 0, 0, 0)}) for f in (0.01, 0.01, 0.03))
+    stages = tuple(StageCosts(1, 1, 0, {1: stage_timing(f, 2 * f, 3 * f, 0, 0, 0, 0)}) for f in (0.01, 0.01, 0.03))
     setting = Setting(stages, Cluster("c", 9, 1, 1, 0, FREE, FREE, FREE), 1, 1)
     made = report(schedule, Measured.of(setting), schedule, (1,) * 3)
     limit = summary(made, None, None).limit
@@ -102,7 +103,7 @@ def test_the_parts_of_an_update_are_all_of_it() -> None:
 
 def two_way(sums: Link) -> Replay:
     schedule = two_directions(4)
-    stage = StageCosts(1, 1, 0, {1: Timing(1.0, 2.0, 3.0, 0, 0, 0, 0)})
+    stage = StageCosts(1, 1, 0, {1: stage_timing(1.0, 2.0, 3.0, 0, 0, 0, 0)})
     return replay(lowered(schedule), Setting((stage,) * 4, Cluster("c", 4, 1, 1, 0, FREE, FREE, sums), 1, 1))
 
 
@@ -162,7 +163,7 @@ def test_what_a_worker_waits_for_on_a_cluster_is_told_apart(
 
 def predicted(schedule: Schedule, sums: Link, message: Link, copies: int = 1) -> Prediction:
     program, stages = lowered(schedule), schedule.header.stages
-    stage = StageCosts(1, 1, 0, {1: Timing(1.0, 2.0, 3.0, 0, 0, 1, 1)})
+    stage = StageCosts(1, 1, 0, {1: stage_timing(1.0, 2.0, 3.0, 0, 0, 1, 1)})
     setting = Setting((stage,) * stages, Cluster("c", 8, 1, 100, 0, message, message, sums), copies, 1)
     return Prediction(
         setting, equation(program, setting), replay(program, setting), None, memory(program, setting), 4, ()

@@ -22,10 +22,7 @@ FORMS = {
     "tied": "tied s0 s3",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
     "worker": "worker 0:",
-    "F": "F m0 s1",
-    "B": "B m0 s1",
-    "I": "I m0 s1",
-    "W": "W m0 s1",
+    **{letter: f"{letter} m0 s1" for letter in KINDS},
     "F &": "F m2 s1 & B m0 s1",
     "send": "send m0 s1->s2 to w2",
     "recv": "recv m0 s1->s2 from w1 into 0",
@@ -41,7 +38,7 @@ FORMS = {
 """The first word or words of every kind of line, with an example of a correct line."""
 
 FORMS_OF_TURN = FORMS | {
-    "F": "F m s1 v",
+    **{letter: f"{letter} m s1 v" for letter in KINDS},
     "B": "B m-1 s1 v-1",
     "I": "I m-1 s1 v-1",
     "W": "W m-2 s1 v-1",

@@ -122,7 +122,7 @@ class _BodyReader:
 
     def _computes(self, lane: Iterable[Token]) -> Iterator[ops.Operation]:
         for token in lane:
-            if token.type not in ("FORWARD", "BACKWARD", "SPLIT", "PAIR"):
+            if token.type not in ("COMPUTE", "PAIR"):
                 self._wrong_level(token)
                 continue
             numbers = self._numbers(token)
@@ -140,7 +140,7 @@ class _BodyReader:
     def _instruction(self, token: Token, numbers: list[int]) -> ops.Instruction | None:
         origin = self._origin(token)
         match token.type:
-            case "FORWARD" | "BACKWARD" | "SPLIT" | "PAIR":
+            case "COMPUTE" | "PAIR":
                 return self._operation(token, numbers)
             case "SEND":
                 message = self._message(token, numbers[:-1], numbers[-1])

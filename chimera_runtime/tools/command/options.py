@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from chimera_runtime.errors import tools_command as mistakes
+from chimera_runtime.program.operations import OPERATIONS, PAIRED
 from chimera_runtime.ranks.communicators import CHOICES
 from chimera_runtime.tools.open.stdio import write_line
 from chimera_runtime.values.byte_text import UNITS
@@ -15,7 +16,7 @@ from chimera_runtime.values.byte_text import UNITS
 BUILT_IN = ("gloo", "nccl")
 """The backends that need no module."""
 
-KINDS = ("F", "B", "I", "W", "pair")
+KINDS = (*OPERATIONS, PAIRED)
 _LONGEST = 10**9
 """Longest time-out, in seconds: the clocks behind a wait count nanoseconds in 63 bits."""
 

@@ -4,9 +4,11 @@ On a GPU calls only put work into a CUDA stream; the times are then those of eve
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.operations import OPERATIONS
 from chimera_runtime.ranks.messages import MessageTransfer, Peer
 from chimera_runtime.start.lane_components import LaneComponents
 from chimera_runtime.tools.record import recorder as to
@@ -104,17 +106,6 @@ class TracedWeights:
             self._recorder.spill()
 
 
-def _operation(name: str, verb: int) -> Callable[..., None]:
-    """Method that records an operation of a stage; one over several micro-batches as one over the first."""
-
-    def run(self: "TracedStage", micros: Micros, *tensors: Any) -> None:
-        start = self._recorder.now()
-        getattr(self._stage, name)(micros, *tensors)
-        self._recorder.ran(verb, micros, self._group, start)
-
-    return run
-
-
 class TracedStage(TracedWeights):
     """Stage that records the begin and the end of its operations."""
 
@@ -125,6 +116,14 @@ class TracedStage(TracedWeights):
         self.gradients = stage.gradients
         self.outputs = stage.outputs
         self.input_gradients = stage.input_gradients
+        for letter, method in OPERATIONS.items():
+            setattr(self, method, partial(self._run, to.VERB_OF[letter], getattr(stage, method)))
+
+    def _run(self, verb: int, method: Callable[..., None], micros: Micros, *values: Any) -> None:
+        """Runs an operation; one over several micro-batches is recorded as one over the first."""
+        start = self._recorder.now()
+        method(micros, *values)
+        self._recorder.ran(verb, micros, self._stage.number, start)
 
     def begin(self, update: int) -> None:
         """Begins an update, whose first micro-batch has number 0; before that, writes the records."""
@@ -136,11 +135,6 @@ class TracedStage(TracedWeights):
         """The stage with a version of its weights."""
         self._stage.at(version)
         return self
-
-    forward = _operation("forward", to.FORWARD)
-    backward = _operation("backward", to.BACKWARD)
-    backward_input = _operation("backward_input", to.INPUT_GRADIENT)
-    backward_weights = _operation("backward_weights", to.WEIGHT_GRADIENT)
 
     def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
         """Runs a forward, and a backward of this or another stage, recorded as one operation."""

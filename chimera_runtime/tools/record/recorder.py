@@ -19,6 +19,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.operations import OPERATIONS, PAIRED
 from chimera_runtime.program.weight_groups import Group, group_text
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.world import World
@@ -31,12 +32,13 @@ VERSION = 1
 MARKER = ".chimera-trace"
 PROGRAM = "schedule.sir"
 
-LOAD_INPUT, LOAD_TARGET, FORWARD, BACKWARD, SEND, RECV, WAIT_SEND, WAIT_RECV, *_ = range(15)
-ALL_REDUCE, WAIT_ALL_REDUCE, STEP, STASH, DROP, INPUT_GRADIENT, WEIGHT_GRADIENT, PAIR = range(8, 16)
+LOAD_INPUT, LOAD_TARGET, SEND, RECV, WAIT_SEND, WAIT_RECV, ALL_REDUCE, WAIT_ALL_REDUCE, STEP, STASH, DROP = range(11)
 _VERBS = (
-    *("load input", "load target", "F", "B", "send", "recv", "wait send", "wait recv"),
-    *("all_reduce", "wait all_reduce", "step", "stash", "drop", "I", "W", "pair"),
+    *("load input", "load target", "send", "recv", "wait send", "wait recv"),
+    *("all_reduce", "wait all_reduce", "step", "stash", "drop", *OPERATIONS, PAIRED),
 )
+VERB_OF = {letter: _VERBS.index(letter) for letter in (*OPERATIONS, PAIRED)}
+"""The verb of an operation, by the letter of its kind."""
 
 _FIELDS = 5
 
@@ -116,7 +118,7 @@ class Recorder:
         first, second = (micros[0] if isinstance(micros, tuple) else micros for micros in (forward, backward))
         stages = self._job.stages
         number = (first * stages + stage) * stages * self._job.passes + second * stages + other
-        self.note(PAIR, self.update_of(first), number, start)
+        self.note(VERB_OF[PAIRED], self.update_of(first), number, start)
 
     def message(self, verb: int, tag: int, start: int) -> None:
         """Records that a message was posted, or waited for."""
@@ -172,20 +174,20 @@ class Recorder:
     def _text(self, verb: int, number: int) -> str:
         """Text of an operation in schedule.sir."""
         name, stages, groups = _VERBS[verb], self._job.stages, self._job.groups
-        match verb:
-            case 0 | 1:
+        match name:
+            case "load input" | "load target":
                 return f"{name} m{number}"
-            case 2 | 3 | 13 | 14:
-                return f"{name} m{number // stages} s{number % stages}"
-            case 15:
-                first, second = divmod(number, stages * self._job.passes)
-                return f"{self._text(FORWARD, first)} & {self._text(BACKWARD, second)}"
-            case 4 | 5 | 6 | 7:
+            case "send" | "recv" | "wait send" | "wait recv":
                 return self._world.control_group.names.operation(name, number)
-            case 8 | 9 | 10:
+            case "all_reduce" | "wait all_reduce" | "step":
                 return f"{name} {group_text(groups[number])}"
-            case _:
+            case "stash" | "drop":
                 return f"{name} {group_text(groups[number % len(groups)])} v{number // len(groups)}"
+            case "pair":
+                first, second = divmod(number, stages * self._job.passes)
+                return f"{self._text(VERB_OF['F'], first)} & {self._text(VERB_OF['B'], second)}"
+            case _:
+                return f"{name} m{number // stages} s{number % stages}"
 
     def _refused(self, error: OSError) -> Misuse:
         return mistakes.directory_cannot_be_written("--trace", self._directory, error.strerror)

@@ -121,8 +121,8 @@ def test_the_first_line_is_about_the_run_and_the_last_about_its_end(known: RankC
 def test_every_verb_has_the_words_of_schedule_sir(known: RankContext, folder: Path) -> None:
     recorder = Recorder(known.world, given(folder))
     recorder.first = 2
-    recorder.ran(to.FORWARD, 3, 1, 5)
-    recorder.ran(to.BACKWARD, (1, 2), 0, 5)
+    recorder.ran(to.VERB_OF["F"], 3, 1, 5)
+    recorder.ran(to.VERB_OF["B"], (1, 2), 0, 5)
     recorder.ran_pair(1, 1, (0,), 0, 5)
     tag = (3 * 2 + 1) * 2 + 1
     for verb in (to.SEND, to.RECV, to.WAIT_SEND, to.WAIT_RECV):
@@ -239,7 +239,7 @@ def test_on_a_gpu_times_are_those_of_its_events(
     monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(Events(), lambda: 1000))
     recorder = Recorder(known.world, given(folder))
     for micro in range(3):
-        recorder.ran(to.FORWARD, micro, 1, recorder.now())
+        recorder.ran(to.VERB_OF["F"], micro, 1, recorder.now())
         recorder.spill()
     recorder.close()
     _, *pieces, _ = lines(folder / "rank_0.jsonl")

@@ -1,0 +1,112 @@
+"""A row of the table of kinds that another table lacks is found, and the page on the code adds one that works."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chimera_ir.codegen.statements import CALLS
+from chimera_ir.cost.durations import Costs
+from chimera_ir.ir.kinds import BACKWARD, COSTED, GRADIENTS, KINDS, Kind
+from chimera_ir.ir.text.malformed import FORMS, FORMS_OF_TURN
+from chimera_ir.picture.looks import Shade
+from chimera_ir.profile.costs import ENTRIES
+from chimera_runtime.program.operations import OPERATIONS
+from chimera_runtime.tools.command.options import KINDS as REHEARSED
+from chimera_runtime.tools.record.recorder import VERB_OF
+from tests.every_kind import TABLES, incomplete
+from tests.pages import page_of
+from tests.patience import PATIENCE
+from tests.programs import TORCHRUN
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = re.findall(r"^```diff\n(\S+)\n(.*?)^```$", page_of("code.md").read_text(encoding="utf-8"), re.M | re.S)
+"""The files that the example on the page changes, each with the changed lines and lines around them."""
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+def test_every_table_has_every_kind(kind: Kind) -> None:
+    assert not incomplete([kind]), "add the kind there"
+    assert CALLS[kind] == OPERATIONS[kind.letter]
+    assert Costs()[kind.letter] > 0
+    assert Shade.of(kind) in Shade
+    assert ENTRIES[kind.letter].replace("_", " ") == kind.noun
+    assert FORMS[kind.letter].split()[0] == FORMS_OF_TURN[kind.letter].split()[0] == kind.letter
+
+
+def test_a_rank_names_kinds_and_pairs_as_the_table_does() -> None:
+    assert [*REHEARSED] == [*VERB_OF] == [*COSTED]
+
+
+def test_a_row_that_only_the_table_has_is_missing_in_every_other_table() -> None:
+    row = replace(BACKWARD, letter="X", noun="example", makes=(replace(GRADIENTS, letter="dz"),))
+    assert incomplete([*KINDS.values(), row]) == [*TABLES]
+
+
+def applied(text: str, change: str) -> str:
+    """A text with a change: the lines before, which occur once, become the lines after, in each part after ``@@``."""
+    for part in change.rstrip("\n").split("\n@@\n"):
+        lines = [(line[:1], line[1:]) for line in part.split("\n")]
+        before, after = ("\n".join(line for sign, line in lines if sign != other) for other in "+-")
+        assert text.count(before) == 1, f"these lines are not there once:\n{before}"
+        text = text.replace(before, after)
+    return text
+
+
+def changed(tree: Path, files: list[tuple[str, str]]) -> None:
+    for file, change in files:
+        (tree / file).write_text(applied((tree / file).read_text(encoding="utf-8"), change), encoding="utf-8")
+
+
+def said(tree: Path, *command: str) -> str:
+    """What a command says that imports both packages, and what they read, from a tree."""
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+INCOMPLETE = "from tests.every_kind import *; from chimera_ir.ir.kinds import KINDS; print(*incomplete(KINDS.values()))"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the compiler consists of."""
+    tree = tmp_path_factory.mktemp("tree")
+    for folder in ("chimera_ir", "chimera_runtime", "grammar", "templates"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "tests").mkdir()
+    for file in ("__init__.py", "every_kind.py"):
+        shutil.copy(ROOT / "tests" / file, tree / "tests")
+    return tree
+
+
+@pytest.mark.e2e
+def test_the_example_on_the_page_adds_a_kind_that_trains(tree: Path) -> None:
+    (row,) = [(file, change) for file, change in EXAMPLE if file == "chimera_ir/ir/kinds.py"]
+    others = [each for each in EXAMPLE if each != row]
+    changed(tree, [row])
+    assert sorted(said(tree, sys.executable, "-c", INCOMPLETE).split()) == sorted(file for file, _ in others)
+    changed(tree, others)
+    assert not said(tree, sys.executable, "-c", INCOMPLETE).split()
+    text = (ROOT / "chimera_ir" / "schemes" / "dapple.chim").read_text(encoding="utf-8")
+    (tree / "guarded.chim").write_text(text.replace("  B(m, s)", "  G(m, s)").replace("dapple", "guarded"))
+    shutil.copy(ROOT / "tests" / "e2e" / "models" / "zoo.py", tree)
+    report = said(tree, sys.executable, "-m", "chimera_ir", "compile", "guarded.chim", "D=2", "N=4", "--out", "out")
+    assert "F = 1, G = 2" in report
+    assert "G m3 s0" in (tree / "out" / "schedule.sir").read_text(encoding="utf-8")
+    run = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "out/train.py", "--model", "zoo.py"]
+    assert "check: passed" in said(tree, *run, "--check-only")
+    said(tree, *run, "--rehearse", "F=0.001,B=0.002,G=0.002", "--steps", "1")
