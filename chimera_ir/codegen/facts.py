@@ -49,7 +49,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
             result.communicators.value for result in verified.with_evaluation(lambda: evaluation) if result.finishes
         ],
         "period": header.period,
-        "reads": _reads(program),
+        "reads": _reads(header, turns),
         "lag": lag(turns) if turns else 0,
         "ranks": [
             {**_rank(verified, worker, turns), "evaluation": _evaluation(evaluation, worker)}
@@ -87,32 +87,17 @@ def _links(program: Program) -> list[tuple[int, int]]:
     return sorted({(worker, int(send.to)) for worker, parts in enumerate(program.parts) for send in parts.sends.lines})
 
 
-def _reads(program: Program) -> list[list[tuple[int, int]]]:
-    """The versions that each stage reads in a period, as runs of (offset, count); none in a synchronous program.
+def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int, int]]]:
+    """The versions that each stage reads in a turn, as runs of (offset, count); none of a program with a flush.
 
-    An offset is a version minus the number of updates before the period. The last whole period of the program is
-    taken, because the warm-up no longer matters there.
+    An offset is a version minus the number of updates before the turn.
     """
-    header = program.header
-    if not header.asynchronous:
-        return []
-    period = header.period
-    last = header.micro_batches // period - 1
-    updates = last * updates_a_turn(header)
-    versions = _versions_read(program)
-    stages = [[versions[stage, last * period + i] - updates for i in range(period)] for stage in range(header.stages)]
-    return [[(offset, len([*run])) for offset, run in groupby(offsets)] for offsets in stages]
-
-
-def _versions_read(program: Program) -> dict[tuple[int, int], int]:
-    """The version that the forward of each micro-batch on each stage reads."""
-    return {
-        (int(operation.stage), int(micro)): int(operation.version)
-        for parts in program.parts
-        for operation in singles(parts.computes.lines)
-        if operation.kind.opens and operation.version is not None
-        for micro in operation.micros
-    }
+    offsets: dict[tuple[int, int], int] = {}
+    for operation in (line for runnable in turns for line in runnable.turn.instructions if isinstance(line, Compute)):
+        for number, place in (divmod(micro, header.period) for micro in operation.micros):
+            offsets[operation.stage, place] = (operation.version or 0) - number * updates_a_turn(header)
+    stages = [[offsets[stage, place] for place in range(header.period)] for stage in range(header.stages)]
+    return [[(offset, len([*run])) for offset, run in groupby(of_stage)] for of_stage in stages if of_stage]
 
 
 def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn]) -> Facts:

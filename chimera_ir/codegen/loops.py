@@ -1,6 +1,6 @@
 """Lanes as loops: repeated instructions are written once.
 
-Of an asynchronous program a script has one turn, which also serves warm-up and drain: calls for updates outside the run
+Of a stream a script has one turn, which also serves warm-up and drain: calls for updates outside the run
 do nothing there. Other lanes consist of the pieces that `rolling` finds: a prologue, a loop over the steady state, an
 epilogue, or several of those.
 """

@@ -46,7 +46,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A step of an asynchronous program, which makes ``version`` of a group's weights."""
+    """A step of a stream, which makes ``version`` of a group's weights."""
 
     worker: Worker
     group: WeightGroup
@@ -176,9 +176,7 @@ def mean(times: Sequence[Fraction]) -> Fraction:
 def _work(header: Header, lane: Iterable[Timed]) -> Fraction:
     """The time per update in which a worker computes; in an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
-    if header.asynchronous:
-        lane = [interval for interval in lane if interval.operation.parts[0].micros[0] < counted]
-    work = sum(end - start for _, start, end in lane)
+    work = sum(end - start for operation, start, end in lane if operation.parts[0].micros[0] < counted)
     return Fraction(work * header.per_update, counted) if work else Fraction(0)
 
 

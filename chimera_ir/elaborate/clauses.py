@@ -65,7 +65,7 @@ def _once(lines: Iterable[ast.SyntaxNode], kind: type[ast.SyntaxNode], owner: st
 
 
 def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    """Diagnostics of lines in a pipe of a synchronous scheme that only asynchronous schemes may have."""
+    """Diagnostics of lines in a pipe with a flush that only a pipe without end may have."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Endless(span=span)):
@@ -77,7 +77,7 @@ def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
-    """Diagnostics of lines that a pipe of an asynchronous scheme lacks, or has and may not have."""
+    """Diagnostics of lines that a pipe without end lacks, or has and may not have."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Range(span=span)):

@@ -1,4 +1,4 @@
-"""The weight versions that the micro-batches of an asynchronous scheme read."""
+"""The weight versions that the micro-batches of pipes without end read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -15,7 +15,7 @@ from chimera_ir.ir.ops import singles
 from chimera_ir.ir.turns import updates_a_turn
 
 Readings = Mapping[tuple[Micro, Stage], Version]
-"""The versions that micro-batches read, by micro-batch and stage; empty in a synchronous scheme."""
+"""The versions that micro-batches read, by micro-batch and stage; empty with a flush."""
 
 
 def check_versions(shape: Shape, laws: Sequence[Law]) -> None:

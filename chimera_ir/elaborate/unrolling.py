@@ -1,4 +1,4 @@
-"""Asynchronous schemes: the turn after which they repeat, and how many turns show the whole steady state.
+"""Schemes without a flush: the turn after which they repeat, and how many turns show the whole steady state.
 
 Each pipe advances at a constant rate, its rhythm. So there is a *turn*: the shortest time, in clocks, in which each
 pipe advances by a whole number of its periods and all pipes together by a whole number of updates. After a turn, lanes
@@ -57,7 +57,7 @@ class EndlessPipes:
 
 
 def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipes:
-    """The turn of the pipes of an asynchronous scheme.
+    """The turn of pipes without end.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ lane
     a worker runs its operations one after the other;
 sync
     the sum of a group needs, on every worker, the update's last operation that adds to its gradients; the steps need
-    the sum. In an asynchronous schedule, a step also needs the step before it on its worker. The step is needed by all
+    the sum. In a stream, a step also needs the step before it on its worker. The step is needed by all
     operations that read its version, and by all that add to the next update: both updates add up in the same memory.
 """
 

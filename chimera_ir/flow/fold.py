@@ -1,4 +1,4 @@
-"""Folding an asynchronous schedule into one turn: each operation stands for that operation in every turn.
+"""Folding some updates of a stream into one turn: each operation stands for that operation in every turn.
 
 worker 0: ...                0  F m0 s0   waits for 3, two turns ago
   F m4 s0 v3                 1  F m0 s1   waits for 0, and for 2 a turn ago
@@ -40,7 +40,7 @@ class FoldedTurn:
 
 
 def fold(net: Net, header: Header) -> FoldedTurn:
-    """The turn that the net of an asynchronous schedule repeats, if the net shows all waits of the steady state.
+    """The turn that the net of some updates of a stream repeats, if it shows all waits of the steady state.
 
     The first and the last turn are enough. The last turn shows all waits for earlier turns. The first turn shows all
     waits for later turns; there, versions below 0 hide only waits for earlier turns.

@@ -1,7 +1,7 @@
 """The net of a schedule: which compute operation waits for which.
 
-An operation waits for the operations that make the values it reads, for the operation before it in its lane, and in an
-asynchronous schedule for the steps that make the weights it reads. In `dag`, sums and steps are nodes, too.
+An operation waits for the operations that make the values it reads, for the operation before it in its lane, and in a
+stream for the steps that make the weights it reads. In `dag`, sums and steps are nodes, too.
 """
 
 from collections import defaultdict
@@ -47,7 +47,7 @@ def reads_of(schedule: Schedule) -> Reads:
 def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
     """The net of a complete schedule, in time linear in the number of operations; ``reads``, if known, save time.
 
-    In an asynchronous schedule an operation that reads version v of a stage waits for the step that makes the version:
+    In a stream an operation that reads version v of a stage waits for the step that makes the version:
     for the last operations that add to the gradients of update v-1 on all workers that hold the stage or a stage tied
     to it. The operations that add to the gradients of update v wait for them, too, because both updates add up in the
     same memory.
@@ -75,10 +75,10 @@ def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tup
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
-    """Yields the waits for steps of an asynchronous schedule: an operation, and the operations that it waits for.
+    """Yields the waits for steps between updates: an operation, and the operations that it waits for.
 
     They are the first operation of a lane that waits for the step of an update, and the last operations that add to the
-    update. Later operations of the lane then wait for the step as well. A synchronous schedule steps at its end.
+    update. Later operations of the lane then wait for the step as well.
     """
     if not schedule.header.asynchronous:
         return

@@ -141,7 +141,7 @@ def header_of(turn: Header, updates: int) -> Header:
 
 
 def stream_of(schedule: Schedule) -> ScheduleStream:
-    """The stream of which an asynchronous schedule shows the first updates.
+    """The stream of which a schedule shows the first updates.
 
     Raises `ValueError` if a lane shows no turn.
     """
@@ -153,7 +153,7 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
 
 
 def turn_in(header: Header, lane: Sequence[Compute]) -> tuple[Compute, ...] | None:
-    """The turn in the middle of an asynchronous lane, numbered as the first turn; None if the lane has none."""
+    """The turn in the middle of the lane of some updates, numbered as the first turn; None if the lane has none."""
     if not lane:
         return ()
     turn = header.micro_batches // header.period // 2

@@ -1,4 +1,4 @@
-"""The last launch of each sum of an asynchronous schedule, in the earliest run.
+"""The last launch of each sum of a stream, in the earliest run.
 
 An operation starts as soon as its worker is free, its data are there, and the sums that it needs are over: the sum that
 makes the version it reads and, if it adds to gradients, the sum of the update before its own, which uses the same
@@ -28,7 +28,7 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
     Parameters
     ----------
     schedule
-        An asynchronous schedule without errors by the rule "complete".
+        Some updates of a stream, without errors by the rule "complete".
     duration
         How long operations take, in any unit.
     joins

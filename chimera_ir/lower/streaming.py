@@ -25,14 +25,14 @@ from typing import NamedTuple
 
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import Compute, Message
+from chimera_ir.ir.ops import Message
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Shelf, Turn, later, lines_before, shelf, updates_a_turn
 from chimera_ir.lower.buffers import rings
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate
 from chimera_ir.lower.insertion import with_inserted
-from chimera_ir.lower.sync import Duration, Insertions
+from chimera_ir.lower.sync import Duration
 from chimera_ir.lower.updates import update
 
 
@@ -44,9 +44,13 @@ def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration, communi
     # The first and last turns lack messages and updates. So the schedule is made long enough for the turn in its middle
     # to have all of them; then only that turn is put together.
     turn = 2 * _span(stream) + 2
-    wide = _Wide(stream, stream.view((2 * turn + 1) * updates_a_turn(stream.header)), turn)
-    traffics = communicate(wide.schedule, ahead, communicators=communicators)
-    return wide.lowered(traffics, list(update(wide.schedule, duration)))
+    schedule = stream.view((2 * turn + 1) * updates_a_turn(stream.header))
+    middles = _middles(stream, schedule, communicate(schedule, ahead, communicators=communicators))
+    turns: list[Turn] = []
+    for lane, middle, insertions in zip(schedule.lanes, middles, list(update(schedule, duration)), strict=True):
+        lines = with_inserted(lane, middle.places, middle.traffic, middle.slots, insertions)
+        turns.append(Turn(tuple(later(stream.header, line, -turn) for line in lines), middle.sizes))
+    return ProgramStream(stream.header, tuple(turns))
 
 
 class Messages(NamedTuple):
@@ -74,42 +78,28 @@ def messages_of(stream: ScheduleStream, schedule: Schedule) -> Iterator[Messages
     ``schedule`` is a view of the stream with as many updates as `elaborate` shows, so that the turn in its middle is
     one of the steady state.
     """
-    return _Wide(stream, schedule, schedule.header.micro_batches // schedule.header.period // 2).messages()
+    for places, traffic, slots, sizes in _middles(stream, schedule, communicate(schedule, AHEAD)):
+        turn = [posting.transfer.message for posting in traffic.postings if posting.before in places]
+        yield Messages(places.stop, _largest(turn, slots, dict(sizes)), _under_way(traffic, places))
 
 
-class _Wide:
-    """A schedule of a stream that is long enough for its middle turn, number ``turn``, to be in the steady state."""
+class _Middle(NamedTuple):
+    """The turn in the middle of a lane, by places, with the traffic of the lane; slots are as `rings` gives them."""
 
-    def __init__(self, stream: ScheduleStream, schedule: Schedule, turn: int) -> None:
-        self._header = stream.header
-        self.schedule, self._turn = schedule, turn
-        self._places = [self._middle(turn) for turn in stream.turns]
+    places: range
+    traffic: Traffic
+    slots: tuple[Slot, ...]
+    sizes: tuple[tuple[Shelf, int], ...]
 
-    def lowered(self, traffics: Iterable[Traffic], insertions: Iterable[Insertions]) -> ProgramStream:
-        """The program of which the turn in the middle, with messages and insertions, is the first turn."""
-        lanes = zip(self.schedule.lanes, self._places, traffics, insertions, strict=True)
-        turns: list[Turn] = []
-        for lane, places, traffic, inserted in lanes:
-            slots, sizes = self._rings(traffic, places)
-            instructions = with_inserted(lane, places, traffic, slots, inserted)
-            turns.append(Turn(tuple(later(self._header, line, -self._turn) for line in instructions), sizes))
-        return ProgramStream(self._header, tuple(turns))
 
-    def messages(self) -> Iterator[Messages]:
-        """Yields the messages of each lane, from its start to the end of the turn in the middle."""
-        for places, traffic in zip(self._places, communicate(self.schedule, AHEAD), strict=True):
-            slots, sizes = self._rings(traffic, places)
-            turn = [posting.transfer.message for posting in traffic.postings if posting.before in places]
-            yield Messages(places.stop, _largest(turn, slots, dict(sizes)), _under_way(traffic, places))
-
-    def _rings(self, traffic: Traffic, places: range) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
-        """The slots of the turn in the middle of a lane, as `rings` gives them."""
-        return rings(traffic.postings, places, self._turn * self._header.period, self._header.period)
-
-    def _middle(self, turn: tuple[Compute, ...]) -> range:
-        """The places of the turn in the middle of a lane."""
-        before = lines_before(self._header, Turn(turn), self._turn, self.schedule.header.updates)
-        return range(before, before + len(turn))
+def _middles(stream: ScheduleStream, schedule: Schedule, traffics: Iterable[Traffic]) -> Iterator[_Middle]:
+    """Yields the turn in the middle of each lane of a schedule, which is a view of the stream."""
+    header, updates = stream.header, schedule.header.updates
+    number = updates // updates_a_turn(header) // 2
+    for turn, traffic in zip(stream.turns, traffics, strict=True):
+        before = lines_before(header, Turn(turn), number, updates)
+        places = range(before, before + len(turn))
+        yield _Middle(places, traffic, *rings(traffic.postings, places, number * header.period, header.period))
 
 
 def _span(stream: ScheduleStream) -> int:

@@ -1,4 +1,4 @@
-"""Sums, steps and weight versions of an asynchronous schedule.
+"""Sums, steps and weight versions of a stream.
 
     worker 0:                    worker 0:
       F m0 s0 v0                   F m0 s0 v0
@@ -83,7 +83,7 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     Parameters
     ----------
     schedule
-        An asynchronous schedule without errors by the rules "complete" and "acyclic". Its operations read the versions
+        Some updates of a stream, without errors by the rules "complete" and "acyclic". Its operations read the versions
         of the steady state, except in the first turns: there version 0 may stand for versions below 0.
     duration
         The time that an operation takes, in any unit.

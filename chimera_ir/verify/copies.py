@@ -36,8 +36,6 @@ def copies(program: Program) -> tuple[int, ...]:
 
     Shared parameters count with each of their stages, as M_theta is all weights of a stage.
     """
-    if not program.header.asynchronous:
-        return tuple(map(len, program.header.stages_of))
     return tuple(
         sum(peaks.get((stage,), _ONE).copies for stage in stages)
         for peaks, stages in zip(map(copy_peaks, program.parts), program.header.stages_of, strict=True)

@@ -1,7 +1,7 @@
-"""Tied stages of an asynchronous schedule read the same versions: a part of the rule "versions".
+"""Tied stages of a stream read the same versions: a part of the rule "versions".
 
 Stages that share parameters make their updates together, as the updates of all stages have the same micro-batches. They
-can only do so with one version of the parameters for each micro-batch. A synchronous schedule has one version anyway.
+can only do so with one version of the parameters for each micro-batch. With a flush there is one version anyway.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def ties(schedule: Schedule) -> Iterator[Diagnostic]:
     Parameters
     ----------
     schedule
-        Asynchronous; complete and placed.
+        Some updates of a stream; complete and placed.
     """
     header = schedule.header
     tied = {stage for tie in header.ties for stage in tie}
