@@ -123,7 +123,7 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
                         yield number, Message(micros, stage, target, value), receiver
 
 
-def passed_on(header: Header, message: Message) -> Iterator[Message]:
-    """Yields the messages that hand on what the receiver of a message makes of it: the same value, a stage further."""
+def passed_on(header: Header, message: Message) -> list[Message]:
+    """The messages that hand on what the receiver of a message makes of it: the same value, a stage further."""
     micros, _, stage, value = message
-    return (Message(micros, stage, target, value) for target in header.readers(value, stage))
+    return [Message(micros, stage, target, value) for target in header.readers(value, stage)]

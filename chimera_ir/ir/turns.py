@@ -213,7 +213,7 @@ def in_slot(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instru
 
 def shelf(message: ops.Message) -> Shelf:
     """The shelf that a message is received into."""
-    return message.edge
+    return message[1:]
 
 
 def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.Instruction:

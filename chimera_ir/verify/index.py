@@ -20,7 +20,8 @@ def key(header: Header, message: Message) -> int:
 
     No two messages of a program share it, as each micro-batch is in one message of each value and edge.
     """
-    return message.micros[0] * len(header.edges) + header.edges[message.edge]
+    edges = header.edges
+    return message[0][0] * len(edges) + edges[message[1:]]
 
 
 def update_of(instruction: Synchronisation) -> int:
