@@ -231,7 +231,10 @@ def compile_command(
 
 
 def _in_colours(text: str, level: Level | None) -> str:
-    """The text of a level as standard output shows it, in colours if it has them; only then are lexers imported."""
+    """The text of a level, in colours if standard output takes them, else unchanged; only colours import the lexers.
+
+    A level that is neither a scheme nor IR has no colours, nor has None, a whole compilation.
+    """
     if not colored(sys.stdout):
         return text
     from chimera_ir import highlight

@@ -43,7 +43,10 @@ class Roles:
 
 
 def roles(source: Source, scheme: Scheme, max_operations: int) -> Roles:
-    """The roles of a scheme's parameters.
+    """The roles of a scheme's parameters: which give its size, which is N, and which the planner tries values of.
+
+    Roles are those of the ``library.toml`` next to the scheme, the others are derived from its headers;
+    ``max_operations`` limits each compilation of a header.
 
     Raises `UnreadableText` if the ``library.toml`` next to the scheme names an unknown parameter or an impossible role.
     """

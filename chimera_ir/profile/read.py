@@ -264,9 +264,9 @@ def _memory(table: Table) -> int:
 
 
 def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
-    """The links between nodes and within a node; a link that is left out is like the other one.
+    """The links between nodes and within a node; one that is left out is like the other.
 
-    Only the links within a node can stand alone if all workers are in one.
+    ``between`` alone is always enough, ``within`` alone only if all workers are in one node; else the lack is reported.
     """
     name = "within" if workers <= per_node else "between"
     links = top.table("links", "", "[links]")

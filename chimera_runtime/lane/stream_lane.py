@@ -36,10 +36,10 @@ class UpdateRange:
 
 
 class StreamWeights:
-    """The weights of a stage or a tie in a run. Calls with versions that the run does not make do nothing.
+    """The weights of a stage or a tie in a run. Calls for versions that the run does not make do nothing, except two.
 
-    The first micro-batches read version 0 in place of negative versions. So version 0 is stashed at the line of the
-    program that stashes version ``stashed``, and dropped at the line that drops ``dropped``; both are 0 or less.
+    The first micro-batches would read versions below 0 and read version 0, the initial weights, instead. The call that
+    stashes version ``stashed`` keeps version 0, and the call that drops ``dropped`` frees it; both are 0 or less.
     """
 
     def __init__(self, weights: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
@@ -135,9 +135,9 @@ class StreamLink:
 
 
 class StreamLane(Lane):
-    """A lane whose calls with micro-batches or versions outside ``run`` do nothing.
+    """The lane of a stream: calls for micro-batches or versions outside the updates of ``run`` do nothing.
 
-    ``initial`` has ``stashed`` and ``dropped`` of `StreamWeights` for each weight group.
+    ``initial`` has for each weight group the pair (``stashed``, ``dropped``) of `StreamWeights`.
     """
 
     def __init__(

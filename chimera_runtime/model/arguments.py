@@ -37,7 +37,7 @@ def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, A
 
 
 def takes(function: Any, positional: int, name: str) -> bool:
-    """Whether `bound` would bind an offered argument of this name."""
+    """Whether `bound` would bind ``name``: the function takes it by name, behind its ``positional`` first arguments."""
     return any(parameter.name == name for parameter in _by_name(function, positional))
 
 

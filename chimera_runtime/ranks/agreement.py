@@ -129,7 +129,10 @@ class FactComparison:
         return self._comparisons
 
     def differing(self, sums: Sequence[float]) -> list[Key]:
-        """Returns the keys of facts in which ranks differ harmfully, given the sums over all ranks."""
+        """Returns the keys of the facts that differ between the ranks that know them.
+
+        ``sums`` are the `numbers` of all ranks, added up. A difference in the data counts only if `_is_harmful`.
+        """
         remaining = iter(sums)
         if all(n * squares == total * total for n, total, squares in zip(remaining, remaining, remaining, strict=True)):
             return []

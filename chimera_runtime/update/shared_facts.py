@@ -101,7 +101,10 @@ class FlushFacts:
 
 @dataclass
 class StreamFacts:
-    """Gathers the facts of an update of a stream, step by step: its stages step at different times."""
+    """Gathers what ranks must agree on in an update of a stream: data, settings of optimizers, weights.
+
+    `note_step` is called after each step of a weight group, as stages step at different times.
+    """
 
     feed: Feed
     optimizers: OptimizerFacts

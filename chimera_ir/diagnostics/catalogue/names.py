@@ -184,7 +184,7 @@ class NotSupported(Diagnostic, code="CH215"):
 
 
 class HalvesNotSupported(NotSupported):
-    """A count of halves in a pipe without an end."""
+    """A clause ``micros m in 0.. halves``, which counts half micro-batches, in a pipe without an end."""
 
     title = "a count of halves where micro-batches go on for ever cannot be compiled yet"
     help = "count whole micro-batches"

@@ -227,9 +227,10 @@ def _agreement(
 
 
 def _pass(reference: Reference, modules: Sequence[torch.nn.Module], batch: Any, number: int) -> float:
-    """Returns a micro-batch's part of the loss of the update, auxiliary losses included, and adds its gradients.
+    """Runs a micro-batch forward and backward; returns its part of the loss of the update, auxiliary losses included.
 
-    A loss that is a sum is divided by the number of micro-batches, like a mean: both sides count the same items.
+    ``number`` counts over all copies. Each micro-batch has the weight 1 / (micro-batches of all copies), even if its
+    loss is a sum with a count: the stages and the user's model count the same items, so they still compare.
     """
     total, _, auxiliary = reference.loss(modules, batch, 0, *divmod(number, reference.passes))
     summed = sum((value.reshape(()) for _, value in auxiliary), total.reshape(()))
