@@ -11,7 +11,7 @@ from chimera_ir.diagnostics.model import Diagnostic, raise_errors
 from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS, UNITS
-from chimera_ir.elaborate.clauses import check_clauses
+from chimera_ir.elaborate.clauses import check_clauses, suggest_workers
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import FOREIGN_NAMES
@@ -71,7 +71,7 @@ def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
     """
     checker = _Checker(scheme)
     checker.check_scheme()
-    return raise_errors((*checker.mistakes, *check_clauses(scheme)))
+    return raise_errors((*suggest_workers(scheme, checker.mistakes), *check_clauses(scheme)))
 
 
 def _guess(text: str, known: Collection[str]) -> str | None:
@@ -150,7 +150,7 @@ class _Checker:
                 self._formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):
                 self._formula(count, Type.INTEGER, "`update every`", self._defined)
-            case ast.Memory(quantity, limit, worker):
+            case ast.Memory(quantity, worker, limit):
                 scope = self._with(self._variables([] if worker is None else [worker]))
                 if quantity is ast.MemoryQuantity.BYTES:
                     units = {name: _ValueName(Type.INTEGER, item.span) for name in UNITS if name not in self._spans}

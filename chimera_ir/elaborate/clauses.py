@@ -1,10 +1,14 @@
-"""Checks for lines that a scheme must have, may have once, or may have only together with other lines."""
+"""Checks for lines that a scheme must have, may have once, or may have only together with other lines.
+
+A memory bound may lack the name of the worker: there an unknown name gets another help.
+"""
 
 from collections.abc import Iterable, Iterator
 
 from chimera_ir.diagnostics.catalogue import endless, pairs
 from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.elaborate.builtins import UNITS
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
@@ -39,6 +43,22 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
             yield say.DefinedTwice(pipe.name.span, pipe.name.text, first)
         yield from _lines(pipe)
         yield from _streaming(pipe, updates[0]) if updates else _flushed(pipe)
+
+
+def suggest_workers(scheme: ast.Scheme, mistakes: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Yields the mistakes; that of an unknown name in a memory bound without a worker says how to name one."""
+    quantities = {
+        node.span: item.quantity.value
+        for item in scheme.items
+        if isinstance(item, ast.Memory) and item.worker is None
+        for node in ast.walk(item.limit)
+        if isinstance(node, ast.Name) and node.text not in UNITS
+    }
+    for mistake in mistakes:
+        if isinstance(mistake, say.UnknownName) and mistake.closest is None and mistake.span in quantities:
+            yield say.UnnamedNumber(mistake.span, mistake.name, None, mistake.known, quantities[mistake.span])
+        else:
+            yield mistake
 
 
 def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:

@@ -149,7 +149,7 @@ class _GlobalsEvaluator:
                     self.failed.append(NoWorkers(*where, self.workers))
                 elif self.workers > MAX_WORKERS:
                     self.failed.append(TooMany(*where, "worker", self.workers, MAX_WORKERS))
-            case ast.Memory(_, limit, worker):
+            case ast.Memory(_, worker, limit):
                 if worker is None:  # without a value it fails here, with the lines around it
                     self._value(limit)
                 self.limits.append(item)

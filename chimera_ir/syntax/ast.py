@@ -299,11 +299,11 @@ class MemoryQuantity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Memory(SyntaxNode):
-    """The line ``memory quantity <= limit [on worker]``: a bound that the schedule promises to keep on each worker."""
+    """The line ``memory quantity [on worker] <= limit``: a bound that the schedule promises to keep on each worker."""
 
     quantity: MemoryQuantity
-    limit: Expression
     worker: Word | None
+    limit: Expression
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,8 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         quantities = {quantity.value: quantity for quantity in ast.MemoryQuantity}
         if c[1] not in quantities:
             self._unknown(c[1], "memory", list(quantities))
-        worker = _word(c[5]) if len(c) > 4 else None
-        return ast.Memory(quantities.get(c[1], ast.MemoryQuantity.WEIGHTS), c[3], worker, span=_around(c))
+        worker = _word(c[3]) if len(c) > 4 else None
+        return ast.Memory(quantities.get(c[1], ast.MemoryQuantity.WEIGHTS), worker, c[-1], span=_around(c))
 
     def pipe(self, c: _Children) -> ast.PipeBlock:
         index = c[2] if isinstance(c[2], ast.Index) else None

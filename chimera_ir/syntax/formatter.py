@@ -57,8 +57,9 @@ def _item(item: ast.Item) -> str:
             return f'require {show_expression(condition)}, "{message}"'
         case ast.Update(count):
             return f"update every {show_expression(count)}"
-        case ast.Memory(quantity, limit, worker):
-            return f"memory {quantity.value} <= {show_expression(limit)}" + (f" on {worker.text}" if worker else "")
+        case ast.Memory(quantity, worker, limit):
+            named = f" on {worker.text}" if worker else ""
+            return f"memory {quantity.value}{named} <= {show_expression(limit)}"
         case ast.PipeBlock(name, index, clauses):
             indexed = "" if index is None else f"[{index.variable.text} in {_range(index.range)}]"
             lines = "".join(f"  {_clause(clause)}\n" for clause in clauses)

@@ -29,12 +29,7 @@ _BEFORE_VALUE = frozenset({"@", "=", "when", "as", "by", "on", "if", "then", "el
 
 _EXAMPLES = {"scheme": "scheme mine(D = 4, N = 8)", "pipe": "pipe down { .. }"}
 
-_UNNAMED = {
-    "memory": say.UnnamedQuantity,
-    "on": say.UnnamedWorker,
-    "sync": say.UnnamedStrategy,
-    "[": say.UnnamedIndex,
-}
+_UNNAMED = {"memory": say.UnnamedQuantity, "on": say.UnnamedWorker, "sync": say.UnnamedStrategy, "[": say.UnnamedIndex}
 
 _STRAY = {
     **dict.fromkeys("'`", tokens.StrayQuote),
@@ -80,6 +75,7 @@ def syntactic(stop: Stop) -> Diagnostic:
         _variable,
         _foreign,
         _choice,
+        _bound,
         _message,
         _missing_value,
         _name,
@@ -245,6 +241,19 @@ def _choice(stop: Stop) -> Diagnostic | None:
         return None
     opened = next(token for token in reversed(stop.tokens[: stop.position]) if token == "if")
     return say.IncompleteChoice(span_of(opened), missing, stop.shown)
+
+
+def _bound(stop: Stop) -> Diagnostic | None:
+    """Finds ``on`` behind the limit of a memory bound."""
+    start = stop.line_start()
+    if stop.token != "on" or stop.tokens[start] != "memory" or not stop.after_value:
+        return None
+    at = next(place for place in range(start, stop.position) if stop.tokens[place] == "<=")
+    bounded, limit = text_between(stop, start, at), text_between(stop, at, stop.position)
+    following = stop.tokens[stop.position + 1 : stop.position + 2]
+    worker = following[0] if following and following[0].type == "NAME" else "w"
+    named = bounded if "on" in stop.tokens[start:at] else f"{bounded} on {worker}"
+    return say.WorkerBehindLimit(stop.span, stop.shown, f"`{named} {limit}`")
 
 
 def _message(stop: Stop) -> Diagnostic | None:

@@ -125,7 +125,7 @@ PLACES = {
         lambda value: (once(value),) * 3,
     ),
     "memory of each worker": Place(
-        scheme(header="memory bytes <= FORMULA on s"),
+        scheme(header="memory bytes on s <= FORMULA"),
         S,
         lambda plan: plan.header.bounds[0].limits,
         lambda value: tuple(on_stages(value)),

@@ -41,8 +41,8 @@ def random_scheme(random: Random) -> str:
     update = random.choice(["1", "2", "D", "2*D"])
     lines += [f"update every {update}"] if streams else []
     for quantity, unit in (("weights", 1), ("activations", 1), ("bytes", "MB")):
-        limit, by_worker = f"{random.randint(1, 5)}*{unit}", random.choice(["", f" + w*{unit} on w"])
-        lines += [f"memory {quantity} <= {limit}{by_worker}"] if random.random() < 0.3 else []
+        limit, (on, by_worker) = f"{random.randint(1, 5)}*{unit}", random.choice([("", ""), (" on w", f" + w*{unit}")])
+        lines += [f"memory {quantity}{on} <= {limit}{by_worker}"] if random.random() < 0.3 else []
     rate, lag = pipes * random.choice([2, 2, 3]) * (1 + chunked), random.randint(0, 5)
     for number in range(pipes):
         micros = f"0.. as {pipes}*m+{number}" if streams else f"0..share(N, {pipes}, {number})"

@@ -89,7 +89,7 @@ items: st.SearchStrategy[ast.Item] = st.one_of(
     st.builds(ast.Function, words, st.lists(words, max_size=3).map(tuple), expressions, span=here),
     st.builds(ast.Require, expressions, messages, span=here),
     st.builds(ast.Update, expressions, span=here),
-    st.builds(ast.Memory, st.sampled_from(ast.MemoryQuantity), expressions, st.none() | words, span=here),
+    st.builds(ast.Memory, st.sampled_from(ast.MemoryQuantity), st.none() | words, expressions, span=here),
     st.builds(ast.PipeBlock, words, indices, st.lists(clauses, max_size=4).map(tuple), span=here),
 )
 parameters = st.builds(ast.Parameter, words, expressions, span=here)

@@ -99,7 +99,7 @@ def test_operations_come_in_the_order_of_the_text() -> None:
     plan = plan_of(
         """scheme a(D = 2, N = 2)
         memory weights <= D + 1
-        memory bytes <= 2*w + D*kB on w
+        memory bytes on w <= 2*w + D*kB
         pipe p[i in 1..3] {
           stages s in 0..D on D-1-s
           micros m in 5..5+N/2

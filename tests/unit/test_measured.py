@@ -104,7 +104,7 @@ def test_a_bound_in_bytes_holds_for_what_is_predicted_and_not_for_a_byte_less(ru
     scheme, plain = Path("mine.chim"), library.source("dapple").text
 
     def bounded(limit: str, *more: object) -> Ended:
-        scheme.write_text(plain.replace("pipe down", f"memory bytes <= {limit} on w\npipe down", 1), encoding="utf-8")
+        scheme.write_text(plain.replace("pipe down", f"memory bytes on w <= {limit}\npipe down", 1), encoding="utf-8")
         return measured(EQUAL, scheme, "--set", "N=8", *more)
 
     needed = reported(measured(EQUAL, "dapple", "--set", "N=8", "--emit", "report"))["prediction"]["memory"]

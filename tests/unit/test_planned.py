@@ -75,7 +75,7 @@ def test_a_declared_bound_in_bytes_leaves_a_worker_less_than_the_cluster_has(pla
     (bounded,) = found(plan(*asked, "--json"))["choices"]
     assert bounded["recompute"]
     assert bounded["memory"][0] == free["memory"][0] - 3 * FULL + 4 * 8
-    own("dapple", f"memory bytes <= if w == 3 then 1 else {max(free['memory'])} on w")
+    own("dapple", f"memory bytes on w <= if w == 3 then 1 else {max(free['memory'])}")
     ended = plan(*asked)
     assert "No configuration is left." in ended.out
     assert "worker 3 needs at least 1.907 MiB, 1.907 MiB more than the scheme declares" in ended.out

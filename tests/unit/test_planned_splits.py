@@ -90,7 +90,7 @@ def test_a_declared_bound_in_bytes_moves_layers_away_from_the_worker_that_it_lea
     splits = []
     for room in ("10000", "if w == 0 then 340 else 10000", "if w == 1 then 100 else 10000", "340"):
         text = library.source("dapple").text.replace("scheme dapple", "scheme mine")
-        bounded = text.replace("pipe down", f"memory bytes <= ({room}) * MB on w\npipe down", 1)
+        bounded = text.replace("pipe down", f"memory bytes on w <= ({room}) * MB\npipe down", 1)
         Path("mine.chim").write_text(bounded, encoding="utf-8")
         splits.append(asked(plan, of_layers(LATE), 2, "10 GB", *options)[0]["split"])
     assert splits == [[0, 4], [0, 3], [0, 4], [0, 3]]

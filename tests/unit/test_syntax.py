@@ -17,7 +17,7 @@ workers D; update every N
 memory activations <= D
 memory weights <= 2
 memory bytes <= 16*(GiB)
-memory host <= D-w on w
+memory host on w <= D-w
 require D % (2*1) == 0, "D stages must split evenly"
 let u = D / (2*1)
 fn t(m)      = 2*(m % u) + 2*D*(m / u)
@@ -49,7 +49,7 @@ update every N
 memory activations <= D
 memory weights <= 2
 memory bytes <= 16*GiB
-memory host <= D - w on w
+memory host on w <= D - w
 require D % (2*1) == 0, "D stages must split evenly"
 let u = D/(2*1)
 fn t(m) = 2*(m % u) + 2*D*(m/u)

@@ -15,6 +15,13 @@ class UnknownName(Diagnostic, code="CH201"):
     known: str
 
 
+class UnnamedNumber(UnknownName):
+    """A name that nothing defines in a memory bound that names no worker."""
+
+    help = "known here: {known}; if `{name}` is the number of the worker, write `memory {quantity} on {name} <= ..`"
+    quantity: str
+
+
 class UsedTooEarly(Diagnostic, code="CH202"):
     """A name that is defined only further down."""
 

@@ -254,6 +254,13 @@ class Unexpected(Diagnostic, code="CH137"):
     expected: str
 
 
+class WorkerBehindLimit(Unexpected):
+    """``on`` behind the limit of a memory bound."""
+
+    label = "a worker is named before its limit"
+    help = "write {expected}"
+
+
 class MissingName(Diagnostic, code="CH139"):
     """A missing name after a word that a name must follow."""
 
@@ -278,9 +285,9 @@ class UnnamedQuantity(MissingName):
 
 
 class UnnamedWorker(MissingName):
-    """``on`` after a memory bound, without a name for the worker."""
+    """``on`` in a memory bound, without a name for the worker."""
 
-    help = "name the worker, as in `memory activations <= D - w on w`"
+    help = "name the worker, as in `memory activations on w <= D - w`"
 
 
 class UnnamedStrategy(MissingName):
