@@ -212,7 +212,9 @@ def _outline(event: Event, worker: Worker, scale: Scale) -> str:
 def _height(event: Event, worker: Worker, scale: Scale) -> tuple[int, int]:
     """The upper edge and the height of an event: those of a worker's lane or, for a sum, of the strip below it."""
     y = scale.y(worker)
-    return (y + scale.row + 1, scale.strip - 1) if event.role is Role.SUM else (y, scale.row)
+    if event.role is Role.SUM:
+        return y + scale.row + 1, scale.strip - 1
+    return y, scale.row
 
 
 def _arrow(event: Event, scale: Scale) -> str:
@@ -227,5 +229,6 @@ def _marked(event: Event, scale: Scale) -> str:
     """The mark of an event on the critical path: outlines, one for each worker of a sum, or a line along a message."""
     if event.role in (Role.WIRE, Role.FLIGHT):
         return _arrow(event, scale)
-    workers = event.workers if event.role is Role.SUM else event.workers[:1]
-    return "".join(_outline(event, worker, scale) for worker in workers)
+    if event.role is Role.SUM:
+        return "".join(_outline(event, worker, scale) for worker in event.workers)
+    return _outline(event, event.workers[0], scale)
