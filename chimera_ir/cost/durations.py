@@ -106,7 +106,14 @@ class Costs(Mapping[str, Fraction]):
         return len(self._costs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Costs) and repr(self) == repr(other)
+        return isinstance(other, Costs) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return hash(self._facts)
+
+    @property
+    def _facts(self) -> tuple[object, ...]:
+        return tuple(self._costs.items()), self.again, self.user_set
 
     def __repr__(self) -> str:
         costs = (f"{kind}={cost!r}" for kind, cost in self._costs.items())

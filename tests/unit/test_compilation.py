@@ -329,7 +329,7 @@ def test_options_are_options() -> None:
 
 def test_costs_are_exact() -> None:
     for cost in (0.1, "0.1", "1/10", Fraction(1, 10)):
-        assert Fraction(1, 10) == Options(costs={"B": cost}).cost_model().B
+        assert Fraction(1, 10) == Options(costs={"B": cost}).cost_model()["B"]
 
 
 def test_what_is_too_large_says_which_option_raises_the_limit() -> None:
