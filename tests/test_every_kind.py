@@ -64,7 +64,7 @@ def changed(tree: Path, files: list[tuple[str, str]]) -> None:
 
 
 def said(tree: Path, *command: str) -> str:
-    """What a command says that imports both packages, and what they read, from a tree."""
+    """Output of a command that imports both packages, and the files that they read, from a tree."""
     done = subprocess.run(
         command,
         cwd=tree,

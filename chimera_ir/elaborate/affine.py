@@ -60,7 +60,7 @@ class Law:
         return self.period == 1 and self.increment == 0
 
     def at(self, m: int) -> int:
-        """The value f(m)."""
+        """Evaluates the law for micro-batch m of the pipe, which may lie in any turn."""
         turn, position = divmod(m, self.period)
         return self.values[position] + self.increment * turn
 

@@ -133,7 +133,7 @@ class Table:
         return self.has(name)
 
     def report(self, diagnostic: Diagnostic) -> None:
-        """Adds an error."""
+        """Collects an error of the file; all are shown together when it has been read."""
         self.document.diagnostics.append(diagnostic)
 
     def heading(self) -> Span:

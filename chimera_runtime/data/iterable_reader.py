@@ -92,7 +92,7 @@ class IterableReader(IterableDataset[Any]):
             yield failure(error)
 
     def _read(self, collected: _CollectedItems | EpochEnd) -> ReadBatch | EpochEnd:
-        """Collates collected items."""
+        """Collates the items of each micro-batch; the end of an epoch passes unchanged."""
         if isinstance(collected, EpochEnd):
             return collected
         triples = {}

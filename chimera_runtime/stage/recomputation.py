@@ -181,7 +181,7 @@ def _tensors(values: Callable[[], Iterable[Any]]) -> list[torch.Tensor]:
 
 
 def _drop(_tensor: torch.Tensor) -> None:
-    """Saves nothing."""
+    """Hook for saved tensors that drops what the graph would keep: the forward runs again before the backward."""
 
 
 def _needs_saved_tensors(error: BaseException | None) -> bool:

@@ -1,4 +1,4 @@
-"""What a lane keeps, against a simulator that plays it operation by operation and keeps a set of all that there is.
+"""Peaks of what a lane keeps, against a simulator that plays it by operation, with a set of the values that exist.
 
 The simulator shares nothing with the table of kinds: it says itself what a forward, a backward and its halves do.
 """
