@@ -30,6 +30,9 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = "TESTS_IMPORTED_BEFORE_RANKS"
 """Variable of the environment with names of modules that torchrun imports before its ranks are forked from it."""
 
+_ALL_FORKED: list[int] = []
+"""The ends of the pipe by which ranks of this process learn that all of them are forked."""
+
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.e2e.preloaded"])
 
@@ -201,12 +204,23 @@ def _launch(words: Sequence[str]) -> None:
         import_module(name)
     if seconds := os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
         ProcessContext.join = partialmethod(ProcessContext.join, grace_period=float(seconds))
+    _ALL_FORKED[:] = os.pipe()
     run.run_script_path = _as_script
     run.main(["--run-path", "--start-method=fork", *words])
 
 
 def _as_script(training_script: str, *training_script_args: str) -> None:
-    """Takes the place of torchrun's ``--run-path``, which leaves a rank torchrun's path of imports and its signals."""
+    """Takes the place of torchrun's ``--run-path``, which leaves a rank torchrun's path of imports and its signals.
+
+    A rank waits until all are forked: torchrun's store has a thread, which looks up the name of a rank that connects.
+    A rank that is forked at that moment has the resolver of the C library locked, for ever. The last one writes a byte
+    for each of the others into a pipe.
+    """
+    others = int(os.environ["LOCAL_WORLD_SIZE"]) - 1
+    if int(os.environ["LOCAL_RANK"]) == others:
+        os.write(_ALL_FORKED[1], bytes(others))
+    else:
+        os.read(_ALL_FORKED[0], 1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
