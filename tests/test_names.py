@@ -130,9 +130,15 @@ def test_no_two_modules_share_a_name() -> None:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """In both packages together; a leading underscore makes no other name of it."""
-    classes = ((node, path) for path in BOTH for node in ast.walk(tree(path)))
-    names = ((node.name.lstrip("_"), path) for node, path in classes if isinstance(node, ast.ClassDef))
+    """In both packages together; a leading underscore makes no other name of it. Forms of messages are classes, too."""
+    names: list[tuple[str, Path]] = []
+    for path in BOTH:
+        for node in ast.walk(tree(path)):
+            match node:
+                case ast.ClassDef(name=name) | ast.Call(func=ast.Attribute(attr="worded"), args=[ast.Constant(name)]):
+                    names.append((name.lstrip("_"), path))
+                case _:
+                    pass
     assert shared(names) == {}, "these names are taken: choose another for the new one"
 
 

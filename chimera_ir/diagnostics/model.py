@@ -51,7 +51,8 @@ class Diagnostic(_LazyDataclass):
     """One message to the user.
 
     A message is a class with a ``code``, given after its base. Its subclasses without a code of their own are its
-    forms: they have the same code, and other words. A class without a ``label`` has only forms.
+    forms: they have the same code, and other words; `worded` makes one that needs no other fields. A class without a
+    ``label`` has only forms.
 
     ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of
     ``str.format`` with attribute names: ``"no parameter is called {name}"``. ``related`` is a note at another place of
@@ -71,6 +72,12 @@ class Diagnostic(_LazyDataclass):
         super().__init_subclass__()
         if code is not None:
             cls.code = code
+
+    @classmethod
+    def worded(cls, name: str, **words: str) -> type[Self]:
+        """A form of the message: a subclass called ``name`` with another ``title``, ``label`` or ``help``."""
+        subclass: type[Self] = type(name, (cls,), {"__module__": cls.__module__, **words})
+        return subclass
 
     def notes(self) -> tuple[Note, ...]:
         """Returns facts to show below the source line: values of the failing instance, other lines that take part."""

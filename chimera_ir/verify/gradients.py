@@ -121,7 +121,8 @@ class _WorkerSums:
         origin = next((self._lane[place].origin for place in (last, *places) if place is not None), NOWHERE)
         version = Version(update + 1) if self._header.asynchronous else None
         last_step = say.MissingStepOfMany if self._header.asynchronous else say.MissingStep
-        for kind, place, message in zip(_KINDS, places, (say.MissingSum, say.MissingWaitSum, last_step), strict=True):
+        messages: tuple[type[say.MissingStep], ...] = say.MissingSum, say.MissingWaitSum, last_step
+        for kind, place, message in zip(_KINDS, places, messages, strict=True):
             if place is None:
                 missing = line(kind(group, version=version))
                 yield message(origin, self._worker, missing, group_name(group), len(group) > 1)

@@ -18,16 +18,8 @@ class Unclosed(Diagnostic, code="CH115"):
     token_at: Span
 
 
-class UnclosedLine(Unclosed):
-    """A round or square bracket that is still open at the end of its line."""
-
-    help = "close it with `{closer}` at the end of the line"
-
-
-class UnclosedPipe(Unclosed):
-    """A pipe that is still open where the text continues with another part of the scheme."""
-
-    help = "close it with `{closer}` behind the last line of the pipe"
+UnclosedLine = Unclosed.worded("UnclosedLine", help="close it with `{closer}` at the end of the line")
+UnclosedPipe = Unclosed.worded("UnclosedPipe", help="close it with `{closer}` behind the last line of the pipe")
 
 
 class StrayCloser(Diagnostic, code="CH116"):
@@ -73,11 +65,11 @@ class WrongArguments(Diagnostic, code="CH138"):
     letter: str
 
 
-class ThirdArgument(WrongArguments):
-    """An operation with three arguments."""
-
-    label = "found a third argument"
-    help = "write `{letter}(m, s) @ formula`; a scheme has no slices; see " + LIMITS
+ThirdArgument = WrongArguments.worded(
+    "ThirdArgument",
+    label="found a third argument",
+    help="write `{letter}(m, s) @ formula`; a scheme has no slices; see " + LIMITS,
+)
 
 
 class WrongBrackets(WrongArguments):

@@ -95,10 +95,9 @@ class GrowingArgument(InFormula, code="CH263"):
     function: str
 
 
-class GrowingExtreme(GrowingArgument):
-    """``min`` or ``max`` of a value that grows without end, elsewhere than in ``reads version``."""
-
-    help = "`{function}` takes such values in `reads version` only; elsewhere use sums, `/c` and `%c`"
+GrowingExtreme = GrowingArgument.worded(
+    "GrowingExtreme", help="`{function}` takes such values in `reads version` only; elsewhere use sums, `/c` and `%c`"
+)
 
 
 class BranchesDrift(InFormula, code="CH264"):

@@ -57,10 +57,7 @@ class HeaderTwice(Diagnostic, code="CH514"):
     what: str
 
 
-class BoundTwice(HeaderTwice):
-    """Two bounds on one quantity."""
-
-    title = "the bound on {what} is given twice"
+BoundTwice = HeaderTwice.worded("BoundTwice", title="the bound on {what} is given twice")
 
 
 class BoundLength(Diagnostic, code="CH529"):
@@ -74,10 +71,7 @@ class BoundLength(Diagnostic, code="CH529"):
     workers: int
 
 
-class SyncTwice(HeaderTwice):
-    """Two strategies for the gradients of one stage."""
-
-    title = "the synchronisation of stage {what} is given twice"
+SyncTwice = HeaderTwice.worded("SyncTwice", title="the synchronisation of stage {what} is given twice")
 
 
 class EntryTwice(HeaderTwice):
@@ -118,10 +112,9 @@ class PeriodTooShort(UnevenUpdates):
         return self.micro_batches // self.updates
 
 
-class UnevenPlan(UnevenUpdates):
-    """A plan made in Python, not read from a text, whose updates or period do not fit its micro-batches."""
-
-    label = "every update has as many micro-batches, and a period is made of whole updates"
+UnevenPlan = UnevenUpdates.worded(
+    "UnevenPlan", label="every update has as many micro-batches, and a period is made of whole updates"
+)
 
 
 class WrongUpdates(Diagnostic, code="CH519"):
@@ -133,11 +126,11 @@ class WrongUpdates(Diagnostic, code="CH519"):
     level: str
 
 
-class TurnInPlan(WrongUpdates):
-    """The `updates` line of a schedule or a program in a plan."""
-
-    label = "clocks have no turn to count from"
-    help = "write `updates U period L`: the updates that the plan shows, and when its lanes repeat"
+TurnInPlan = WrongUpdates.worded(
+    "TurnInPlan",
+    label="clocks have no turn to count from",
+    help="write `updates U period L`: the updates that the plan shows, and when its lanes repeat",
+)
 
 
 class UnevenTurn(Diagnostic, code="CH520"):

@@ -52,34 +52,11 @@ class OutOfOrder(Diagnostic, code="CH504"):
         return " under their `worker` headings" if self.lanes else ""
 
 
-class LaneInPlan(OutOfOrder):
-    """A lane in a plan, which lists operations with their clocks and workers."""
-
-    label = "a plan has no lanes"
-
-
-class SecondTitle(OutOfOrder):
-    """A second line with the name of the level."""
-
-    label = "the level is named once, in the first line"
-
-
-class HeaderTooLate(OutOfOrder):
-    """A line of the header below operations."""
-
-    label = "a header line after the first operation"
-
-
-class HeadingTooLate(OutOfOrder):
-    """A ``worker`` heading below operations that stand under no heading."""
-
-    label = "a heading after operations that have none"
-
-
-class NoHeading(OutOfOrder):
-    """An operation above the first heading."""
-
-    label = "an operation before the first heading"
+LaneInPlan = OutOfOrder.worded("LaneInPlan", label="a plan has no lanes")
+SecondTitle = OutOfOrder.worded("SecondTitle", label="the level is named once, in the first line")
+HeaderTooLate = OutOfOrder.worded("HeaderTooLate", label="a header line after the first operation")
+HeadingTooLate = OutOfOrder.worded("HeadingTooLate", label="a heading after operations that have none")
+NoHeading = OutOfOrder.worded("NoHeading", label="an operation before the first heading")
 
 
 class NumberOutOfRange(Diagnostic, code="CH506"):
@@ -94,10 +71,7 @@ class NumberOutOfRange(Diagnostic, code="CH506"):
     last: int
 
 
-class CountOutOfRange(NumberOutOfRange):
-    """A number of slots beyond the limits of the compiler."""
-
-    title = "number of {what} {value} is out of range"
+CountOutOfRange = NumberOutOfRange.worded("CountOutOfRange", title="number of {what} {value} is out of range")
 
 
 class LaneTwice(Diagnostic, code="CH507"):
@@ -152,24 +126,18 @@ class VersionUnsaid(Diagnostic, code="CH518"):
     word: str
 
 
-class VersionUnsaidInTurn(VersionUnsaid):
-    """An operation of a turn without a version."""
-
-    help = "add the version, as in `F m+1 s0 v-1`, `step s0 v+1`"
-
-
-class NeedlessVersion(VersionUnsaid):
-    """A version in a synchronous program."""
-
-    title = "this `{word}` names a version"
-    label = "a synchronous program has one"
-    help = "leave the version out; or add `updates U per turn` to the header of a program without a flush"
-
-
-class NeedlessCopy(NeedlessVersion):
-    """A ``stash`` or ``drop`` line in a synchronous program, which has only one version of the weights."""
-
-    help = "remove the line; or add `updates U per turn` to the header of a program without a flush"
+VersionUnsaidInTurn = VersionUnsaid.worded(
+    "VersionUnsaidInTurn", help="add the version, as in `F m+1 s0 v-1`, `step s0 v+1`"
+)
+NeedlessVersion = VersionUnsaid.worded(
+    "NeedlessVersion",
+    title="this `{word}` names a version",
+    label="a synchronous program has one",
+    help="leave the version out; or add `updates U per turn` to the header of a program without a flush",
+)
+NeedlessCopy = NeedlessVersion.worded(
+    "NeedlessCopy", help="remove the line; or add `updates U per turn` to the header of a program without a flush"
+)
 
 
 class NotOfTurn(Diagnostic, code="CH521"):
@@ -194,10 +162,9 @@ class NoTurnToCountFrom(Diagnostic, code="CH522"):
     level: str
 
 
-class NoTurnInPlan(NoTurnToCountFrom):
-    """A number that is counted from a turn, in a plan."""
-
-    help = "write its number, as in `m3`; a plan shows some updates from the first one on"
+NoTurnInPlan = NoTurnToCountFrom.worded(
+    "NoTurnInPlan", help="write its number, as in `m3`; a plan shows some updates from the first one on"
+)
 
 
 class RingUnsaid(Diagnostic, code="CH523"):

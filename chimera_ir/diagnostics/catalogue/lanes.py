@@ -49,10 +49,7 @@ class MissingWaitRecv(MissingLine):
     user: str
 
 
-class MissingRecv(MissingWaitRecv):
-    """A value that an operation needs and no line receives."""
-
-    help = MissingWaitRecv.help + ", into a slot that is free"
+MissingRecv = MissingWaitRecv.worded("MissingRecv", help=MissingWaitRecv.help + ", into a slot that is free")
 
 
 class MissingStep(MissingLine):
@@ -64,10 +61,9 @@ class MissingStep(MissingLine):
     tied: bool
 
 
-class MissingStepOfMany(MissingStep):
-    """A missing step of an update that other updates follow."""
-
-    help = MissingLine.help + ", before the next update's backwards"
+MissingStepOfMany = MissingStep.worded(
+    "MissingStepOfMany", help=MissingLine.help + ", before the next update's backwards"
+)
 
 
 class MissingSum(MissingStep):
@@ -87,11 +83,11 @@ class MissingSum(MissingStep):
         return "those stages" if self.tied else "that stage"
 
 
-class MissingWaitSum(MissingStep):
-    """A sum that its worker never waits for."""
-
-    label = "the step needs the sum of the gradients of {group}"
-    help = MissingLine.help + ", between the launch and the step"
+MissingWaitSum = MissingStep.worded(
+    "MissingWaitSum",
+    label="the step needs the sum of the gradients of {group}",
+    help=MissingLine.help + ", between the launch and the step",
+)
 
 
 class MissingStash(MissingLine):
@@ -145,10 +141,9 @@ class RepeatedLine(RedundantLine):
     first: Span
 
 
-class RepeatedMessage(RepeatedLine):
-    """A line that repeats what an earlier line has done with a message."""
-
-    title = "`{line}` on worker {worker} is redundant: {content} are already {done}"
+RepeatedMessage = RepeatedLine.worded(
+    "RepeatedMessage", title="`{line}` on worker {worker} is redundant: {content} are already {done}"
+)
 
 
 class LineTooEarly(InLane, code="CH403"):
@@ -167,88 +162,22 @@ class LineAboutContent(LineTooEarly):
     content: str
 
 
-class SendBeforeOperation(LineAboutContent):
-    """A send above the operation that makes its content."""
-
-    label = "{content} are not there yet"
-
-
-class WaitBeforeSend(LineTooEarly):
-    """A wait above its send."""
-
-    label = "waits for what is not sent yet"
-
-
-class WaitBeforeRecv(LineTooEarly):
-    """A wait above its receive."""
-
-    label = "waits for a receive that is not posted yet"
-
-
-class UseBeforeWait(LineAboutContent):
-    """An operation above the wait for a message that it needs."""
-
-    label = "{content} may not be there yet"
-
-
-class SumBeforeBackward(LineTooEarly):
-    """A sum above a backward that adds to its gradients."""
-
-    label = "the sum would lack the gradients of this backward"
-
-
-class WaitBeforeLaunch(LineTooEarly):
-    """A wait above the launch of its sum."""
-
-    label = "waits for what is not launched yet"
-
-
-class StepBeforeWait(LineTooEarly):
-    """A step above the wait for its sum."""
-
-    label = "the sum of the gradients may not be there yet"
-
-
-class BackwardBeforeStep(LineTooEarly):
-    """A backward of the next update above the step of this one."""
-
-    label = "its gradients would mix with those of the update before"
-
-
-class SumBeforeStep(LineTooEarly):
-    """A sum of the next update above the step of this one."""
-
-    label = "it sums in the memory that holds the sum before it"
-
-
-class StepBeforeStep(LineTooEarly):
-    """A step of the next update above the step of this one."""
-
-    label = "versions are made one after the other"
-
-
-class ReadBeforeStep(LineAboutContent):
-    """A line that uses a version above the step that makes it."""
-
-    label = "{content} is not there yet"
-
-
-class StepBeforeStash(LineAboutContent):
-    """A step above the stash of the version that the step replaces."""
-
-    label = "{content} would be gone"
-
-
-class DropBeforeStash(LineAboutContent):
-    """A drop above the stash of its version."""
-
-    label = "{content} is not stashed yet"
-
-
-class DropBeforeRead(LineAboutContent):
-    """A drop above an operation that still reads the dropped version."""
-
-    label = "{content} is still read"
+SendBeforeOperation = LineAboutContent.worded("SendBeforeOperation", label="{content} are not there yet")
+WaitBeforeSend = LineTooEarly.worded("WaitBeforeSend", label="waits for what is not sent yet")
+WaitBeforeRecv = LineTooEarly.worded("WaitBeforeRecv", label="waits for a receive that is not posted yet")
+UseBeforeWait = LineAboutContent.worded("UseBeforeWait", label="{content} may not be there yet")
+SumBeforeBackward = LineTooEarly.worded("SumBeforeBackward", label="the sum would lack the gradients of this backward")
+WaitBeforeLaunch = LineTooEarly.worded("WaitBeforeLaunch", label="waits for what is not launched yet")
+StepBeforeWait = LineTooEarly.worded("StepBeforeWait", label="the sum of the gradients may not be there yet")
+BackwardBeforeStep = LineTooEarly.worded(
+    "BackwardBeforeStep", label="its gradients would mix with those of the update before"
+)
+SumBeforeStep = LineTooEarly.worded("SumBeforeStep", label="it sums in the memory that holds the sum before it")
+StepBeforeStep = LineTooEarly.worded("StepBeforeStep", label="versions are made one after the other")
+ReadBeforeStep = LineAboutContent.worded("ReadBeforeStep", label="{content} is not there yet")
+StepBeforeStash = LineAboutContent.worded("StepBeforeStash", label="{content} would be gone")
+DropBeforeStash = LineAboutContent.worded("DropBeforeStash", label="{content} is not stashed yet")
+DropBeforeRead = LineAboutContent.worded("DropBeforeRead", label="{content} is still read")
 
 
 class WrongPeer(InLane, code="CH404"):

@@ -129,10 +129,7 @@ class WrongType(Diagnostic, code="CH210"):
     actual: str
 
 
-class NumberAsCondition(WrongType):
-    """A number where a condition belongs."""
-
-    help = "compare it with something, as in `x > 0`"
+NumberAsCondition = WrongType.worded("NumberAsCondition", help="compare it with something, as in `x > 0`")
 
 
 class BranchesDiffer(Diagnostic, code="CH211"):
@@ -190,11 +187,11 @@ class NotSupported(Diagnostic, code="CH215"):
     help = "give each of the two a line and a clock of its own"
 
 
-class HalvesNotSupported(NotSupported):
-    """A clause ``micros m in 0.. halves``, which counts half micro-batches, in a pipe without an end."""
-
-    title = "a count of halves where micro-batches go on for ever cannot be compiled yet"
-    help = "count whole micro-batches"
+HalvesNotSupported = NotSupported.worded(
+    "HalvesNotSupported",
+    title="a count of halves where micro-batches go on for ever cannot be compiled yet",
+    help="count whole micro-batches",
+)
 
 
 class FormulaTooLarge(Diagnostic, code="CH216"):
@@ -210,10 +207,10 @@ class FormulaTooLarge(Diagnostic, code="CH216"):
     unit: str
 
 
-class FormulaTooDeep(FormulaTooLarge):
-    """A formula with too many levels once its functions are written out."""
-
-    help = "each call adds the levels of what it calls: write one formula in place of a chain of functions"
+FormulaTooDeep = FormulaTooLarge.worded(
+    "FormulaTooDeep",
+    help="each call adds the levels of what it calls: write one formula in place of a chain of functions",
+)
 
 
 class Unused(Diagnostic, code="CH217"):

@@ -32,16 +32,8 @@ class FileTooLarge(Diagnostic, code="CH703"):
     most: int
 
 
-class LineTooLong(FileTooLarge):
-    """A text with a line that is too long."""
-
-    title = "the file has a line of over {most:,} characters"
-
-
-class NestedTooDeeply(FileTooLarge):
-    """A text with more nested brackets than Python reads."""
-
-    title = "the file is nested too deeply"
+LineTooLong = FileTooLarge.worded("LineTooLong", title="the file has a line of over {most:,} characters")
+NestedTooDeeply = FileTooLarge.worded("NestedTooDeeply", title="the file is nested too deeply")
 
 
 class UnknownEntry(Diagnostic, code="CH704"):

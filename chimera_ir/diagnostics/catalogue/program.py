@@ -167,10 +167,7 @@ class NoSuchUpdate(InLane, code="CH416"):
     updates: int
 
 
-class VersionOfOneStep(NoSuchUpdate):
-    """A sum or a step with a version in a synchronous program."""
-
-    label = "a synchronous program has one update and no versions"
+VersionOfOneStep = NoSuchUpdate.worded("VersionOfOneStep", label="a synchronous program has one update and no versions")
 
 
 class UpdateOfForwards(NoSuchUpdate):
@@ -211,10 +208,9 @@ class TooManyCopies(Diagnostic, code="CH418"):
         return "are" if self.needed > 1 else "is"
 
 
-class CopyKeptTooLong(TooManyCopies):
-    """A copy that is dropped long after the last operation that reads it."""
-
-    help = "run `{first}` right after `{then}`, the last operation that reads it"
+CopyKeptTooLong = TooManyCopies.worded(
+    "CopyKeptTooLong", help="run `{first}` right after `{then}`, the last operation that reads it"
+)
 
 
 class CopyInVain(TooManyCopies):
@@ -236,33 +232,27 @@ class BoundExceeded(Diagnostic, code="CH413"):
     place: str
 
 
-class WeightsExceed(BoundExceeded):
-    """A bound on weights below the number of stages that a worker holds."""
-
-    title = "worker {worker} holds the weights of {peak:stage} (M_theta), more than the declared {limit}"
-    label = "worker {worker} holds the stages {place}"
-    help = "raise the bound to {peak}, or place the pipes so that they share fewer workers"
-
-
-class VersionsExceed(WeightsExceed):
-    """A bound on weights below the number of versions that a worker keeps."""
-
-    label = "worker {worker} holds the stages {place}, and older versions of them"
-    help = "raise the bound to {peak}, or let fewer versions be read side by side"
-
-
-class BytesExceed(WeightsExceed):
-    """A bound in bytes below what a worker is predicted to need."""
-
-    title = "worker {worker} needs {peak:,} bytes, more than the declared {limit:,}"
-    help = "raise the bound to {peak:,}, or keep less: recompute, or take smaller micro-batches or more workers"
-
-
-class HostExceeds(BoundExceeded):
-    """A bound on host memory below what a worker keeps there."""
-
-    title = "worker {worker} keeps {peak:micro-batch} (M_a) in host memory, more than the declared {limit}"
-    help = "raise the bound to {peak}, or run backwards earlier"
+WeightsExceed = BoundExceeded.worded(
+    "WeightsExceed",
+    title="worker {worker} holds the weights of {peak:stage} (M_theta), more than the declared {limit}",
+    label="worker {worker} holds the stages {place}",
+    help="raise the bound to {peak}, or place the pipes so that they share fewer workers",
+)
+VersionsExceed = WeightsExceed.worded(
+    "VersionsExceed",
+    label="worker {worker} holds the stages {place}, and older versions of them",
+    help="raise the bound to {peak}, or let fewer versions be read side by side",
+)
+BytesExceed = WeightsExceed.worded(
+    "BytesExceed",
+    title="worker {worker} needs {peak:,} bytes, more than the declared {limit:,}",
+    help="raise the bound to {peak:,}, or keep less: recompute, or take smaller micro-batches or more workers",
+)
+HostExceeds = BoundExceeded.worded(
+    "HostExceeds",
+    title="worker {worker} keeps {peak:micro-batch} (M_a) in host memory, more than the declared {limit}",
+    help="raise the bound to {peak}, or run backwards earlier",
+)
 
 
 class BoundUnchecked(Diagnostic, code="CH423"):

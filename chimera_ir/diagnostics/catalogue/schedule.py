@@ -97,22 +97,17 @@ class NumberNotThere(NoSuchOperation):
     number: int
 
 
-class MicroNamedTwice(NoSuchOperation):
-    """An operation that names one micro-batch twice."""
-
-    title = "`{operation}` is on worker {worker}, but it names a micro-batch twice{count:and more}"
-
-
-class VersionOfOneUpdate(NoSuchOperation):
-    """An operation with a version in a synchronous schedule."""
-
-    title = "`{operation}` is on worker {worker}, but there are no versions in a synchronous schedule{count:and more}"
-
-
-class NoVersionNamed(NoSuchOperation):
-    """An operation without a version in an asynchronous schedule."""
-
-    title = "`{operation}` is on worker {worker}, but it names no version of the weights{count:and more}"
+MicroNamedTwice = NoSuchOperation.worded(
+    "MicroNamedTwice", title="`{operation}` is on worker {worker}, but it names a micro-batch twice{count:and more}"
+)
+VersionOfOneUpdate = NoSuchOperation.worded(
+    "VersionOfOneUpdate",
+    title="`{operation}` is on worker {worker}, but there are no versions in a synchronous schedule{count:and more}",
+)
+NoVersionNamed = NoSuchOperation.worded(
+    "NoVersionNamed",
+    title="`{operation}` is on worker {worker}, but it names no version of the weights{count:and more}",
+)
 
 
 class KindNotThere(Diagnostic, code="CH316"):
@@ -237,10 +232,7 @@ class CycleOfClocks(Cycle):
     before: str
 
 
-class CycleOfVersions(CycleOfClocks):
-    """A cycle in which an operation has a lower clock than one whose gradients change the weights that it reads."""
-
-    help = CycleOfClocks.help + ", or let it read an older version"
+CycleOfVersions = CycleOfClocks.worded("CycleOfVersions", help=CycleOfClocks.help + ", or let it read an older version")
 
 
 class CycleOfPair(Cycle):

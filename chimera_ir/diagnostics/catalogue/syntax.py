@@ -16,10 +16,7 @@ class KeywordAsName(Diagnostic, code="CH112"):
     token: str
 
 
-class KeywordAsValue(KeywordAsName):
-    """A word of the language where a name or a value may stand."""
-
-    label = "expected a name or a value"
+KeywordAsValue = KeywordAsName.worded("KeywordAsValue", label="expected a name or a value")
 
 
 class MissingClock(Diagnostic, code="CH113"):
@@ -31,10 +28,7 @@ class MissingClock(Diagnostic, code="CH113"):
     operation: str
 
 
-class ClockBehindEquals(MissingClock):
-    """An operation with ``=`` in place of ``@``."""
-
-    label = "did you mean `@`?"
+ClockBehindEquals = MissingClock.worded("ClockBehindEquals", label="did you mean `@`?")
 
 
 class SingleEquals(Diagnostic, code="CH114"):
@@ -103,10 +97,7 @@ class MissingEquals(Diagnostic, code="CH123"):
     name: str
 
 
-class DefinedByComparison(MissingEquals):
-    """A definition with ``==`` in place of ``=``."""
-
-    label = "did you mean `=`?"
+DefinedByComparison = MissingEquals.worded("DefinedByComparison", label="did you mean `=`?")
 
 
 class MissingDefault(Diagnostic, code="CH124"):
@@ -128,10 +119,7 @@ class MissingValue(Diagnostic, code="CH125"):
     token: str
 
 
-class ValueOnNextLine(MissingValue):
-    """An expression is missing at the end of a line; the next line begins with an operation."""
-
-    label = "found {token} on the next line instead of a value"
+ValueOnNextLine = MissingValue.worded("ValueOnNextLine", label="found {token} on the next line instead of a value")
 
 
 class MissingOperator(Diagnostic, code="CH126"):
@@ -201,10 +189,9 @@ class UnknownStatement(Diagnostic, code="CH132"):
     closest: str | None
 
 
-class UnknownClause(UnknownStatement):
-    """A line in a pipe whose first word begins no line of a pipe."""
-
-    help = "in a pipe, lines begin with F, B, I, W, stages, micros, reads, recompute and sync"
+UnknownClause = UnknownStatement.worded(
+    "UnknownClause", help="in a pipe, lines begin with F, B, I, W, stages, micros, reads, recompute and sync"
+)
 
 
 class UnknownMode(Diagnostic, code="CH133"):
@@ -254,11 +241,9 @@ class Unexpected(Diagnostic, code="CH137"):
     expected: str
 
 
-class WorkerBehindLimit(Unexpected):
-    """``on`` behind the limit of a memory bound."""
-
-    label = "a worker is named before its limit"
-    help = "write {expected}"
+WorkerBehindLimit = Unexpected.worded(
+    "WorkerBehindLimit", label="a worker is named before its limit", help="write {expected}"
+)
 
 
 class MissingName(Diagnostic, code="CH139"):
@@ -278,28 +263,12 @@ class UnnamedPart(MissingName):
     example: str
 
 
-class UnnamedQuantity(MissingName):
-    """``memory`` without the quantity that it bounds."""
-
-    help = "say what is bounded: `memory activations <= 4` or `memory weights <= 2`"
-
-
-class UnnamedWorker(MissingName):
-    """``on`` in a memory bound, without a name for the worker."""
-
-    help = "name the worker, as in `memory activations on w <= D - w`"
-
-
-class UnnamedStrategy(MissingName):
-    """``sync`` without a strategy."""
-
-    help = "say how: `sync lazy`, `sync eager` or `sync eager_opt`"
-
-
-class UnnamedIndex(MissingName):
-    """``pipe name[..]`` without a variable."""
-
-    help = "give the pipes an index, as in `[i in 0..2]`"
+UnnamedQuantity = MissingName.worded(
+    "UnnamedQuantity", help="say what is bounded: `memory activations <= 4` or `memory weights <= 2`"
+)
+UnnamedWorker = MissingName.worded("UnnamedWorker", help="name the worker, as in `memory activations on w <= D - w`")
+UnnamedStrategy = MissingName.worded("UnnamedStrategy", help="say how: `sync lazy`, `sync eager` or `sync eager_opt`")
+UnnamedIndex = MissingName.worded("UnnamedIndex", help="give the pipes an index, as in `[i in 0..2]`")
 
 
 class NeedlessEquals(Diagnostic, code="CH140"):

@@ -32,10 +32,7 @@ class TextTooLong(Diagnostic, code="CH102"):
     limit: int
 
 
-class TooManyTokens(TextTooLong):
-    """More words and signs than the compiler reads."""
-
-    title = "the text has more than {limit:,} words and signs"
+TooManyTokens = TextTooLong.worded("TooManyTokens", title="the text has more than {limit:,} words and signs")
 
 
 class TooDeep(Diagnostic, code="CH103"):
@@ -81,34 +78,16 @@ class StrayCharacter(Diagnostic, code="CH107"):
     token: str
 
 
-class StrayBlank(StrayCharacter):
-    """A blank that is not the one of the keyboard, such as one that does not break the line."""
-
-    help = "this is not an ordinary blank, though it looks like one; write it anew"
-
-
-class StrayQuote(StrayCharacter):
-    """A single quote or a backquote."""
-
-    help = 'messages stand between double quotes: "like this"'
-
-
-class StrayColon(StrayCharacter):
-    """A colon."""
-
-    help = "no colon is needed: a pipe's lines stand between `{{` and `}}`, a range is `a..b`, a choice `if a then b`"
-
-
-class StrayDot(StrayCharacter):
-    """A single dot."""
-
-    help = "a range is written with two dots: `0..D`"
-
-
-class StrayQuestion(StrayCharacter):
-    """A question mark, or an exclamation mark by itself."""
-
-    help = "a choice is written `if condition then value else value`"
+StrayBlank = StrayCharacter.worded(
+    "StrayBlank", help="this is not an ordinary blank, though it looks like one; write it anew"
+)
+StrayQuote = StrayCharacter.worded("StrayQuote", help='messages stand between double quotes: "like this"')
+StrayColon = StrayCharacter.worded(
+    "StrayColon",
+    help="no colon is needed: a pipe's lines stand between `{{` and `}}`, a range is `a..b`, a choice `if a then b`",
+)
+StrayDot = StrayCharacter.worded("StrayDot", help="a range is written with two dots: `0..D`")
+StrayQuestion = StrayCharacter.worded("StrayQuestion", help="a choice is written `if condition then value else value`")
 
 
 class NotAnInteger(Diagnostic, code="CH108"):
@@ -131,10 +110,7 @@ class GluedNumber(Diagnostic, code="CH109"):
     name: str
 
 
-class ForeignNumber(GluedNumber):
-    """A number as other languages write it: hexadecimal, with underscores, with an exponent."""
-
-    help = "a number is written in decimal digits and nothing else"
+ForeignNumber = GluedNumber.worded("ForeignNumber", help="a number is written in decimal digits and nothing else")
 
 
 class OpenString(Diagnostic, code="CH110"):

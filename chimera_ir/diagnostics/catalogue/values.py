@@ -126,10 +126,7 @@ class RequirementFails(Diagnostic, code="CH233"):
         return (Note(f"with {listed(self.values)}"),) if self.values else ()
 
 
-class NeverMet(RequirementFails):
-    """A condition that does not hold and contains no parameter."""
-
-    help = "no parameter changes this; the scheme itself has to"
+NeverMet = RequirementFails.worded("NeverMet", help="no parameter changes this; the scheme itself has to")
 
 
 class BackwardRange(InInstance, code="CH234"):
