@@ -81,7 +81,7 @@ def _launched(
     """The launch of a sum after ``done`` operations of lane ``timed``; the wait for it comes after ``waited``."""
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
-    busy = sum(end - start for _, start, end in timed[done:waited])
+    busy = sum(interval.end - interval.start for interval in timed[done:waited] if interval.in_lane)
     flush = 0 if waited < len(timed) or header.asynchronous else timeline.span - last
     return Launched(
         worker=worker,

@@ -15,6 +15,7 @@ from chimera_ir.cost.durations import DurationKey, Durations, duration_key
 from chimera_ir.cost.overlap import steady_period
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Version, WeightGroup, Worker
+from chimera_ir.ir.kinds import Resource
 from chimera_ir.ir.levels import Header, Schedule, Strategy
 from chimera_ir.ir.ops import Operation
 
@@ -25,6 +26,19 @@ class Timed(NamedTuple):
     operation: Operation
     start: int
     end: int
+
+    @property
+    def in_lane(self) -> bool:
+        """Whether the operation occupies the worker's lane."""
+        return self.operation.kind.occupies is Resource.LANE
+
+
+class Track(NamedTuple):
+    """The operations of a worker that occupy one of its resources, in order."""
+
+    worker: Worker
+    resource: Resource
+    timed: Sequence[Timed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +71,7 @@ class Stepped:
 Event = Launched | Stepped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """The start and end of every operation, ``lanes[w]`` in the order of worker w, and events that `launches` adds.
 
@@ -96,7 +110,17 @@ class Timeline:
     @property
     def spans(self) -> tuple[int, ...]:
         """Each worker's own span, in ticks: from the start of its first operation to the end of its last."""
-        return tuple(lane[-1].end - lane[0].start if lane else 0 for lane in self.lanes)
+        lanes = [track.timed for track in self.tracks if track.resource is Resource.LANE]
+        return tuple(lane[-1].end - lane[0].start if lane else 0 for lane in lanes)
+
+    @cached_property
+    def tracks(self) -> tuple[Track, ...]:
+        """The lanes of all workers, then each other resource of a worker that any operation occupies."""
+        tracks = {(Resource.LANE, worker): list[Timed]() for worker in range(len(self.lanes))}
+        for worker, lane in enumerate(self.lanes):
+            for timed in lane:
+                tracks.setdefault((timed.operation.kind.occupies, worker), []).append(timed)
+        return tuple(Track(Worker(worker), resource, timed) for (resource, worker), timed in tracks.items())
 
 
 @dataclass(frozen=True)
@@ -176,7 +200,9 @@ def mean(times: Sequence[Fraction]) -> Fraction:
 def _work(header: Header, lane: Iterable[Timed]) -> Fraction:
     """The time per update in which a worker computes; in an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
-    work = sum(end - start for operation, start, end in lane if operation.parts[0].micros[0] < counted)
+    work = sum(
+        timed.end - timed.start for timed in lane if timed.operation.parts[0].micros[0] < counted and timed.in_lane
+    )
     return Fraction(work * header.per_update, counted) if work else Fraction(0)
 
 

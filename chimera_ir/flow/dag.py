@@ -7,7 +7,7 @@ kinds:
 data
     an operation needs the operations that make the values it reads (`flow.flow`);
 lane
-    a worker runs its operations one after the other;
+    a worker runs its operations one after the other, those that occupy its lane as those on another resource;
 sync
     the sum of a group needs, on every worker, the update's last operation that adds to its gradients; the steps need
     the sum. In a stream, a step also needs the step before it on its worker. The step is needed by all
@@ -17,12 +17,12 @@ sync
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import networkx as nx
 
-from chimera_ir.flow.net import Reads, numbered, reads_of
+from chimera_ir.flow.net import Reads, numbered, queued, reads_of
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
@@ -93,7 +93,9 @@ class Dag:
         self._header = schedule.header
         self.graph = _Graph()
         self.graph.add_nodes_from(range(len(self.operations)))
-        self.graph.connect(chain.from_iterable(map(pairwise, numbered(schedule))))
+        for lane, numbers in zip(schedule.lanes, numbered(schedule), strict=True):
+            waits = zip(queued(schedule.header, lane, numbers), numbers, strict=True)
+            self.graph.connect((before, after) for others, after in waits for before in others)
         self._reads = reads or reads_of(schedule)
         self.graph.connect((before, after) for after, read in enumerate(self._reads) for before in read)
         self.graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))

@@ -1,7 +1,7 @@
 """The net of a schedule: which compute operation waits for which.
 
-An operation waits for the operations that make the values it reads, for the operation before it in its lane, and in a
-stream for the steps that make the weights it reads. In `dag`, sums and steps are nodes, too.
+An operation waits for the operations that make the values it reads, for those before it in its lane that `queued`
+gives, and in a stream for the steps that make the weights it reads. In `dag`, sums and steps are nodes, too.
 """
 
 from collections import defaultdict
@@ -12,6 +12,7 @@ from itertools import accumulate, chain, pairwise
 from chimera_ir.flow.engine import Time, ends, play
 from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.ir.kinds import Resource
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Operation, singles
 
@@ -61,17 +62,33 @@ def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
 
 
 def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tuple[int, ...]]:
-    """The operations that each operation waits for, each once, by number: for values, for steps, and in its lane."""
+    """The operations that each operation waits for, by number: for values, for steps, and in its lane."""
     before: list[tuple[int, ...]] = []
-    for lane in lanes:
-        for number in lane:
+    for lane, numbers in zip(schedule.lanes, lanes, strict=True):
+        for number, last in zip(numbers, queued(schedule.header, lane, numbers), strict=True):
             read = reads[number]
-            before.append(read if number == lane.start or number - 1 in read else (*read, number - 1))
+            before.append(read if read[-1:] == last else (*read, *last))
     if ABSENT in chain.from_iterable(reads):
         raise KeyError("an operation is missing; only a verified schedule has a net")
-    for later, last in _steps(schedule, lanes):
-        before[later] = tuple(dict.fromkeys((*before[later], *last)))
+    for later, added in _steps(schedule, lanes):
+        before[later] = tuple(dict.fromkeys((*before[later], *added)))
     return before
+
+
+def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterator[tuple[int, ...]]:
+    """Yields for each operation of a lane, by their ``numbers``, the operations of the lane that it follows.
+
+    It begins where the last one before it that occupies the worker's lane is over and, if it occupies another resource,
+    the last one that occupies that.
+    """
+    if all(kind.occupies is Resource.LANE for kind in header.kinds):
+        yield from ((number - 1,) if number > numbers.start else () for number in numbers)
+        return
+    last: dict[Resource, int] = {}
+    for number, operation in zip(numbers, lane, strict=True):
+        resources = dict.fromkeys((Resource.LANE, operation.kind.occupies))
+        yield tuple(last[resource] for resource in resources if resource in last)
+        last[operation.kind.occupies] = number
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:

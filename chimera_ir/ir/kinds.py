@@ -189,6 +189,11 @@ class Pairing:
     noun: str
     kinds: tuple[Kind, Kind]
 
+    @cached_property
+    def occupies(self) -> Resource:
+        """The resource that both operations occupy."""
+        return self.kinds[0].occupies
+
     def __repr__(self) -> str:
         return self.letter
 

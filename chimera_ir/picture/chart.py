@@ -155,7 +155,7 @@ def chart(
     stroke: str | None = None,
     hatch: str = "idle-bubble",
 ) -> Chart:
-    """The chart of the lanes of all workers, with a time axis and a legend for the colours of ``operations``.
+    """The chart of ``rows``, with a time axis and a legend for the colours of ``operations``.
 
     Parameters
     ----------
@@ -172,8 +172,8 @@ def chart(
     hatch
         The name of the pattern for bubbles; two pictures in one document need different names.
     """
-    kinds, right = kinds_of(operations), scale.x(span)
-    bottom = scale.y(looks.header.workers) - scale.gap
+    kinds, right, rows = kinds_of(operations), scale.x(span), tuple(rows)
+    bottom = max(scale.y(looks.header.workers) - scale.gap, *(lane.y + scale.row for lane in rows))
     words = scale.left + max(10 * len(heading), 7 * len(summary), least(looks, kinds))
     width = max(int(right if end is None else end), words) + margin
     names = [*pairs_of(operations), *signs.values()]
@@ -189,7 +189,7 @@ def chart(
         hatch=hatch,
         heading=heading,
         summary=summary,
-        rows=tuple(rows),
+        rows=rows,
         ticks=tuple(ticks),
         families=tuple(families),
         legend=tuple(entries[: -len(signs)]),

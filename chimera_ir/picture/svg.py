@@ -18,7 +18,7 @@ from chimera_ir.picture import chart
 from chimera_ir.picture.chart import LEFT, TOP, PlacedOperation, Scale, families, pixels, room
 from chimera_ir.picture.looks import Looks, rows_of
 from chimera_ir.picture.shapes import Bracket, Chart, EventMark, Family, Picture, Tick
-from chimera_ir.picture.words import bracket, distance, event_name, label, mark, plain, summary
+from chimera_ir.picture.words import bracket, distance, event_name, label, mark, plain, summary, track_name
 
 WIDTH = 2000
 """The width in pixels of a chart, unless its boxes would be too narrow or too wide."""
@@ -67,12 +67,15 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
         scale,
         heading=plain(timeline.header.title),
         summary=summary(timeline),
-        rows=(scale.lane_row(f"P{worker}", scale.y(worker), 0, timeline.span) for worker in range(len(timeline.lanes))),
+        rows=(
+            scale.lane_row(track_name(track), scale.y(row), 0, timeline.span)
+            for row, track in enumerate(timeline.tracks)
+        ),
         families=_families(timeline, looks, scale),
         ticks=_ticks(timeline, scale),
         signs={"bubble": "bubble"} | ({"event": event_name(timeline)} if timeline.events else {}),
         span=timeline.span,
-        end=max((scale.x(lane[-1].end) for lane in timeline.lanes if lane), default=None),
+        end=max((scale.x(track.timed[-1].end) for track in timeline.tracks if track.timed), default=None),
         margin=14 + 4 * len(mark(timeline, timeline.shown)),
         below=0 if window is None else 22,
         hatch=hatch,
@@ -128,8 +131,8 @@ def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family
     one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
     operations = (
         PlacedOperation(y, timed.start, timed.end, part, row, _title(timeline, timed, part) if one_by_one else "")
-        for y, lane in zip(map(scale.y, count()), timeline.lanes, strict=False)
-        for timed in lane
+        for y, track in zip(map(scale.y, count()), timeline.tracks, strict=False)
+        for timed in track.timed
         for row, part in rows_of(timed.operation)
     )
     return families(operations, looks, scale, with_room)

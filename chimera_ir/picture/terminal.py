@@ -24,7 +24,7 @@ from chimera_ir.ir.ops import Pair
 from chimera_ir.ir.text.printer import runs
 from chimera_ir.picture.legend import chunks_shown, kinds_of, signs
 from chimera_ir.picture.looks import ColourGroup, Looks, Shade
-from chimera_ir.picture.words import Strand, bracket, distance, event_name, ink, mark, strands, summary
+from chimera_ir.picture.words import Strand, bracket, distance, event_name, ink, mark, strands, summary, track_name
 from chimera_ir.plural import counted
 
 LINES = 60
@@ -100,9 +100,9 @@ def picture(timeline: Timeline, width: int) -> Text:
 
 
 def _names(timeline: Timeline) -> list[str]:
-    """The names of the lanes, each as wide as the widest."""
-    widest = len(f"P{len(timeline.lanes) - 1}")
-    return [f"P{worker}".ljust(widest) + " " for worker in range(len(timeline.lanes))]
+    """The names of the rows, each as wide as the widest."""
+    names = list(map(track_name, timeline.tracks))
+    return [name.ljust(max(map(len, names))) + " " for name in names]
 
 
 def _room(timeline: Timeline, width: int) -> int:
@@ -122,8 +122,11 @@ def _lanes(timeline: Timeline) -> list[list[_Labelled]]:
     ends: set[tuple[int, Fraction]] = {(event.worker, event.at / timeline.tick) for event in timeline.events}
     looks = Looks(timeline.header)
     return [
-        [_Labelled(timed, looks.name(timed.operation), (worker, Fraction(timed.end)) in ends) for timed in lane]
-        for worker, lane in enumerate(timeline.lanes)
+        [
+            _Labelled(timed, looks.name(timed.operation), timed.in_lane and (worker, Fraction(timed.end)) in ends)
+            for timed in lane
+        ]
+        for worker, _, lane in timeline.tracks
     ]
 
 
@@ -184,7 +187,7 @@ def _spare(lane: Sequence[_Labelled], scale: _ColumnScale, bounds: Sequence[int]
 
 def _lines(timeline: Timeline, scale: _ColumnScale) -> int:
     """The lines that a timeline takes at a scale."""
-    return -(-scale.at(timeline.span) // scale.width) * (len(timeline.lanes) + 1)
+    return -(-scale.at(timeline.span) // scale.width) * (len(timeline.tracks) + 1)
 
 
 def _columns_needed(shown: _Labelled, shortest: int) -> int:

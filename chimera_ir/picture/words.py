@@ -5,10 +5,10 @@ from fractions import Fraction
 from itertools import chain
 
 from chimera_ir.cost.number_text import decimal, percent
-from chimera_ir.cost.simulate import Timeline
+from chimera_ir.cost.simulate import Timeline, Track
 from chimera_ir.cost.window import Window
 from chimera_ir.ir.ids import Micro
-from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.kinds import Kind, Resource
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.plural import counted
@@ -50,6 +50,10 @@ PAPER = "#ffffff"
 BLACK = "#000000"
 STEP = "#4d4d4d"
 """The colour of the optimizer's steps."""
+
+
+_ROWS = {Resource.LANE: "P", Resource.HOST_LINK: "host "}
+"""The beginnings of the names of rows."""
 
 
 def hue(strand: int) -> Hue:
@@ -102,6 +106,11 @@ def label(operation: Compute) -> str:
     if operation.micros == tuple(range(first, last + 1)):
         return f"{first}-{last}"
     return ",".join(map(str, operation.micros))
+
+
+def track_name(track: Track) -> str:
+    """The name of a row: ``P0`` for the lane of worker 0, ``host 0`` for its link to the host."""
+    return f"{_ROWS[track.resource]}{track.worker}"
 
 
 def ink(kind: Kind) -> str:

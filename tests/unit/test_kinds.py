@@ -2,9 +2,11 @@
 
 import pytest
 
+from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.simulate import simulate
 from chimera_ir.flow import live
 from chimera_ir.flow.flow import Flow
-from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.kinds import (
     ACTIVATIONS,
     BACKWARD,
@@ -21,8 +23,10 @@ from chimera_ir.ir.kinds import (
     alternatives,
     preceding,
 )
-from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Schedule
 from chimera_ir.ir.ops import Compute
+from chimera_ir.picture import svg, terminal
+from chimera_ir.verify.conflict_free import conflict_free
 from chimera_ir.verify.holdings import Kept, fullest
 from chimera_ir.verify.verify import verify_schedule
 
@@ -110,6 +114,47 @@ def test_a_recomputation_has_its_input_and_the_activations_while_it_runs() -> No
     assert not verify_schedule(schedule, None).findings.errors
     assert fullest(schedule.header, (Stage(0),), schedule.lanes[0]) == ((Kept(Stage(0), 1, 1, 0),),)
     assert live.activations(schedule)[0].amount == live.inputs(schedule)[0].amount == 1
+
+
+OVERLAPPED = tuple(zip((FORWARD, OFFLOAD) * 2 + (RELOAD,) * 2 + (BACKWARD,) * 2, (0, 0, 1, 1, 0, 1, 0, 1), strict=True))
+"""Operations, each with its micro-batch: the transfers of one run while the other computes."""
+
+
+def overlapped() -> Schedule:
+    schedule = of_one_stage()
+    return Schedule(schedule.header, (tuple(Compute(kind, (Micro(micro),), Stage(0)) for kind, micro in OVERLAPPED),))
+
+
+@pytest.mark.usefixtures("table")
+def test_a_transfer_occupies_the_host_link_while_the_lane_computes() -> None:
+    """Transfers take 1 each, one after the other, and the lane waits for the first reload alone."""
+    schedule = overlapped()
+    timeline = simulate(verify_schedule(schedule, None).schedule, Costs())
+    lane, link = timeline.tracks
+    assert [(track.resource.value, track.worker) for track in timeline.tracks] == [("lane", 0), ("host link", 0)]
+    assert [(timed.start, timed.end) for timed in lane.timed] == [(0, 1), (1, 2), (4, 6), (6, 8)]
+    assert [(timed.start, timed.end) for timed in link.timed] == [(1, 2), (2, 3), (3, 4), (4, 5)]
+    assert (timeline.work, timeline.spans, timeline.makespan) == ((6,), (8,), 8)
+
+
+@pytest.mark.usefixtures("table")
+def test_pictures_have_a_row_for_a_host_link_that_is_used() -> None:
+    timeline = simulate(overlapped(), Costs())
+    text = terminal.picture(timeline, 80).plain.splitlines()
+    assert [line[:6] for line in text[1:3]] == ["P0    ", "host 0"]
+    chart = svg.picture(timeline).chart
+    assert [row.name for row in chart.rows] == ["P0", "host 0"]
+    assert chart.bottom >= chart.rows[1].y + chart.row
+    plain = simulate(of_one_stage(FORWARD, BACKWARD), Costs())
+    assert [row.name for row in svg.picture(plain).chart.rows] == ["P0"]
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize(("second", "conflicts"), [(OFFLOAD, 0), (BACKWARD, 1)])
+def test_operations_on_one_clock_conflict_if_they_occupy_the_same(second: Kind, conflicts: int) -> None:
+    operations = [Compute(FORWARD, (Micro(0),), Stage(0)), Compute(second, (Micro(0),), Stage(0))]
+    plan = Plan(of_one_stage().header, tuple(Planned(Clock(3), Worker(0), each) for each in operations))
+    assert len([*conflict_free(plan)]) == conflicts
 
 
 def test_whatever_a_stage_keeps_is_counted_in_a_column_of_its_own() -> None:
