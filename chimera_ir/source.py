@@ -28,11 +28,8 @@ def contents(path: Path, most: int = LARGEST, *, pipes: bool = False) -> bytes:
 
     A shell passes ``<(command)`` as a pipe.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be read, is not a regular one (a device, a pipe), or is larger than ``most``, or if nobody
-        writes to the pipe; ``strerror`` says which.
+    Raises `OSError` if the file cannot be read, is not a regular one (a device, a pipe), or is larger than ``most``, or
+    if nobody writes to the pipe; ``strerror`` says which.
     """
     # A pipe without a writer: opening it must not wait, so that reading can give up.
     _refuse(path.stat(), pipes)

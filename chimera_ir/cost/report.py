@@ -163,18 +163,9 @@ def report(
     """The report on a verified schedule and a verified baseline for the same workers and micro-batches.
 
     Where the schedule has more stages than the baseline, the baseline's stages are larger by that factor, and so are
-    their durations, weights and activations.
-
-    Parameters
-    ----------
-    weights
-        The copies of weights that each worker of the schedule keeps.
-    verified
-        The names of the proven rules, in the order of the report.
-    timeline
-        The timeline of the schedule with these costs, if the caller has it.
-    baseline_weights
-        The copies that each worker of the baseline keeps; by default one of each stage.
+    their durations, weights and activations. ``weights`` are the copies of weights that each worker keeps,
+    ``baseline_weights`` those of the baseline, by default one of each stage. ``verified`` are the names of the proven
+    rules, in the order of the report; ``timeline`` is that of the schedule with these costs, if the caller has it.
     """
     # The baseline's costs: for as many stages as it has, and for backwards that are split or whole as its are.
     timeline = timeline or simulate(schedule, costs)

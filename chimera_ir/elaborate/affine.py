@@ -82,10 +82,7 @@ _Fold = Callable[[Law, Law, int], Law]
 def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
     """The law of a checked formula in a variable; the scope has all other names.
 
-    Raises
-    ------
-    Fault
-        If the formula is not quasi-affine, or its period is longer than ``most``.
+    Raises `Fault` if the formula is not quasi-affine, or its period is longer than ``most``.
 
     Examples
     --------
@@ -114,16 +111,9 @@ def limited(count: int, most: int, span: Span) -> int:
 class _Laws:
     """The domain (see `formulas`) that turns each part of a formula into its law.
 
-    Attributes
-    ----------
-    scope
-        The meaning of names that are not in ``names``.
-    names
-        The laws of the variable, or of the parameters within a function.
-    most
-        The upper bound on periods.
-    of_growing
-        The builtins that may take growing values, each with a function from two laws to the law of the result.
+    ``names`` has the laws of the variable, or of the parameters within a function; ``scope`` has the meaning of all
+    other names. Periods are at most ``most``. ``of_growing`` has the builtins that may take growing values, each with a
+    function from two laws to the law of the result.
     """
 
     scope: Scope

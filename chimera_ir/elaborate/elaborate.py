@@ -23,23 +23,12 @@ __all__ = ["Outline", "elaborate", "outline", "parameter_names"]
 def elaborate(
     scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan of a scheme, and warnings.
+    """The plan of a scheme with some ``settings`` of its parameters, and warnings.
 
-    Parameters
-    ----------
-    scheme
-        The tree of its text.
-    settings
-        Values of parameters that replace their defaults.
-    max_operations
-        The most operations; a scheme that has more is rejected before they are enumerated.
+    A scheme with more than ``max_operations`` is rejected before they are enumerated.
 
-    Raises
-    ------
-    SettingError
-        If a setting is not of a parameter of the scheme.
-    Rejected
-        If the scheme has errors: with all errors that are not consequences of others.
+    Raises `SettingError` if a setting is not of a parameter of the scheme. Raises `Rejected` if the scheme has errors:
+    with all errors that are not consequences of others.
 
     Examples
     --------

@@ -30,17 +30,7 @@ class _Column(NamedTuple):
 
 
 class Grid:
-    """All pairs of a micro-batch and a stage, micro-batch by micro-batch.
-
-    Parameters
-    ----------
-    micros, stages
-        The values of the two variables.
-    names
-        The names of the variables.
-    scope
-        The meaning of all other names.
-    """
+    """All pairs of ``micros`` and ``stages``, the values of the two variables with ``names``, by micro-batch."""
 
     def __init__(self, micros: Sequence[int], stages: Sequence[int], names: tuple[str, str], scope: Scope) -> None:
         variables = _Column(True, False, list(micros)), _Column(False, True, list(stages))

@@ -21,19 +21,9 @@ Readings = Mapping[tuple[Micro, Stage], Version]
 def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
     """Checks that the micro-batches of a pipe without end read the versions max(0, law of their stage).
 
-    Each micro-batch is checked up to one period after the start of a law. From there on the law holds.
+    Each micro-batch is checked up to one period after the start of a law; from there on the law holds. All laws grow.
 
-    Parameters
-    ----------
-    shape
-        A pipe without end.
-    laws
-        The law of the versions of each stage, which grow.
-
-    Raises
-    ------
-    Rejected
-        For the first micro-batch that reads another version.
+    Raises `Rejected` for the first micro-batch that reads another version.
     """
     if shape.reads is None:
         return
@@ -67,12 +57,8 @@ def _cells(shape: Shape, micros: Iterable[int], stages: Iterable[int]) -> dict[s
 def torn(planned: Iterable[Planned], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:
     """Diagnostics of operations on micro-batches that belong to several updates, or that read several versions.
 
-    Parameters
-    ----------
-    planned, reads, header
-        The operations of the first turn, the versions that they read, and its header.
-    turns
-        The number of turns to check: in the first ones several micro-batches may read version 0.
+    ``planned``, ``reads`` and ``header`` are those of the first turn. Operations of ``turns`` turns are checked: in the
+    first ones several micro-batches may read version 0.
     """
     groups = [part for part in singles(entry.operation for entry in planned) if len(part.micros) > 1]
     per_turn = updates_a_turn(header)

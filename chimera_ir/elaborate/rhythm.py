@@ -37,18 +37,10 @@ class _Beat:
 class Rhythm:
     """The rate of a pipe, the period after which it repeats, and the laws of its numbers and versions.
 
-    Attributes
-    ----------
-    rate
-        Clocks per micro-batch, the same for every operation, above 0.
-    period
-        Micro-batches after which everything repeats, ``rate * period`` clocks later; a multiple of the step.
-    first, last
-        The first and the last clock of an operation on the first ``period`` micro-batches.
-    number
-        The law of the global numbers.
-    versions
-        For each of the stages, the law of the version that micro-batches read in the long run.
+    ``rate`` is the clocks per micro-batch, the same for every operation, above 0. After ``period`` micro-batches, a
+    multiple of the step, everything repeats, ``rate * period`` clocks later; ``first`` and ``last`` are the first and
+    the last clock of an operation on these micro-batches. ``versions`` has, for each of the stages, the law of the
+    version that micro-batches read in the long run.
     """
 
     rate: Fraction

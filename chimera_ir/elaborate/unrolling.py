@@ -57,22 +57,10 @@ class EndlessPipes:
 
 
 def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipes:
-    """The turn of pipes without end.
+    """The turn of pipes without end, in a scheme of ``per_update`` (K) micro-batches for each update.
 
-    Parameters
-    ----------
-    shapes
-        Pipes without end.
-    per_update
-        K, the micro-batches of an update.
-    limit
-        The most operations that there may be.
-
-    Raises
-    ------
-    Rejected
-        If a formula is not quasi-affine; clocks, numbers, versions and updates do not grow together; or what is shown
-        would have more operations than the limit.
+    Raises `Rejected` if a formula is not quasi-affine; clocks, numbers, versions and updates do not grow together; or
+    what is shown would have more operations than ``limit``.
     """
     unnumbered = [shape for shape in shapes if shape.micros.number is None] if len(shapes) > 1 else []
     reject(say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(shapes)) for shape in unnumbered)

@@ -79,16 +79,8 @@ def rings(
     shelf. Slot 0 goes to the first message about a micro-batch of turn 0 or later. A shelf has as many slots as
     receives are posted, at most, from the posting of a message to its last use, the message included.
 
-    Parameters
-    ----------
-    postings
-        The receives of the turn and of the turns around it.
-    places
-        The places of the turn in the lane, before which its receives are posted.
-    start
-        The first micro-batch of the turn.
-    period
-        The micro-batches of a turn.
+    ``postings`` are the receives of the turn and of the turns around it; those of the turn are posted before ``places``
+    of the lane. The turn has ``period`` micro-batches, from ``start`` on.
     """
     # ``posted`` has all receives of each shelf, ``receives`` those of the turn, with their number among all.
     posted: dict[Shelf, list[int]] = defaultdict(list)

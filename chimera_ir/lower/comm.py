@@ -111,18 +111,9 @@ class Posting(NamedTuple):
 class Traffic:
     """The communication of one lane, gathered peer by peer; every index is the place of a compute operation.
 
-    Attributes
-    ----------
-    postings
-        The receives, in the order of the lane.
-    sent
-        The messages that leave after an operation; after a pair, the messages of both its operations.
-    received
-        The messages that are waited for before an operation.
-    retired
-        The sends that are waited for before an operation.
-    unanswered
-        The sends that are waited for at the end.
+    ``postings`` has the receives in the order of the lane. By operation, ``sent`` has the messages that leave after it
+    (after a pair, those of both its operations), ``received`` the messages and ``retired`` the sends that are waited
+    for before it. The ``unanswered`` sends are waited for at the end.
     """
 
     postings: list[Posting] = field(default_factory=list)
@@ -156,16 +147,10 @@ def communicate(
 ) -> Iterator[Traffic]:
     """Yields the traffic of each lane, by the policy above.
 
-    Parameters
-    ----------
-    schedule
-        A schedule without errors by the rules "complete", "placed" and "acyclic".
-    ahead
-        The number of operations by which a receive is posted before its use, at least 0.
-    run
-        The earliest run of the schedule, if operations hand values on in one direction only.
-    communicators
-        The messages that share a communicator: all from one worker to another, or all between two workers.
+    The schedule has no errors by the rules "complete", "placed" and "acyclic". A receive is posted ``ahead`` operations
+    before its use, at least 0. ``run`` is the earliest run of the schedule, if operations hand values on in one
+    direction only. ``communicators`` says which messages share one: all from one worker to another, or all between two
+    workers.
     """
     traffics = _gathered(schedule, ahead, run, communicators)[::-1]
     while traffics:  # each is freed with its lane: all together take as much memory as the program

@@ -36,12 +36,7 @@ _Urgency = tuple[int, tuple[Micro, ...]]
 def forwards(level: Schedule | ScheduleStream) -> Schedule:
     """Returns the schedule of the forwards alone: of all operations that open a micro-batch on a stage.
 
-    The header of the result lists no other kinds of operations.
-
-    Parameters
-    ----------
-    level
-        A schedule without errors by the rules "complete", "placed" and "acyclic".
+    The level has no errors by the rules "complete", "placed" and "acyclic"; the result's header lists no other kinds.
     """
     if isinstance(level, Schedule):
         schedule = level

@@ -25,14 +25,8 @@ Joins = Mapping[int, Sequence[Sum]]
 def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[Sum, int]:
     """The time at which the last worker launches each sum; sums that wait for each other in a cycle come last.
 
-    Parameters
-    ----------
-    schedule
-        Some updates of a stream, without errors by the rule "complete".
-    duration
-        How long operations take, in any unit.
-    joins
-        The launches of every lane that do not follow an operation that adds to the gradients.
+    ``schedule`` has some updates of a stream, without errors by the rule "complete"; ``duration`` is in any unit.
+    ``joins`` are the launches of every lane that do not follow an operation that adds to the gradients.
     """
     # Every sum is a lane of its own, so that it happens whenever its launches have.
     events = _LaunchEvents(schedule, duration, list(joins))

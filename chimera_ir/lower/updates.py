@@ -56,14 +56,9 @@ class _Gap(NamedTuple):
 class _GroupUpdate(NamedTuple):
     """An update of a group on one worker, by places in its lane.
 
-    Attributes
-    ----------
-    launch
-        The gap right after the worker's last backward of the update or, without one, after the step before.
-    step
-        The place of the operation before which the step must be made.
-    last
-        The place of the last operation that reads the version that the step supersedes.
+    ``launch`` is the gap right after the worker's last backward of the update or, without one, after the step before.
+    The step must be made before the operation at ``step``; ``last`` is the place of the last operation that reads the
+    version that the step supersedes.
     """
 
     group: WeightGroup
@@ -78,15 +73,10 @@ _Summed = Mapping[WeightGroup, Sequence[int]]
 
 
 def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
-    """The sums, steps, stashes and drops of every lane, by the policy above.
+    """The sums, steps, stashes and drops of every lane, by the policy above; ``duration`` is in any unit.
 
-    Parameters
-    ----------
-    schedule
-        Some updates of a stream, without errors by the rules "complete" and "acyclic". Its operations read the versions
-        of the steady state, except in the first turns: there version 0 may stand for versions below 0.
-    duration
-        The time that an operation takes, in any unit.
+    ``schedule`` has some updates of a stream, without errors by the rules "complete" and "acyclic". Its operations read
+    the versions of the steady state, except in the first turns: there version 0 may stand for versions below 0.
     """
     updates_by_lane = _all_updates(schedule)
     agreed = _agreed(schedule, duration, updates_by_lane)

@@ -40,28 +40,13 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class LinkTimes:
-    """Measured times of messages and sums, in seconds.
+    """Measured times of messages and sums, in seconds, on the hosts of the ranks (``nodes``).
 
     Messages, streams and posts are by (whether within a node, bytes), fan-outs by whether they are within a node, sums
-    by (ranks, bytes).
-
-    Attributes
-    ----------
-    nodes
-        Host of each rank.
-    messages
-        Times of a message: half a ping-pong, posting included.
-    streams
-        Times from a message to the next one, which the sender sends right after it.
-    fan_outs
-        Times as in ``streams``, for the largest size, while the sender sends as many messages to another rank; missing
-        if no rank has two neighbours to send to.
-    sums
-        Times of a sum from the start of its last launch to its end.
-    posts
-        Times of posting a message.
-    launches
-        Times of launching a sum of the smallest size.
+    by (ranks, bytes). A message takes half a ping-pong, posting included. ``streams`` has the times from a message to
+    the next one, which the sender sends right after it; ``fan_outs`` the same for the largest size, while the sender
+    sends as many messages to another rank, which is missing if no rank has two neighbours to send to. A sum lasts from
+    the start of its last launch to its end; ``posts`` are of messages, ``launches`` of sums of the smallest size.
     """
 
     nodes: tuple[Host, ...]

@@ -157,20 +157,11 @@ def chart(
 ) -> Chart:
     """The chart of ``rows``, with a time axis and a legend for the colours of ``operations``.
 
-    Parameters
-    ----------
-    signs
-        The meaning of each sign that the picture uses beyond colours, by the name that the template knows it by.
-    span, end
-        The time that the axis shows; the right edge of the last box in pixels, if that is elsewhere.
-    margin
-        Pixels on the right of lanes, heading and legend.
-    below
-        Pixels between axis and legend for what the picture draws there.
-    stroke
-        The width of the borders of boxes; by default it depends on the height of the lanes.
-    hatch
-        The name of the pattern for bubbles; two pictures in one document need different names.
+    ``signs`` has the meaning of each sign that the picture uses beyond colours, by the name that the template knows it
+    by. The axis shows the time ``span``; ``end`` is the right edge of the last box in pixels, if that is elsewhere.
+    ``margin`` pixels are on the right of lanes, heading and legend, ``below`` between axis and legend for what the
+    picture draws there. ``stroke`` is the width of the borders of boxes; by default it depends on the height of the
+    lanes. ``hatch`` is the name of the pattern for bubbles; two pictures in one document need different names.
     """
     kinds, right, rows = kinds_of(operations), scale.x(span), tuple(rows)
     bottom = max(scale.y(looks.header.workers) - scale.gap, *(lane.y + scale.row for lane in rows))

@@ -69,20 +69,11 @@ class Port(NamedTuple):
 class Events(NamedTuple):
     """All events of a program; outside ``nodes``, an event is given by its index there.
 
-    Attributes
-    ----------
-    nodes
-        The events.
-    before
-        For each event, the events that it waits for.
-    posted
-        For a message or a sum, and for each wait for it, the events at whose ends it is posted: one at each end of the
-        message, one at each member of the sum.
-    lanes
-        The events of each worker in order: its begin, if it has any instruction, then computes and waits, and the posts
-        and steps that take time.
-    ports
-        The two ports of each wire on a shared link. The seconds of such a wire are those that it would take alone.
+    ``before`` has the events that each event waits for. ``posted`` has, for a message or a sum, and for each wait for
+    it, the events at whose ends it is posted: one at each end of the message, one at each member of the sum. ``lanes``
+    has the events of each worker in order: its begin, if it has any instruction, then computes and waits, and the posts
+    and steps that take time. ``ports`` are the two ports of each wire on a shared link, whose seconds are those that it
+    would take alone.
     """
 
     nodes: Sequence[Node]

@@ -20,16 +20,9 @@ from chimera_ir.profile.layers import stages_of
 class Prediction:
     """Time and memory of an iteration, or of an update of the steady state, in seconds and bytes.
 
-    The time is given twice: by equation 1, and by a replay of the program.
-
-    Attributes
-    ----------
-    expected
-        Mean time of many updates that follow one another; None if the profile has no noise.
-    items
-        Number of items that the iteration or update trains on.
-    warnings
-        Warnings about the profile and the cluster file.
+    The time is given twice: by equation 1, and by a replay of the program. ``expected`` is the mean time of many
+    updates that follow one another; None if the profile has no noise. An iteration or update trains on ``items`` items.
+    ``warnings`` are those about the profile and the cluster file.
     """
 
     setting: Setting

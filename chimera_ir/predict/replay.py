@@ -44,24 +44,14 @@ class Event(NamedTuple):
 class Replay:
     """All events of a program with their times from the start, in seconds or in the unit of the costs.
 
-    Attributes
-    ----------
-    conditions
-        The copies, the micro-batch size and the cluster in a few words, or the costs of operations.
-    seconds
-        Time of an update. For a synchronous program it is the span, for an asynchronous program the time of an update
-        in the steady state.
-    span
-        End of the last event.
-    lanes
-        For each worker its computes, steps, posts and waits, without a gap up to the last of them.
-    messages
-        Messages in the order of their starts, each from the first byte sent to the last byte received.
-    sums
-        Sums over more than one rank, in the order of their starts.
-    critical
-        Events from 0 to the end without a gap, each of which waits for the event before it; of a message or a notice
-        only the part that the next event waits for.
+    ``conditions`` are the copies, the micro-batch size and the cluster in a few words, or the costs of operations.
+    ``span`` is the end of the last event, ``seconds`` the time of an update: for a synchronous program the span, for an
+    asynchronous program the time of an update in the steady state.
+
+    ``lanes`` has for each worker its computes, steps, posts and waits, without a gap up to the last of them;
+    ``messages``, each from the first byte sent to the last byte received, and ``sums`` over more than one rank are in
+    the order of their starts. The ``critical`` events fill the time from 0 to the end without a gap, and each waits for
+    the event before it; of a message or a notice only the part is there that the next event waits for.
     """
 
     header: Header

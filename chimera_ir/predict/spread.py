@@ -46,14 +46,9 @@ def sigma(noise: float) -> float:
 def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], copies: int) -> float:
     """Seconds that noise adds to the mean of an update, in the long run.
 
-    Parameters
-    ----------
-    noise
-        The spread of the times of each node of the turn; 0 if they are always the same.
-    joint
-        Whether each node is one event of all copies, which waits for all of them, as a sum does.
-    copies
-        Number of copies of the program; of many copies of a large program only some are simulated.
+    ``noise`` is the spread of the times of each node of the turn, 0 if they are always the same; ``joint`` says whether
+    each node is one event of all ``copies``, which waits for all of them, as a sum does. Of many copies of a large
+    program only some are simulated.
 
     The same turns are played with and without noise, so that the effect of the start cancels out.
     """

@@ -33,10 +33,7 @@ class TimedTurn(NamedTuple):
 def turn_of(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
     """The turn that a program repeats where its updates follow one another without a barrier.
 
-    Parameters
-    ----------
-    order
-        Indices of the events, each after all events that it waits for.
+    ``order`` has the indices of the events, each after all events that it waits for.
     """
     return _folded(header, events, order) if header.asynchronous else _whole(events, order)
 

@@ -23,16 +23,9 @@ _Json = dict[str, object]
 class Speed:
     """The time of an update and that of the baseline, in the same unit.
 
-    Attributes
-    ----------
-    is_baseline
-        Whether the schedule is the baseline itself.
-    messages_counted
-        Whether the times are those of replays on a cluster; otherwise messages, sums and steps take no time.
-    throughput
-        Items per second; None without a prediction.
-    baseline_fits
-        Whether the baseline fits the memory of the workers; None where that is not known.
+    ``is_baseline`` is whether the schedule is the baseline itself. The times are those of replays on a cluster if
+    ``messages_counted``; otherwise messages, sums and steps take no time. ``throughput`` is in items per second, None
+    without a prediction; ``baseline_fits`` is None where the memory that the baseline needs is not known.
     """
 
     baseline: str

@@ -16,17 +16,9 @@ def balanced(
 ) -> tuple[int, ...] | None:
     """The split whose slowest stage takes the least time, as the first layer of each stage; None if no split fits.
 
-    Parameters
-    ----------
-    seconds
-        The time of each layer.
-    workers
-        By stage, the workers that hold it.
-    needed
-        ``needed(stage, first, end)``, the bytes of the layers from first to end (exclusive) on each worker that holds
-        them as a stage; more layers never need fewer bytes. Without this function everything fits.
-    available
-        Bytes that each worker has.
+    ``seconds`` has the time of each layer, ``workers`` by stage the workers that hold it, ``available`` the bytes of
+    each worker. ``needed(stage, first, end)`` gives the bytes of the layers from first to end (exclusive) on each
+    worker that holds them as a stage; more layers never need fewer bytes. Without this function everything fits.
     """
     # Binary search for the smallest possible time of the slowest stage for which a split fits.
     search = _SplitSearch(seconds, workers, needed, available)

@@ -61,10 +61,7 @@ def _lark() -> Lark:
 def parse(source: Source) -> ast.Scheme:
     """The scheme that a text describes; cached, because a sweep and a plan compile one text at many sizes.
 
-    Raises
-    ------
-    Rejected
-        If the text is not a scheme: with each mistake that does not follow from an earlier one.
+    Raises `Rejected` if the text is not a scheme: with each mistake that does not follow from an earlier one.
 
     Examples
     --------

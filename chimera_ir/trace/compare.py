@@ -53,28 +53,14 @@ class Paired(NamedTuple):
 class TraceComparison:
     """Prediction and measurement of a run, side by side.
 
-    Attributes
-    ----------
-    source
-        Source of the prediction; None if it was made from the run itself.
-    updates
-        Number of updates that were recorded completely.
-    chosen
-        Updates over which the measured figures are averaged.
-    typical
-        The chosen update of median length, which ``measured`` shows.
-    origin
-        Beginning of the typical update, in nanoseconds.
-    rows
-        Residuals of each worker; they add up to its ``step``, predicted and measured.
-    predicted, measured
-        The update that is compared: the predicted one, and the typical one of copy 0.
-    operations
-        The operations of this update, each predicted and measured; empty if updates overlap.
-    recorded
-        Lanes of all ranks.
-    ended
-        How the run ended early; None if it did not.
+    ``source`` is that of the prediction, None if it was made from the run itself. Of the ``updates`` that were recorded
+    completely, measured figures are averaged over the ``chosen`` ones. ``typical`` is the chosen update of median
+    length, which begins at ``origin`` nanoseconds. ``rows`` has the residuals of each worker; they add up to its
+    `step`, predicted and measured.
+
+    ``predicted`` and ``measured`` are the update that is compared: the predicted one, and the typical one of copy 0.
+    ``operations`` has its operations, each predicted and measured; it is empty if updates overlap. ``recorded`` has the
+    lanes of all ranks; ``ended`` says how the run ended early, None if it did not.
     """
 
     about: RunInfo

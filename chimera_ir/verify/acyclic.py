@@ -17,14 +17,8 @@ from chimera_ir.ir.text.printer import line
 def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Diagnostic]:
     """Yields the diagnostic of a shortest known cycle, if there is one.
 
-    Parameters
-    ----------
-    schedule
-        Complete and placed.
-    plan
-        The plan that the schedule comes from; None if it was written as a schedule, without clocks.
-    reads
-        The reads of its operations.
+    The schedule is complete and placed; ``plan`` is what it comes from, None if it was written as a schedule, without
+    clocks. ``reads`` are those of its operations.
     """
     dag = Dag(schedule, reads)
     nodes = dag.cycle()

@@ -32,13 +32,7 @@ class Certificate:
 
 
 def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ...]:
-    """A certificate for each transport, or the errors.
-
-    Parameters
-    ----------
-    program
-        Without errors by the rules "messages" and "gradients".
-    """
+    """A certificate for each transport, or the errors, of a program that obeys "messages" and "gradients"."""
     # If all orders agree, both transports behave the same (`transport`), so one replay proves both.
     disorder = tuple(_disorder(program))
     transports = [Transport.TAGGED] if disorder else list(Transport)

@@ -27,16 +27,8 @@ from chimera_ir.ir.turns import extent, updates_a_turn
 class Communication:
     """Whether a program finishes with a choice of communicators: the proof, or the operations that stop it.
 
-    Attributes
-    ----------
-    communicators
-        The choice.
-    count
-        Communicators for the messages of one copy of the workers.
-    played
-        A global order in which the program finishes; None if it does not.
-    blocked
-        The operations that wait for each other, in a few words; empty if the program finishes.
+    ``count`` communicators serve the messages of one copy of the workers. ``played`` is a global order in which the
+    program finishes, None if it does not; ``blocked`` are then the operations that wait for each other, in a few words.
     """
 
     communicators: Communicators
@@ -53,14 +45,8 @@ class Communication:
 def communications(level: Program | ProgramStream, program: Program, played: Played) -> Iterator[Communication]:
     """Yields the result for each choice of communicators, from the most to the fewest.
 
-    Parameters
-    ----------
-    level
-        Without errors by any rule.
-    program
-        The part of it that is proven (`ir.streams.view_of`).
-    played
-        The certificate of the rule "channels".
+    The level has no errors by any rule; ``program`` is the part of it that is proven (`ir.streams.view_of`), ``played``
+    the certificate of the rule "channels".
     """
     peers = ({send.to for send in parts.sends.lines} for parts in program.parts)
     links = [(worker, peer) for worker, of_worker in enumerate(peers) for peer in of_worker]

@@ -35,14 +35,8 @@ Cells without operations are absent, so that memory grows with the operations an
 def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnostic]:
     """Yields a diagnostic of missing operations per pipe and set of kinds, and of repeated ones per pair of lines.
 
-    A micro-batch on a stage counts in at most one diagnostic.
-
-    Parameters
-    ----------
-    header
-        Placed: its micro-batches are 0 .. N-1, and the operations are within its ranges.
-    operations
-        Every operation with the worker that runs it.
+    A micro-batch on a stage counts in at most one diagnostic. ``operations`` are all, each with the worker that runs
+    it; the header is placed, with micro-batches 0 .. N-1, and the operations are within its ranges.
     """
     whole = alternatives(header.kinds)
     if _is_complete(header, operations, whole):

@@ -39,10 +39,7 @@ _DONE = {AllReduce: "launched", WaitAllReduce: "waited for", Step: "stepped"}
 def gradients(program: Program) -> Iterator[Diagnostic]:
     """Yields diagnostics of lines for sums and steps: missing, redundant, misplaced, or of the wrong stage or order.
 
-    Parameters
-    ----------
-    program
-        Its operations complete and placed.
+    The operations of the program are complete and placed.
     """
     mistakes: list[Diagnostic] = []
     for number in range(program.header.workers):

@@ -21,12 +21,7 @@ def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iter
     """Yields operations that mix pipes, and backwards that mix updates.
 
     If there are none, yields operations that have other micro-batches than an operation from which they read, once per
-    pair of lines.
-
-    Parameters
-    ----------
-    header, operations
-        Complete and placed.
+    pair of lines. The operations are complete and placed.
     """
     listed = [operation for _, operation in operations]
     if all(len(operation.micros) == 1 for operation in listed):

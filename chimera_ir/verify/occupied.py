@@ -34,12 +34,7 @@ def occupied(operations: Iterable[Planned]) -> Occupied:
 def draw(places: Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
     """The clocks around the first of some conflicts, one row for each worker with a conflict on one of these clocks.
 
-    Parameters
-    ----------
-    places
-        The operations of the plan.
-    conflicts
-        One operation of each conflict.
+    ``places`` are the operations of the plan, ``conflicts`` one operation of each conflict.
     """
     listed = list(conflicts)
     clocks = range(listed[0].clock - _REACH, listed[0].clock + _REACH + 1)

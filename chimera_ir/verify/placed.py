@@ -17,15 +17,7 @@ _Unknown = tuple[type[say.NoSuchOperation]] | tuple[type[say.NumberNotThere], st
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Yields the mistakes of the placement; of equal mistakes in one line, the first and their number.
-
-    Parameters
-    ----------
-    header
-        Any.
-    operations
-        Every operation with the worker that runs it.
-    """
+    """Yields the mistakes of the placement of ``operations``, which have their workers; equal ones in a line once."""
     mistakes = list(_header(header))
     yield from mistakes or _operations(header, operations)
 

@@ -26,10 +26,7 @@ from chimera_ir.verify.transport import replay
 def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields the lanes that do not repeat, each at its first line that differs from its turn.
 
-    Parameters
-    ----------
-    schedule
-        Asynchronous; complete and placed.
+    The schedule is asynchronous, complete and placed.
     """
     for number, lane in enumerate(schedule.lanes):
         yield from _lane(schedule.header, Worker(number), lane)
@@ -54,10 +51,7 @@ def _shown(instruction: Instruction | None) -> str:
 def state_repeats(stream: ProgramStream) -> Iterator[Diagnostic]:
     """Yields the first worker whose state does not repeat together with the state of the others.
 
-    Parameters
-    ----------
-    stream
-        Without errors by all other rules, for the updates that it shows.
+    The stream has no errors by all other rules, for the updates that it shows.
     """
     program = stream.shown
     # The steady state is in the middle: before it the pipes fill, after it they run empty.

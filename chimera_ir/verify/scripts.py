@@ -46,14 +46,8 @@ _ANNOTATIONS = "__annotate__"
 def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> Iterator[Diagnostic]:
     """Yields the first difference of each function of each script.
 
-    Parameters
-    ----------
-    program
-        Without errors by any other rule; of a stream, as many updates as are proven.
-    evaluation
-        The program of the forwards alone.
-    files
-        The scripts ``rank_<worker>.py``, and program.json.
+    The program has no errors by any other rule; of a stream, it has as many updates as are proven. ``evaluation`` is
+    the program of the forwards alone, ``files`` has the scripts ``rank_<worker>.py`` and program.json.
     """
     facts = json.loads(files[FACTS])
     updates, micro_batches = program.header.updates, program.header.micro_batches

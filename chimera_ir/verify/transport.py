@@ -60,17 +60,11 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
 
 
 def replay(program: Program, until: Sequence[int] | None = None) -> Played:
-    """Plays the lanes as far as they get.
+    """Plays the lanes as far as they get, or as far as ``until`` cuts each.
 
-    Posting never blocks and no event is undone, so each lane gets equally far whatever the order of playing.
-
-    Parameters
-    ----------
-    program
-        Without errors by the rules "messages" and "gradients". On directed queues it must also send and receive in the
-        same orders.
-    until
-        The place at which to cut each lane; without it, lanes are played to their ends.
+    Posting never blocks and no event is undone, so each lane gets equally far whatever the order of playing. The
+    program has no errors by the rules "messages" and "gradients"; on directed queues it must also send and receive in
+    the same orders.
     """
     starts = accumulate((len(lane) for lane in program.lanes), initial=0)
     lengths = until or [len(lane) for lane in program.lanes]

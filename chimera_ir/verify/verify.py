@@ -67,22 +67,11 @@ class Checked:
 class Verified:
     """A program for which every rule holds, with the proofs; only `verify_program` makes one.
 
-    Attributes
-    ----------
-    level
-        The verified program; without a flush, a stream.
-    program
-        The part that is proven: all of it, or as many updates of the stream as show all that ever happens.
-    checked
-        The schedule of its compute operations, with the findings on it.
-    rules
-        The rules that were applied in full to it, to its schedule and, if it has clocks, to its plan.
-    certificates
-        For each transport a global order in which the program finishes.
-    live
-        Per worker the peak of activations, in M_a.
-    weights
-        Per worker the most weights that it holds, in M_theta, older versions included.
+    ``level`` is the verified program, without a flush a stream; ``program`` is the part that is proven: all of it, or
+    as many updates of the stream as show all that ever happens. ``checked`` is the schedule of its compute operations,
+    with the findings on it. ``rules`` were applied in full to it, to its schedule and, if it has clocks, to its plan.
+    ``certificates`` has for each transport a global order in which the program finishes, ``live`` per worker the peak
+    of activations, in M_a, and ``weights`` the most weights that it holds, in M_theta, older versions included.
     """
 
     level: Program | ProgramStream
@@ -133,12 +122,8 @@ class Verified:
 class ProvenScripts:
     """Files whose scripts do what a verified program says; only `verify_scripts` makes them.
 
-    Attributes
-    ----------
-    files
-        The files that run the program, by path relative to the output directory.
-    rules
-        The rules that hold for the program, and "scripts".
+    ``files`` run the program, by path relative to the output directory; ``rules`` are those for the program, and
+    "scripts".
     """
 
     files: Mapping[str, str]
@@ -153,17 +138,10 @@ class ProvenScripts:
 def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None, needs: Needs | None = None) -> Checked:
     """Applies the rules "conflict-free", "complete", "placed" and "acyclic", and parts of "memory" and "repeats".
 
-    Clocks that do not increase are warnings.
-
-    Parameters
-    ----------
-    level
-        Any schedule; that of an asynchronous plan from a text has the updates that the plan shows.
-    plan
-        The plan that the schedule comes from; None for a schedule that was written as such. There the place in the lane
-        is the clock, so no two operations of a worker share a clock.
-    needs
-        The bytes of its program; None if they are not known, so that bounds in bytes are not checked: a warning.
+    The level is any schedule; that of an asynchronous plan from a text has the updates that the plan shows. Clocks of
+    the ``plan`` that do not increase are warnings. Without a plan the place in the lane is the clock, so no two
+    operations of a worker share a clock. ``needs`` gives the bytes of its program; None if they are not known, so that
+    bounds in bytes are not checked: a warning.
     """
     if isinstance(level, ScheduleStream):
         schedule = level.shown if plan is None else level.view(plan.header.updates)
@@ -214,20 +192,11 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     """Applies all rules to any program.
 
     The turns of a verified stream begin where workers can run them as the updates are given (`flow.lookahead`), so that
-    its text and its scripts say the same.
+    its text and its scripts say the same. ``checked`` is the result of `verify_schedule`; if the program has the same
+    operations, they are not checked again.
 
-    Parameters
-    ----------
-    level
-        Any program with a flush, or any stream.
-    checked
-        The result of `verify_schedule`; if the program has the same operations, they are not checked again.
-
-    Raises
-    ------
-    Rejected
-        With all errors; but if the operations are not complete and placed, or the messages make no sense, with the
-        errors of this kind alone.
+    Raises `Rejected` with all errors; but if the operations are not complete and placed, or the messages make no sense,
+    with the errors of this kind alone.
     """
     program = view_of(level)
     if level is program and program.header.asynchronous:
@@ -276,19 +245,9 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
 def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str, str]) -> ProvenScripts:
     """Applies the rule "scripts" to the files that are generated for a verified program and its evaluation.
 
-    Parameters
-    ----------
-    verified
-        The program.
-    evaluation
-        The program of its forwards alone.
-    files
-        The files that run both, by path; among them the scripts and program.json.
+    ``files`` run both, by path; among them are the scripts and program.json.
 
-    Raises
-    ------
-    Rejected
-        With the scripts that do not do what the programs say.
+    Raises `Rejected` with the scripts that do not do what the programs say.
     """
     findings = apply(Rule.SCRIPTS, scripts(verified.program, evaluation.program, files))
     raise_errors(findings.diagnostics)

@@ -28,10 +28,7 @@ _Weights = tuple[WeightGroup, Version]
 def versions(program: Program) -> Iterator[Diagnostic]:
     """Yields diagnostics of reads of wrong or missing weights, and of weights that are kept in vain.
 
-    Parameters
-    ----------
-    program
-        Its operations complete and placed; an asynchronous one without errors by the rule "gradients".
+    The operations are complete and placed; an asynchronous program has no errors by the rule "gradients".
     """
     for number, lane in enumerate(program.lanes):
         worker = Worker(number)
@@ -65,10 +62,7 @@ def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[D
 def differing(schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields operations that read another version than the forward of their micro-batch on the stage.
 
-    Parameters
-    ----------
-    schedule
-        Asynchronous; complete and placed.
+    The schedule is asynchronous, complete and placed.
     """
     for lane in map(singles, schedule.lanes):
         forwards = {

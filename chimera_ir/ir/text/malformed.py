@@ -59,16 +59,8 @@ _EXCERPT = 40
 def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
     """The diagnostic of a line that the grammar does not know.
 
-    Parameters
-    ----------
-    text
-        The line, without its indentation.
-    start
-        Where the line begins in the text.
-    plan
-        Whether the line is in a plan, where operations have clocks.
-    turn
-        Whether it is in a turn.
+    ``text`` is the line without its indentation, which begins at ``start``; ``plan`` says whether it is in a plan,
+    where operations have clocks, ``turn`` whether it is in a turn.
     """
     forms, clock = FORMS_OF_TURN if turn else FORMS, " @ 3 on w1" if plan else ""
     pair, words = FORMS["F &"], text[:_EXCERPT].split()
