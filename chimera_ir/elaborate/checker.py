@@ -152,7 +152,7 @@ class _Checker:
                 self._formula(count, Type.INTEGER, "`update every`", self._defined)
             case ast.Memory(quantity, worker, limit):
                 scope = self._with(self._variables([] if worker is None else [worker]))
-                if quantity is ast.MemoryQuantity.BYTES:
+                if quantity in (ast.MemoryQuantity.BYTES, ast.MemoryQuantity.HOST_BYTES):
                     units = {name: _ValueName(Type.INTEGER, item.span) for name in UNITS if name not in self._spans}
                     scope = ChainMap(*scope.maps, {**units})
                 self._formula(limit, Type.INTEGER, "`memory`", scope)

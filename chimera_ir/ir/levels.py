@@ -47,11 +47,19 @@ class Quantity(Enum):
     WEIGHTS = "weights"
     BYTES = "bytes"
     HOST = "host"
+    HOST_BYTES = "host_bytes"
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether it is counted in bytes, which follow from a profile."""
+        return self in (Quantity.BYTES, Quantity.HOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A declared limit of each worker: activations and values in host memory in M_a, weights in M_theta, or bytes.
+    """A declared limit of each worker.
+
+    Activations and values in host memory are counted in M_a, weights in M_theta, and both kinds of memory in bytes.
 
     ``limits[w]`` is the limit of worker w; ``origin`` is the line that declares it.
     """
@@ -171,6 +179,14 @@ class Header:
     def title(self) -> str:
         """The scheme with its parameters, as in ``name(D=4, N=8)``."""
         return f"{self.scheme}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
+
+    def limits(self, quantity: Quantity, most: int) -> tuple[int, ...]:
+        """The declared limit of each worker, or ``most`` if that is less or nothing is declared."""
+        limits = (most,) * self.workers
+        for bound in self.bounds:
+            if bound.quantity is quantity:
+                limits = tuple(map(min, limits, bound.limits))
+        return limits
 
     def strategy(self, group: WeightGroup) -> Strategy:
         """The strategy by which the sum of a group's gradients is launched; eager_opt if its stages differ."""

@@ -29,7 +29,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.request import Tie, groups
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
-from chimera_ir.verify.holdings import Holdings, Receiving, fullest, holdings, sending
+from chimera_ir.verify.holdings import Holdings, Receiving, fullest, holdings, on_host, sending
 
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked
@@ -272,9 +272,10 @@ class Variant:
         compiled, header = self.compiled, self.header
         workers = zip(header.stages_of, compiled.copies, compiled.lanes, compiled.messages, strict=True)
         for stages, counts, lane, messages in workers:
-            most, sent = fullest(header, stages, singles(lane[: messages.end])), sending(messages.under_way)
+            operations = list(singles(lane[: messages.end]))
+            most, hosted = fullest(header, stages, operations), on_host(header, stages, operations)
             received = tuple(map(Receiving._make, messages.slots))
-            yield Holdings(most, tuple(counts.items()), (), sent, received)
+            yield Holdings(most, hosted, tuple(counts.items()), (), sending(messages.under_way), received)
 
     def _lowering(self, setting: Setting) -> "_Lowering":
         pattern = self._pattern(setting)

@@ -8,6 +8,7 @@ it is shown.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import gt, le, sub
+from sys import maxsize
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
@@ -19,7 +20,7 @@ from chimera_ir.planner.splits import best_split
 from chimera_ir.planner.time_parts import TimeParts, time_parts
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
-from chimera_ir.predict.memory_need import memory_of
+from chimera_ir.predict.memory_need import MemoryNeed, memory_of
 from chimera_ir.predict.prediction_table import size
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
@@ -132,11 +133,7 @@ class Judge:
 
     def room(self, header: Header) -> tuple[int, ...]:
         """The bytes that each worker has for the model, or fewer if the scheme declares a bound in bytes."""
-        room = (self.available,) * header.workers
-        for bound in header.bounds:
-            if bound.quantity is Quantity.BYTES:
-                room = tuple(map(min, room, bound.limits))
-        return room
+        return header.limits(Quantity.BYTES, self.available)
 
     def setting(self, choice: Configuration) -> Setting:
         """The stages, the cluster and the layout that a configuration runs on."""
@@ -251,6 +248,10 @@ class _Compiler:
         needed = [] if fits else self.needed(choice)
         if any(map(gt, needed, room)):
             return self._over(choice, needed, room, "")
+        if any(bound.quantity is Quantity.HOST_BYTES for bound in header.bounds):
+            hosted, room = [need.host for need in self._needs(choice)], header.limits(Quantity.HOST_BYTES, maxsize)
+            if any(map(gt, hosted, room)):
+                return self._over(choice, hosted, room, "host memory of ")
         # Only a configuration that fits is lowered for its time; without a flush its program is proven before.
         variant.prove(setting)
         return Judged(
@@ -286,8 +287,11 @@ class _Compiler:
         return replace(judged, replayed=replay(self.variant(judged.choice).lowered(setting), setting).seconds)
 
     def needed(self, choice: Configuration) -> list[int]:
+        return [need.total for need in self._needs(choice)]
+
+    def _needs(self, choice: Configuration) -> tuple[MemoryNeed, ...]:
         setting, variant = self._judge.setting(choice), self.variant(choice)
-        return [worker.total for worker in memory_of(variant.header, setting, variant.holdings(setting))]
+        return memory_of(variant.header, setting, variant.holdings(setting))
 
     def variant(self, choice: Configuration) -> Variant:
         # Configurations come sorted by scheme and parameters: the last compiled scheme is the only one worth keeping.
@@ -308,7 +312,7 @@ class _Compiler:
         """
         lacking = list(map(sub, needed, room))
         worker = lacking.index(max(lacking))
-        declared = room[worker] < self._judge.available
+        declared = room[worker] != self._judge.available
         limit = "the scheme declares" if declared else "there is"
         detail = f"worker {worker} needs {prefix}{size(needed[worker])}, {size(lacking[worker])} more than {limit}"
         return LeftOut.of(choice, Reason.MEMORY, detail, 0 if declared else needed[worker])

@@ -8,7 +8,7 @@ from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS, Value
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
-from chimera_ir.verify.holdings import Holdings, Moment, Receiving, holdings
+from chimera_ir.verify.holdings import Holdings, Moment, OnHost, Receiving, holdings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class MemoryNeed:
     activations
         Activations that wait for a backward, the inputs of stages that recompute, and values between the halves of a
         backward. Received values are in their receive buffers and count as messages.
+    host
+        Activations in the memory of the worker's host, which are no part of the total.
     """
 
     weights: int
@@ -33,6 +35,7 @@ class MemoryNeed:
     optimizer: int
     messages: int
     activations: int
+    host: int = 0
 
     @property
     def total(self) -> int:
@@ -41,8 +44,8 @@ class MemoryNeed:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by the name of their purpose."""
-        return asdict(self)
+        """Bytes of the worker's memory by the name of their purpose."""
+        return {name: count for name, count in asdict(self).items() if name != "host"}
 
 
 def memory(program: Program, setting: Setting) -> tuple[MemoryNeed, ...]:
@@ -74,6 +77,7 @@ class _Worker:
             optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),
             messages=sending + sum(map(self._receive_buffers, held.receiving)),
             activations=max(map(self._moment, held.fullest), default=0),
+            host=max(map(self._on_host, held.on_host), default=0),
         )
 
     def _receive_buffers(self, received: Receiving) -> int:
@@ -89,6 +93,9 @@ class _Worker:
             total += self._bytes(begun, sizes.halfway)
             most = max(most, sizes.halving * (begun > 0))
         return total + most
+
+    def _on_host(self, moment: Iterable[OnHost]) -> int:
+        return sum(self._bytes(micros, self._stage_sizes(stage).activations) for stage, micros in moment)
 
     def _stage_sizes(self, stage: Stage) -> Timing:
         """Costs of a micro-batch on a stage, without the bytes that it keeps in receive buffers."""

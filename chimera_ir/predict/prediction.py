@@ -1,11 +1,12 @@
 """Prediction of a program's time and memory on a cluster."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from chimera_ir.cost.number_text import number, rounded
 from chimera_ir.cost.report import group_entries
-from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.levels import Header, Program, Quantity
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import MemoryNeed, memory
@@ -143,9 +144,13 @@ class Forecast:
         fullest = max(need.total for need in memory(program, setting))
         return BaselinePrediction(replay(program, setting).seconds, fullest)
 
-    def needs(self, program: Program) -> list[int]:
+    def needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
         """The bytes that each worker of a verified program needs; raises the errors of `durations`."""
-        return [need.total for need in memory(program, self._setting(program.header))]
+        needs = memory(program, self._setting(program.header))
+        return {
+            Quantity.BYTES: [need.total for need in needs],
+            Quantity.HOST_BYTES: [need.host for need in needs],
+        }
 
     def of(self, program: Program) -> Prediction:
         """The prediction for a verified program; raises the errors of `durations`."""

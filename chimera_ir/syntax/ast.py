@@ -295,6 +295,7 @@ class MemoryQuantity(Enum):
     WEIGHTS = "weights"
     BYTES = "bytes"
     HOST = "host"
+    HOST_BYTES = "host_bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import product
 from operator import ge, itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from chimera_ir.flow.live import changes, highest_by_key
 from chimera_ir.ir.ids import Slot, Stage, WeightGroup
@@ -34,6 +34,13 @@ class Kept(NamedTuple):
     begun: int
 
 
+class OnHost(NamedTuple):
+    """The number of micro-batches of which a stage keeps the activations in the memory of the worker's host."""
+
+    stage: Stage
+    activations: int
+
+
 Moment = tuple[Kept, ...]
 """The activations alive at once: an entry for each stage that a worker holds, ascending."""
 
@@ -41,7 +48,9 @@ _UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS)
 """The units of the numbers of a `Kept`, in their order."""
 
 _Counts = tuple[int, ...]
-"""The numbers of a moment: ``activations`` of all stages, then ``inputs`` of all, then ``begun`` of all."""
+"""The numbers of a moment: those of all stages in the first unit, then in the next one, and so on."""
+
+Entry = TypeVar("Entry", Kept, OnHost)
 
 
 class Sending(NamedTuple):
@@ -66,6 +75,8 @@ class Holdings:
     ----------
     fullest
         The moments that no other moment exceeds in every number.
+    on_host
+        The moments in host memory that no other exceeds in every number; none if nothing is ever there.
     copies
         For each stage the copies of its weights, the newest included.
     tied
@@ -77,6 +88,7 @@ class Holdings:
     """
 
     fullest: tuple[Moment, ...]
+    on_host: tuple[tuple[OnHost, ...], ...]
     copies: tuple[tuple[Stage, int], ...]
     tied: tuple[tuple[WeightGroup, int], ...]
     sending: tuple[Sending, ...]
@@ -91,6 +103,7 @@ def holdings(program: Program) -> Iterator[Holdings]:
         copies = [(group, peaks[group].copies if group in peaks else 1) for group in groups]
         yield Holdings(
             fullest=fullest(header, stages, singles(parts.computes.lines)),
+            on_host=on_host(header, stages, singles(parts.computes.lines)),
             copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
             tied=tuple((group, count) for group, count in copies if len(group) > 1),
             sending=sending(_under_way(parts)),
@@ -100,7 +113,12 @@ def holdings(program: Program) -> Iterator[Holdings]:
 
 def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> tuple[Moment, ...]:
     """The fullest moments (see `Holdings`) of a worker that holds ``stages``; ``lane`` are its compute operations."""
-    return _not_exceeded(stages, _moments(header, stages, lane))
+    return _not_exceeded(Kept, stages, _moments(header, stages, lane, _UNITS))
+
+
+def on_host(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> tuple[tuple[OnHost, ...], ...]:
+    """The fullest moments in the memory of the host of a worker that holds ``stages``; arguments as in `fullest`."""
+    return _not_exceeded(OnHost, stages, _moments(header, stages, lane, (Counted.HOST,)))
 
 
 def sending(changes: Iterable[tuple[Crossing, int]]) -> tuple[Sending, ...]:
@@ -111,11 +129,13 @@ def sending(changes: Iterable[tuple[Crossing, int]]) -> tuple[Sending, ...]:
     return tuple(Sending(edge, peak.amount) for edge, peak in highest_by_key(changes).items())
 
 
-def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
+def _moments(
+    header: Header, stages: Sequence[Stage], lane: Iterable[Compute], units: Sequence[Counted]
+) -> Iterator[_Counts]:
     """Yields what is kept before anything is freed, if anything was added since the last moment; equal ones once."""
-    places = {key: place for place, key in enumerate(product(_UNITS, stages))}
+    places = {key: place for place, key in enumerate(product(units, stages))}
     counts, yielded, grown = [0] * len(places), set[_Counts](), False
-    for operation, unit, amount in changes(header, lane):
+    for operation, unit, amount in changes(header, lane, units):
         if amount < 0 and grown and (moment := tuple(counts)) not in yielded:
             yielded.add(moment)
             yield moment
@@ -123,7 +143,9 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
         counts[places[unit, operation.stage]] += amount
 
 
-def _not_exceeded(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Moment, ...]:
+def _not_exceeded(
+    entry: type[Entry], stages: Sequence[Stage], moments: Iterable[_Counts]
+) -> tuple[tuple[Entry, ...], ...]:
     """The moments that no other moment exceeds in every number, each once, in the order of their numbers."""
     front: list[_Counts] = []
     for moment in moments:
@@ -131,10 +153,10 @@ def _not_exceeded(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[
             continue
         front = [other for other in front if not _covers(moment, other)]
         front.append(moment)
-    count = len(stages)
+    starts = range(0, len(entry._fields[1:]) * len(stages), len(stages) or 1)
     return tuple(
         sorted(
-            tuple(map(Kept, stages, counts[:count], counts[count : 2 * count], counts[2 * count :])) for counts in front
+            tuple(map(entry, stages, *(counts[start : start + len(stages)] for start in starts))) for counts in front
         )
     )
 

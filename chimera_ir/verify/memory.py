@@ -5,7 +5,7 @@ to its backward. M_theta is the weights of one stage; a worker has them once per
 share them, and once more for every older version that it keeps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import assert_never
 
@@ -13,6 +13,7 @@ from chimera_ir.diagnostics.catalogue.program import (
     BoundExceeded,
     BoundUnchecked,
     BytesExceed,
+    HostBytesExceed,
     HostExceeds,
     VersionsExceed,
     WeightsExceed,
@@ -26,8 +27,10 @@ from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.copies import copies
 
-Needs = Callable[[Program], Sequence[int]]
-"""A function that gives the bytes that each worker of a program needs."""
+Needs = Callable[[Program], Mapping[Quantity, Sequence[int]]]
+"""A function that gives the bytes of each kind of memory that each worker of a program needs."""
+
+_IN_BYTES = {Quantity.BYTES: BytesExceed, Quantity.HOST_BYTES: HostBytesExceed}
 
 
 def memory(schedule: Schedule) -> Iterator[Diagnostic]:
@@ -45,7 +48,7 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
             case Quantity.WEIGHTS:
                 if not schedule.header.asynchronous:
                     yield from _weights(WeightsExceed, schedule, bound, held)
-            case Quantity.BYTES:
+            case Quantity.BYTES | Quantity.HOST_BYTES:
                 pass
             case _:
                 assert_never(bound.quantity)
@@ -54,20 +57,20 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
 def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnostic]:
     """Yields the declared bounds that only a program shows, and that it exceeds: weights in all versions, and bytes."""
     header = program.header
+    in_bytes = any(bound.quantity.in_bytes for bound in header.bounds)
+    needed = needs(program) if needs is not None and in_bytes else {}
     for bound in header.bounds:
         if bound.quantity is Quantity.WEIGHTS and header.asynchronous:
             yield from _weights(VersionsExceed, program, bound, copies(program))
-        if bound.quantity is Quantity.BYTES and needs is not None:
-            needed = needs(program)
-            worker = bound.exceeded(needed)
-            if worker is not None:
-                limit, stages = bound.limits[worker], _stages(header, worker)
-                yield BytesExceed(bound.origin, worker, needed[worker], limit, stages)
+        amounts = needed.get(bound.quantity, ())
+        if amounts and (worker := bound.exceeded(amounts)) is not None:
+            message = _IN_BYTES[bound.quantity]
+            yield message(bound.origin, worker, amounts[worker], bound.limits[worker], _stages(header, worker))
 
 
 def memory_unknown(header: Header) -> Iterator[Diagnostic]:
     """Yields the declared bounds in bytes, for a header of which no bytes are known."""
-    yield from (BoundUnchecked(bound.origin) for bound in header.bounds if bound.quantity is Quantity.BYTES)
+    yield from (BoundUnchecked(bound.origin) for bound in header.bounds if bound.quantity.in_bytes)
 
 
 def _micros(

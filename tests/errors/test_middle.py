@@ -1,7 +1,7 @@
 """Each mistake of a schedule, a program or its text with the message it gets: ``middle/<mistake>.sir`` (or ``.chim``,
 where the scheme's lines are what the message must name) beside ``middle/<mistake>.err``.
 
-A file may say in its first lines what its workers need, as a prediction would: ``#: bytes 300 200``.
+A file may say in its first lines what its workers need, as a prediction would: ``#: bytes 300 200`` or ``host_bytes``.
 """
 
 import re
@@ -12,7 +12,7 @@ import pytest
 from chimera_ir.diagnostics.catalogue import completeness, irheader, irtext, lanes, program, repeats, schedule
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.elaborate import elaborate
-from chimera_ir.ir.levels import Plan, Program
+from chimera_ir.ir.levels import Plan, Program, Quantity
 from chimera_ir.ir.streams import Level, ProgramStream
 from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.lower.lower import lower
@@ -63,8 +63,8 @@ def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
 
 
 def _compile(source: Source) -> tuple[Diagnostic, ...]:
-    given = re.search(r"^#: bytes ([0-9 ]+)$", source.text, re.M)
-    needs = (lambda _: [*map(int, given[1].split())]) if given else None
+    given = re.findall(r"^#: (bytes|host_bytes) ([0-9 ]+)$", source.text, re.M)
+    needs = (lambda _: {Quantity(name): [*map(int, row.split())] for name, row in given}) if given else None
     if source.name.endswith(".chim"):
         level: Level = elaborate(parse(source), {}, 1000)[0]
     else:

@@ -100,6 +100,7 @@ def test_operations_come_in_the_order_of_the_text() -> None:
         """scheme a(D = 2, N = 2)
         memory weights <= D + 1
         memory bytes on w <= 2*w + D*kB
+        memory host_bytes <= 3*MiB
         pipe p[i in 1..3] {
           stages s in 0..D on D-1-s
           micros m in 5..5+N/2
@@ -107,7 +108,11 @@ def test_operations_come_in_the_order_of_the_text() -> None:
           B(m, D-1-s) @ -i
         }"""
     )
-    assert plan.header.bounds == (Bound(Quantity.WEIGHTS, (3, 3)), Bound(Quantity.BYTES, (2000, 2002)))
+    assert plan.header.bounds == (
+        Bound(Quantity.WEIGHTS, (3, 3)),
+        Bound(Quantity.BYTES, (2000, 2002)),
+        Bound(Quantity.HOST_BYTES, (3 << 20, 3 << 20)),
+    )
     assert plan.header.pipes == (Pipe("p[1]", (1, 0), (0,)), Pipe("p[2]", (1, 0), (1,)))
     assert [(o.clock, o.worker, o.operation) for o in plan.operations] == [
         (11, 0, Compute(FORWARD, (0,), 1)),

@@ -29,11 +29,15 @@ def test_a_header_with_everything():
         stages=2,
         micro_batches=6,
         pipes=(Pipe("down[0]", (0, 2), (0, 1, 4)), Pipe("up[-1,2]", (1, 1), (5, 2, 3)), Pipe("idle", (2, 0), ())),
-        bounds=(Bound(Quantity.WEIGHTS, (2, 2, 2)), Bound(Quantity.BYTES, (3, 0, -1))),
+        bounds=(
+            Bound(Quantity.WEIGHTS, (2, 2, 2)),
+            Bound(Quantity.BYTES, (3, 0, -1)),
+            Bound(Quantity.HOST_BYTES, (5, 5, 5)),
+        ),
     )
     level = Plan(header, (Planned(-7, 2, Compute(BACKWARD, (3,), 1)), Planned(0, 0, Compute(FORWARD, (3,), 0))))
     text = show(level)
-    assert "memory weights <= 2\nmemory bytes <= 3 0 -1\n" in text
+    assert "memory weights <= 2\nmemory bytes <= 3 0 -1\nmemory host_bytes <= 5\n" in text
     assert "pipe up[-1,2] on 1 1 micros 5..6 2..4" in text
     assert "  B m3 s1 @ -7 on w2" in text
     assert parse(Source("x.sir", text)) == level

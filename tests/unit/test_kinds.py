@@ -23,11 +23,15 @@ from chimera_ir.ir.kinds import (
     alternatives,
     preceding,
 )
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Schedule
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.picture import svg, terminal
+from chimera_ir.predict.memory_need import memory
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import FREE, Cluster
+from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.conflict_free import conflict_free
-from chimera_ir.verify.holdings import Kept, fullest
+from chimera_ir.verify.holdings import Kept, fullest, holdings
 from chimera_ir.verify.verify import verify_schedule
 
 INPUT = Value("x", "input", Readers.OWN, Counted.INPUT, "a recomputation needs the input")
@@ -135,6 +139,23 @@ def test_a_transfer_occupies_the_host_link_while_the_lane_computes() -> None:
     assert [(timed.start, timed.end) for timed in lane.timed] == [(0, 1), (1, 2), (4, 6), (6, 8)]
     assert [(timed.start, timed.end) for timed in link.timed] == [(1, 2), (2, 3), (3, 4), (4, 5)]
     assert (timeline.work, timeline.spans, timeline.makespan) == ((6,), (8,), 8)
+
+
+@pytest.mark.usefixtures("table")
+def test_what_is_offloaded_takes_bytes_of_the_host() -> None:
+    """Both micro-batches are there at once; on the worker the second forward ends while the first is still copied."""
+    schedule = overlapped()
+    program = Program(schedule.header, schedule.lanes)
+    (held,) = holdings(program)
+    assert held.fullest == ((Kept(Stage(0), 2, 0, 0),),)
+    assert held.on_host == (((Stage(0), 2),),)
+    timing = Timing({"F": 1.0, "B": 2.0}, activations=700, input=100, output=0, gradient=0)
+    cluster = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
+    setting = Setting((StageCosts(10, 20, 30, {1: timing}),), cluster, 1, 1)
+    (need,) = memory(program, setting)
+    assert (need.host, need.activations, need.total) == (1400, 1400, 1460)
+    (plain,) = memory(Program(schedule.header, of_one_stage(FORWARD, BACKWARD).lanes), setting)
+    assert (plain.host, plain.total) == (0, 760)
 
 
 @pytest.mark.usefixtures("table")

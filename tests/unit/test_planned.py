@@ -79,6 +79,8 @@ def test_a_declared_bound_in_bytes_leaves_a_worker_less_than_the_cluster_has(pla
     ended = plan(*asked)
     assert "No configuration is left." in ended.out
     assert "worker 3 needs at least 1.907 MiB, 1.907 MiB more than the scheme declares" in ended.out
+    own("dapple", "memory host_bytes on w <= 1 - w")
+    assert "worker 3 needs host memory of 0, 2 B more than the scheme declares" in plan(*asked).out
 
 
 @pytest.mark.parametrize("name", ["chimera", "gems", "chimera_doubling", "pipedream_2bw"])

@@ -253,6 +253,11 @@ HostExceeds = BoundExceeded.worded(
     title="worker {worker} keeps {peak:micro-batch} (M_a) in host memory, more than the declared {limit}",
     help="raise the bound to {peak}, or run backwards earlier",
 )
+HostBytesExceed = BytesExceed.worded(
+    "HostBytesExceed",
+    title="worker {worker} needs {peak:,} bytes of host memory, more than the declared {limit:,}",
+    help="raise the bound to {peak:,}, or offload less",
+)
 
 
 class BoundUnchecked(Diagnostic, code="CH423"):
