@@ -5,7 +5,7 @@ import signal
 import sysconfig
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -84,6 +84,7 @@ class ModelError(Exception):
         return f"{place}{doing}{'' if self.__cause__ is None else f': {_cause(self.__cause__)}'}"
 
 
+@dataclass(frozen=True, slots=True)
 class UserCode:
     """Context that can be used many times; the user's code is called inside, and its errors become a `ModelError`.
 
@@ -91,11 +92,8 @@ class UserCode:
     `ModelError` of an inner context and a `PeerLost` stay as they are.
     """
 
-    __slots__ = ("_doing", "_status")
-
-    def __init__(self, doing: str, status: int) -> None:
-        self._doing = doing
-        self._status = status
+    doing: str
+    status: int
 
     def __enter__(self) -> None:
         pass
@@ -109,9 +107,10 @@ class UserCode:
             return  # from Ctrl-C
         inside = None if trace is None else trace.tb_next
         begin = _behind(inside, _OURS, _TORCH, _IMPORTING) or _behind(inside, _OURS, _IMPORTING)
-        raise ModelError(self._doing, self._status) from error.with_traceback(begin)
+        raise ModelError(self.doing, self.status) from error.with_traceback(begin)
 
 
+@dataclass(eq=False)
 class Located:
     """Context for calls of this package by the user: adds facts to the errors inside, and shortens their tracebacks.
 
@@ -123,22 +122,16 @@ class Located:
     is true once the pipeline was closed.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        worker: int,
-        memory_report: Callable[[], str],
-        leak_groups: Callable[[PeerLost], None] = lambda _error: None,
-    ) -> None:
-        self._rank = rank
-        self._worker = worker
-        self._memory_report = memory_report
-        self._leak_groups = leak_groups
-        self.failed = self.closed = False
+    rank: int
+    worker: int
+    memory_report: Callable[[], str]
+    leak_groups: Callable[[PeerLost], None] = lambda _error: None
+    failed: bool = False
+    closed: bool = False
 
     def for_loader(self) -> "Located":
         """Returns a context of the same rank for loading data. Errors in it do not set ``failed`` of this context."""
-        return Located(self._rank, self._worker, self._memory_report, self._leak_groups)
+        return replace(self, failed=False, closed=False)
 
     def __enter__(self) -> None:
         pass
@@ -148,11 +141,11 @@ class Located:
     ) -> None:
         self.failed = self.failed or error is not None
         if isinstance(error, PeerLost):
-            self._leak_groups(error)
+            self.leak_groups(error)
         if error is not None and not hasattr(error, "__notes__") and (ran_out(error) or ran_out(error.__cause__)):
-            error.add_note(self._memory_report())
+            error.add_note(self.memory_report())
         if isinstance(error, ModelError):
-            error.rank, error.worker = self._rank, self._worker
+            error.rank, error.worker = self.rank, self.worker
         if isinstance(error, ModelError | PeerLost | BadModel | Misuse | BadCheckpoint):
             error.__traceback__ = None
 

@@ -25,7 +25,7 @@ from chimera_runtime.model.model import load
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.cpu_allocator import keep_memory
 from chimera_runtime.ranks.rendezvous import find_store
-from chimera_runtime.ranks.world import World, join
+from chimera_runtime.ranks.world import World, begin, join_group
 from chimera_runtime.tools.loop.rehearsal import overshoot
 
 TIMEOUT = 120.0
@@ -100,7 +100,8 @@ def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     store, rank, size = find_store(TIMEOUT)
     everyone = Job("benchmark", "", size, size, 1, 1, 1, (), (), (), (), 0, (), 0)
-    world = join(everyone, store, rank, size, "pipeline", plan["backend"], TIMEOUT)
+    begin(everyone, store, rank, size, "pipeline", plan["backend"], TIMEOUT)
+    world = join_group(everyone, None, "pipeline", None, TIMEOUT)
     results = []
     for number, comparison in enumerate(plan["comparisons"]):
         store = PrefixStore(str(number), world.control_group.store)

@@ -23,7 +23,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.devices import device_of
 from chimera_runtime.ranks.messages import MessageTransfer, Names, Peer
 from chimera_runtime.ranks.rendezvous import wait_for_key
-from chimera_runtime.ranks.world import World, join
+from chimera_runtime.ranks.world import World, begin, join_group
 from chimera_runtime.tools.watch.device_memory import share_of
 
 WARM_UP = 3
@@ -80,7 +80,8 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     pairs = chosen_pairs([node.place for node in nodes])
     groups = _groups(size, pairs, request.sum_ranks)
     job = _job(size, pairs, groups)
-    world = join(job, store, rank, size, "pipeline", request.backend, request.timeout, request.device)
+    _, device = begin(job, store, rank, size, "pipeline", request.backend, request.timeout, request.device)
+    world = join_group(job, None, "pipeline", device, request.timeout)
     names = _MessageNames(rank, rank, len(groups), request.timeout)
     world = replace(world, control_group=replace(world.control_group, names=names))
     fan_outs = chosen_fan_outs(pairs, [node.place for node in nodes])

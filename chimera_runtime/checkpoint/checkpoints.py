@@ -23,8 +23,6 @@ from chimera_runtime.checkpoint.content import (
     CheckpointContent,
     CheckpointInfo,
     Objects,
-    RankContent,
-    SavedFacts,
     info_fields,
     wanted_info,
 )
@@ -176,14 +174,8 @@ class Checkpoints:
 
         # Each rank collects its content; from the facts of all ranks it checks what must be equal on them.
         state = self._pipe.state_dict()
-        parts: list[RankContent] = []
-
-        def facts() -> SavedFacts:
-            parts.append(self._content.part(state))
-            return parts[0].facts
-
-        of_ranks = self._exchange.gather_results(facts)
-        complete = self._content.complete(parts[0], of_ranks, self.items)
+        content, facts = self._exchange.on_all_ranks(lambda: self._content.part(state))
+        complete = self._content.complete(content, self._exchange.all_gather(facts), self.items)
 
         # torch copies the tensors, and writes them in a thread.
         self.claim()
@@ -283,7 +275,7 @@ class Checkpoints:
             If it is damaged, or of another model, optimizer or format.
         """
         where = Path(source or self._directory)
-        path = self._exchange.gather_results(lambda: self._newest(where) if self._exchange.rank == 0 else None)[0]
+        path = self._exchange.gather_results(lambda: _newest(where) if self._exchange.rank == 0 else None)[0]
         if path is None:
             return None
 
@@ -310,10 +302,6 @@ class Checkpoints:
         self._agreed(path, lambda: self._content.take(wanted, info, groups))
         self._begun = info.update, info.items
         return Resumed(path, info.update, info.items, self._remarks(there, info))
-
-    def _newest(self, source: Path) -> Path | None:
-        checkpoints = [source] if is_whole(source) else whole(source)
-        return checkpoints[-1] if checkpoints else None
 
     def _info(self, path: Path, reader: FileSystemReader, there: Metadata) -> CheckpointInfo:
         """Reads the facts of a checkpoint, if this version can read it."""
@@ -363,9 +351,7 @@ class Checkpoints:
 
     def _agreed(self, path: Path, call: Callable[[], T]) -> T:
         """Returns the result of a call on this rank; if it fails on any rank, all refuse the checkpoint."""
-        values: list[T] = []
-        self._exchange.gather_results(lambda: values.append(call()), lambda words: self._refused(path, words))
-        return values[0]
+        return self._exchange.on_all_ranks(call, lambda words: self._refused(path, words))
 
     def _require_none(self, complaint: str | None, path: Path) -> None:
         """Raises BadCheckpoint on all ranks if any rank has a complaint about the checkpoint."""
@@ -373,6 +359,10 @@ class Checkpoints:
 
     def _refused(self, path: Path, complaint: str) -> str:
         return str(mistakes.cannot_be_resumed(path, complaint, others(path)))
+
+
+def _newest(source: Path) -> Path | None:
+    return source if is_whole(source) else next(reversed(whole(source)), None)
 
 
 def _cause(error: Any) -> str:

@@ -90,14 +90,6 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True)
-class RankContent:
-    """State that one rank saves, without the `CheckpointInfo`, and the facts that the ranks compare before."""
-
-    state: dict[str, Any]
-    facts: "SavedFacts"
-
-
-@dataclass(frozen=True)
 class SavedFacts:
     """Facts of a rank that the ranks compare before they save.
 
@@ -159,8 +151,10 @@ class CheckpointContent:
 
     # ---- saving
 
-    def part(self, state: Mapping[str, Any]) -> RankContent:
-        """Collects what this rank saves; ``state`` is the pipeline's ``state_dict()``. Tensors are not copied.
+    def part(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], SavedFacts]:
+        """Returns what this rank saves, without the `CheckpointInfo`, and the facts that ranks compare before.
+
+        ``state`` is the pipeline's ``state_dict()``. Tensors are not copied.
 
         Raises `Misuse` or `ModelError` if an object cannot return its state, or the state cannot be saved.
         """
@@ -191,20 +185,18 @@ class CheckpointContent:
             shown_states(counts),
             unsaved,
         )
-        return RankContent(
-            {
-                **state,
-                "averages": averages,
-                "state": {name: packed_state(of_parameter) for name, of_parameter in named.state.items()},
-                "groups": groups,
-                "shared": saved["shared"],
-                "of_copy": {str(pipe.copy): saved["of_copy"]},
-                "of_rank": {self._rank: saved["of_rank"]},
-            },
-            facts,
-        )
+        content = {
+            **state,
+            "averages": averages,
+            "state": {name: packed_state(of_parameter) for name, of_parameter in named.state.items()},
+            "groups": groups,
+            "shared": saved["shared"],
+            "of_copy": {str(pipe.copy): saved["of_copy"]},
+            "of_rank": {self._rank: saved["of_rank"]},
+        }
+        return content, facts
 
-    def complete(self, part: RankContent, facts: Sequence[SavedFacts], items: int) -> dict[str, Any]:
+    def complete(self, content: Mapping[str, Any], facts: Sequence[SavedFacts], items: int) -> dict[str, Any]:
         """Adds the `CheckpointInfo` to what this rank saves, from the facts of all ranks and the items so far.
 
         Raises `Misuse` if a state that must be the same on several ranks differs.
@@ -216,15 +208,13 @@ class CheckpointContent:
         for name in self._objects.averages:
             counts = [(rank, {name: of.counts[name]}) for rank, of in enumerate(facts) if name in of.counts]
             require_equal("averages", counts, "of_rank=")
-        pipe, groups = self.pipe, dict[int, Mapping[str, str]]()
-        for of in facts:
-            groups.setdefault(of.place, of.groups)
+        pipe, job = self.pipe, self.pipe.job
+        groups = {of.place: of.groups for of in reversed(facts)}  # of ranks in one place the first counts
         unsaved = sorted({name for of in facts for name in of.unsaved})
-        job = pipe.job
         info = CheckpointInfo(
             FORMAT, pipe.updates, items, job.program, job.name, job.stages, pipe.copies, groups, unsaved
         )
-        return {**part.state, INFO: {_ONE: packed(asdict(info), "the checkpoint")}}
+        return {**content, INFO: {_ONE: packed(asdict(info), "the checkpoint")}}
 
     # ---- resuming
 

@@ -15,7 +15,7 @@ _WHOLE = "*"
 """Key of the whole state of a parameter, if its own keys are not all texts."""
 
 
-def names_in(there: Metadata, kind: str = "model") -> set[str]:
+def names_in(there: Metadata, kind: str) -> set[str]:
     """Returns the names of the parameters in a checkpoint; or of buffers or other entries, without the replica."""
     return {
         str(path[1]).partition("/")[2] if kind != "model" else str(path[1])

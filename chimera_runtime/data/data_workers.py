@@ -75,13 +75,13 @@ class LoadingTask:
     micro_batches: dict[int, tuple[int, list[Any]]]
 
 
+@dataclass(frozen=True, eq=False)
 class MapReader(Dataset[Any]):
     """Loads the mini-batch of each task from a map-style dataset, in a rank or in a data worker."""
 
-    def __init__(self, loading: ItemLoading, share: Share, uses: Uses) -> None:
-        self._loading = loading
-        self._share = share
-        self._uses = uses
+    loading: ItemLoading
+    share: Share
+    uses: Uses
 
     def __getitem__(self, task: LoadingTask) -> MiniBatch | Failure:
         if get_worker_info() is None:
@@ -94,9 +94,9 @@ class MapReader(Dataset[Any]):
     def _loaded(self, task: LoadingTask) -> MiniBatch:
         triples = {}
         for micro, (place, keys) in task.micro_batches.items():
-            items = self._loading.items(task.epoch, keys)
-            triples[micro] = self._loading.collated(items, task.epoch, place, keys, self._uses[micro])
-        return MiniBatch(task.items, self._share, triples)
+            items = self.loading.items(task.epoch, keys)
+            triples[micro] = self.loading.collated(items, task.epoch, place, keys, self.uses[micro])
+        return MiniBatch(task.items, self.share, triples)
 
 
 def elements(

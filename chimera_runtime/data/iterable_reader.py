@@ -65,20 +65,18 @@ class _CollectedItems:
     state: Any = None
 
 
+@dataclass(frozen=True, eq=False)
 class IterableReader(IterableDataset[Any]):
     """The mini-batches of an iterable dataset from a position on, epoch after epoch; a rank or a data worker reads it.
 
     An error of the dataset ends the iteration. In a data worker the last element is a `Failure` with the error.
     """
 
-    def __init__(self, loading: ItemLoading, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> None:
-        self._loading = loading
-        self._share = share
-        self._uses = uses
-        self._drop_last = drop_last
-        self._begin = begin
-        starts = {micro: share.start(micro) for micro in uses}
-        self._micro_at = {start + i: micro for micro, start in starts.items() for i in range(share.micro_batch_size)}
+    loading: ItemLoading
+    share: Share
+    uses: Uses
+    drop_last: bool
+    begin: ReadPosition
 
     def __iter__(self) -> Iterator[ReadBatch | EpochEnd | Failure]:
         worker = get_worker_info()
@@ -97,14 +95,14 @@ class IterableReader(IterableDataset[Any]):
             return collected
         triples = {}
         for micro, items in collected.micro_batches.items():
-            place = collected.start + self._share.start(micro)
+            place = collected.start + self.share.start(micro)
             names = range(place, place + len(items))
-            triples[micro] = self._loading.collated(items, collected.epoch, place, names, self._uses[micro])
-        batch = MiniBatch(self._share.items_of_copy(collected.count), self._share, triples)
+            triples[micro] = self.loading.collated(items, collected.epoch, place, names, self.uses[micro])
+        batch = MiniBatch(self.share.items_of_copy(collected.count), self.share, triples)
         return ReadBatch(batch, collected.count, collected.state)
 
     def _elements(self) -> Iterator[_CollectedItems | EpochEnd]:
-        position = self._begin
+        position = self.begin
         while True:
             yield from self._epoch(position)
             yield EpochEnd()
@@ -112,24 +110,26 @@ class IterableReader(IterableDataset[Any]):
 
     def _epoch(self, position: ReadPosition) -> Iterator[_CollectedItems]:
         """The mini-batches of an epoch from a position on."""
-        items = _Items(self._loading, position)
+        items = _Items(self.loading, position)
+        starts, size = {self.share.start(micro): micro for micro in self.uses}, self.share.micro_batch_size
+        micro_at = {start + i: micro for start, micro in starts.items() for i in range(size)}
         while True:
             # Read the next B*N*W items; remember those that belong to a micro-batch of this rank.
             collected = _CollectedItems(position.epoch, items.place)
-            while collected.count < self._share.items and items.advance():
-                micro = self._micro_at.get(collected.count)
+            while collected.count < self.share.items and items.advance():
+                micro = micro_at.get(collected.count)
                 if micro is not None:
                     collected.micro_batches.setdefault(micro, []).append(items.newest)
                 collected.count += 1
             # The last mini-batch may have fewer.
-            is_whole = collected.count == self._share.items
-            if is_whole or (collected.count and not self._drop_last):
+            is_whole = collected.count == self.share.items
+            if is_whole or (collected.count and not self.drop_last):
                 collected.state = items.state()
                 yield collected
             if not is_whole:
                 break
-        if items.place < (self._share.items if self._drop_last else 1):
-            raise mistakes.dataset_ended_in_first_mini_batch(items.place, self._share.formula)
+        if items.place < (self.share.items if self.drop_last else 1):
+            raise mistakes.dataset_ended_in_first_mini_batch(items.place, self.share.formula)
 
 
 class _Items:
@@ -140,7 +140,6 @@ class _Items:
         self._epoch = position.epoch
         self._dataset = dataset = loading.dataset
         self._length = length_of_stream(dataset)
-        self.place = 0
         self.newest: Any = None
         seed_all(draw_seed("item", loading.seed, position.epoch, "begin"))
         with _BEGINNING:
@@ -151,8 +150,7 @@ class _Items:
             self._iterator = iter(dataset)
             if position.state is not None and position.state["of_iterator"]:
                 self._iterator.load_state_dict(position.state["state"])
-        if position.state is not None:
-            self.place = position.items
+        self.place = 0 if position.state is None else position.items
         while self.place < position.items:
             if not self.advance():
                 raise mistakes.dataset_ended_before_checkpoint(self.place, position.items)

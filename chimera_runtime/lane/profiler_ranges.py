@@ -9,61 +9,52 @@ from torch.profiler import record_function
 
 from chimera_runtime.lane.message_links import Outgoing
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.operations import OPERATIONS
+from chimera_runtime.program.operations import OPERATIONS, PAIRED
 from chimera_runtime.program.weight_groups import Group, group_text
 
-Within = Callable[[str], AbstractContextManager[Any]]
-"""Function that returns a context: the range with the given name."""
+Lines = Mapping[str, Callable[..., Any]]
+"""Functions by the name of a method, each from the arguments of a call to what is noted of the line that it runs."""
 
-Lines = Mapping[str, Callable[..., str]]
-"""Functions by the name of a method, each from the arguments of a call to the line of the program that it runs."""
+Around = Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
+"""Function that makes from a method, and a function of `Lines`, what is called in place of the method."""
 
 
-class Ranged:
-    """Wrapper of a tie or a link. A call of a method in ``lines`` is a range with the name of its program line."""
+class Watched:
+    """Wrapper of a stage, a tie or a link: ``around`` replaces each method that runs a line of the program."""
 
-    def __init__(self, part: Any, within: Within, lines: Lines) -> None:
+    def __init__(self, part: Any, lines: Lines, around: Around) -> None:
         self._part = part
-        self._within = within
-        self._lines = lines
+        for name in filter(lines.__contains__, dir(part)):
+            setattr(self, name, around(getattr(part, name), lines[name]))
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._part, name)
-        line = self._lines.get(name)
-        if line is None:
-            return method
-
-        def ranged(*arguments: Any, **keywords: Any) -> Any:
-            with self._within(line(*arguments, **keywords)):
-                return method(*arguments, **keywords)
-
-        return ranged
+        return getattr(self._part, name)
 
 
-class RangedStage(Ranged):
-    """Wrapper of a stage whose calls are ranges. The name of an operation has the version chosen by `at`, if any."""
+class WatchedStage(Watched):
+    """Wrapper of a stage, which other wrapped stages may take as the second one of a pair."""
 
-    def __init__(self, number: int, stage: Any, within: Within) -> None:
-        self._version = ""
-        self._number = number
+    pair: Any
 
-        def operation(letter: str) -> Callable[..., str]:
-            return lambda micros, *_values: f"{letter} {_text(micros)} s{number}{self._version}"
-
-        lines = {call: operation(letter) for letter, call in OPERATIONS.items()}
-        super().__init__(stage, within, lines | _of_weights((number,)))
+    def __init__(self, part: Any, lines: Lines, around: Around) -> None:
+        super().__init__(part, lines, around)
+        run_pair = self.pair
+        self.pair = lambda forward, other, backward: run_pair(forward, other._part, backward)
 
     def at(self, version: int) -> Self:
         """Chooses the version of the weights for the next operation, and returns this wrapper."""
         self._part.at(version)
-        self._version = f" v{version}"
         return self
 
-    def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
-        """Runs a pair as one range."""
-        line = f"F {_text(forward[0])} s{self._number} & B {_text(backward[0])} s{other._number}"
-        with self._within(line):
-            self._part.pair(forward, other._part, backward)
+
+class _RangedStage(WatchedStage):
+    """The name of an operation has the version that `at` has chosen, if any."""
+
+    version = ""
+
+    def at(self, version: int) -> Self:
+        self.version = f" v{version}"
+        return super().at(version)
 
 
 class Unranged:
@@ -98,11 +89,20 @@ class Ranges(Unranged):
 
     def stage(self, number: int, stage: Any) -> Any:
         """Returns a wrapper of a stage whose operations, sums, steps and versions are ranges."""
-        return RangedStage(number, stage, self._within)
+
+        def operation(letter: str) -> Callable[..., str]:
+            return lambda micros, *_values: f"{letter} {_text(micros)} s{number}{ranged.version}"
+
+        def pair(forward: Any, other: Any, backward: Any) -> str:
+            return f"F {_text(forward[0])} s{number} & B {_text(backward[0])} s{other.number}"
+
+        operations: Lines = {call: operation(letter) for letter, call in OPERATIONS.items()}
+        ranged = _RangedStage(stage, {**operations, PAIRED: pair, **lines_of_weights((number,))}, self._around)
+        return ranged
 
     def tie(self, group: Group, tie: Any) -> Any:
         """Returns a wrapper of a tie whose sums, steps and versions are ranges."""
-        return Ranged(tie, self._within, _of_weights(group))
+        return Watched(tie, lines_of_weights(group), self._around)
 
     def link(self, link: Any, source: int, target: int, worker: int) -> Any:
         """Returns a wrapper of a link whose messages and waits are ranges."""
@@ -113,14 +113,22 @@ class Ranges(Unranged):
             "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
             "wait": lambda micros: f"wait {verb} {_text(micros)} {ends}",
         }
-        return Ranged(link, self._within, lines)
+        return Watched(link, lines, self._around)
+
+    def _around(self, method: Callable[..., Any], line: Callable[..., str]) -> Callable[..., Any]:
+        def ranged(*arguments: Any, **keywords: Any) -> Any:
+            with self._within(line(*arguments, **keywords)):
+                return method(*arguments, **keywords)
+
+        return ranged
 
 
 def _text(micros: Micros) -> str:
     return ",".join(f"m{micro}" for micro in (micros if isinstance(micros, tuple) else (micros,)))
 
 
-def _of_weights(group: Group) -> dict[str, Callable[..., str]]:
+def lines_of_weights(group: Group) -> dict[str, Callable[..., str]]:
+    """Returns the lines that the methods of a weight group run, as in schedule.sir."""
     weights = group_text(group)
     return {
         "all_reduce": lambda: f"all_reduce {weights}",

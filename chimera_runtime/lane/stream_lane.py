@@ -147,9 +147,10 @@ class StreamLane(Lane):
         outgoing: Mapping[Route, Any],
         load_input: Load,
         load_target: Load,
+        ties: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
+        *,
         run: UpdateRange,
         initial: Mapping[tuple[int, ...], tuple[int, int]],
-        ties: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
     ) -> None:
         super().__init__(
             {number: StreamStage(stage, run, *initial[number,]) for number, stage in stages.items()},

@@ -18,12 +18,8 @@ T = TypeVar("T")
 class ObjectExchange:
     """Exchange of Python objects among ranks, by a group of gloo; all ranks call each method.
 
-    Parameters
-    ----------
-    what
-        Words for the subject of the exchange, for messages.
-    timeout
-        Seconds that a rank waits for another one, which may have files to read or write first.
+    ``what`` is the subject of the exchange, in words for messages. ``timeout`` is the number of seconds that a rank
+    waits for another one, which may have files to read or write first.
 
     Every method raises `PeerLost` if a rank has ended or does not answer in time.
     """
@@ -47,12 +43,8 @@ class ObjectExchange:
         """Returns the results of a call on all ranks; if it raises an error on any rank, all ranks raise an error.
 
         A rank whose own call failed raises that error, the others the first one in the order of ranks. An error that
-        is neither a `Misuse` nor one of the user's code becomes a `BadCheckpoint`.
-
-        Parameters
-        ----------
-        refused
-            Makes the message of a `BadCheckpoint` from the cause.
+        is neither a `Misuse` nor one of the user's code becomes a `BadCheckpoint`; ``refused`` makes its message from
+        the cause.
         """
         value: T | None = None
         error: Exception | None = None
@@ -75,6 +67,12 @@ class ObjectExchange:
                 kind, words = failure
                 raise kind(words)
         return [value for _, value in results]
+
+    def on_all_ranks(self, call: Callable[[], T], refused: Callable[[str], str] = str) -> T:
+        """Returns the result of a call on this rank, which is not sent; errors as of `gather_results`."""
+        results: list[T] = []
+        self.gather_results(lambda: results.append(call()), refused)
+        return results[0]
 
     def require_none(self, complaint: str | None, kind: type[Exception]) -> None:
         """Raises the first rank's complaint on all ranks, as an error of class ``kind``; passes if no rank has one."""

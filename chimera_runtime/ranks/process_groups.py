@@ -32,21 +32,14 @@ class ProcessGroups:
 
     Where the pipelines are over a part of the ranks, the other ranks have pipelines of their own.
 
-    Parameters
-    ----------
-    rank
-        This rank's number among the ``members``.
-    members
-        The ranks of the pipelines, as the default process group counts.
-    store
-        Store of all ranks of that group, for pipelines that are made together.
+    ``members`` are the ranks of the pipelines, as the default process group counts; ``rank`` is this rank's number
+    among them. ``store`` is that of all ranks of the default process group, for pipelines that are made together.
 
     Raises `PeerLost` if a rank makes no pipelines within ``timeout`` seconds.
     """
 
     def __init__(self, rank: int, members: tuple[int, ...], store: Store, timeout: float) -> None:
         self.members = members
-        self.store = store
         self._rank = rank
         self._all = [members]
         size = dist.get_world_size()

@@ -20,7 +20,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -74,96 +75,53 @@ class Rooms:
         self._free[room.memory.nbytes].append(Room(room.memory, room.memory, after))
 
 
+@dataclass(frozen=True)
 class DeferredPost:
     """An operation that the staging thread posts to gloo when an event is over."""
 
-    def __init__(self, event: Any, post: Callable[[], Pending]) -> None:
-        self._event = event
-        self._post = post
-        self._is_posted = threading.Event()
-        self._work: Pending | None = None
-        self._error: Exception | None = None
+    event: Any
+    post: Callable[[], Pending]
+    posted: Future[Pending] = field(default_factory=Future)
 
     def run(self, accelerator: Accelerator) -> None:
         """Waits for the event and posts, in the staging thread; `wait` raises the errors of both."""
         try:
-            accelerator.synchronise(self._event)
-            self._work = self._post()
+            accelerator.synchronise(self.event)
+            self.posted.set_result(self.post())
         except Exception as error:
-            self._error = error
-        self._is_posted.set()
+            self.posted.set_exception(error)
 
     def wait(self, timeout: timedelta) -> None:
         """Returns when the operation of gloo is over.
 
         Raises `RuntimeError` if that takes longer than the time-out, or fails.
         """
-        deadline = time.monotonic() + timeout.total_seconds()
-        if not self._is_posted.wait(timeout.total_seconds()):
-            raise RuntimeError(
-                f"the device of this rank has not computed it within {timeout.total_seconds():g} s (timeout)"
-            )
-        if self._error is not None:
-            raise RuntimeError(str(self._error)) from self._error
-        assert self._work is not None
-        self._work.wait(max(_SHORTEST, timedelta(seconds=deadline - time.monotonic())))
+        seconds, start = timeout.total_seconds(), time.monotonic()
+        try:
+            work = self.posted.result(seconds)
+        except TimeoutError:
+            raise RuntimeError(f"the device of this rank has not computed it within {seconds:g} s (timeout)") from None
+        except Exception as error:
+            raise RuntimeError(str(error)) from error
+        work.wait(max(_SHORTEST, timeout - timedelta(seconds=time.monotonic() - start)))
 
 
-class StagedSend:
-    """A message that leaves a GPU."""
+@dataclass(frozen=True)
+class StagedTensor:
+    """A tensor of a GPU under way through gloo.
 
-    def __init__(self, staging: "Staging", tensor: torch.Tensor, post: Post) -> None:
-        self._rooms = staging.rooms
-        self._room = staging.rooms.take(tensor)
-        self._deferred = staging.hand_over(self._room.tensor, tensor, lambda: post(self._room.tensor))
-
-    def wait(self, timeout: timedelta, /) -> None:
-        """Returns when gloo has sent the message; errors as in `DeferredPost.wait`."""
-        self._deferred.wait(timeout)
-        self._rooms.give(self._room)
-
-
-class StagedReceive:
-    """A message that comes to a GPU."""
-
-    def __init__(self, staging: "Staging", tensor: torch.Tensor, post: Post) -> None:
-        self._staging = staging
-        self._tensor = tensor
-        self._free = staging.accelerator.record(staging.accelerator.computing)
-        self._room = staging.rooms.take(tensor)
-        self._work = post(self._room.tensor)
-
-    def wait(self, timeout: timedelta, /) -> None:
-        """Returns when gloo has received the message; later operations of the GPU see it. Raises errors of gloo."""
-        self._work.wait(timeout)
-        staging = self._staging
-        staging.accelerator.wait(staging.incoming, self._free)
-        staging.bring_in(self._tensor, self._room, self._room.tensor)
-
-
-class StagedSum:
-    """A tensor of a GPU in a collective operation of gloo, which replaces its content.
-
-    Attributes
-    ----------
-    summed
-        The result on the host, valid after `wait` and until the next tensor is staged.
+    ``content`` is the tensor on the host: for a sum it is the result, valid after `wait` and until the next tensor is
+    staged. ``finish`` is called when gloo is done; after it, later operations of the GPU see what was received.
     """
 
-    def __init__(self, staging: "Staging", tensor: torch.Tensor, part: slice, post: Post) -> None:
-        self._staging = staging
-        self._tensor = tensor
-        self._room = staging.rooms.take(tensor)
-        self.summed = self._room.tensor
-        self._deferred = staging.hand_over(self.summed[part], tensor[part], lambda: post(self.summed))
+    content: torch.Tensor
+    work: Pending
+    finish: Callable[[], None]
 
     def wait(self, timeout: timedelta, /) -> None:
-        """Returns when gloo has the sum; later operations of the GPU see it. Errors as in `DeferredPost.wait`.
-
-        The tensor is written without waiting for an event: gloo works on a copy, and nothing else reads the tensor.
-        """
-        self._deferred.wait(timeout)
-        self._staging.bring_in(self._tensor, self._room, self.summed)
+        """Returns when gloo is done; errors as in `DeferredPost.wait`."""
+        self.work.wait(timeout)
+        self.finish()
 
 
 class Staging:
@@ -184,22 +142,48 @@ class Staging:
         """Wraps a communicator of gloo, for tensors of a GPU."""
         return StagedGroup(self, group)
 
-    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> StagedSum:
+    def send(self, tensor: torch.Tensor, post: Post) -> StagedTensor:
+        """Sends a tensor."""
+        room = self.rooms.take(tensor)
+        work = self.hand_over(room.tensor, tensor, lambda: post(room.tensor))
+        return StagedTensor(room.tensor, work, lambda: self.rooms.give(room))
+
+    def receive(self, tensor: torch.Tensor, post: Post) -> StagedTensor:
+        """Receives into a tensor, which the GPU may still read: it is written after all earlier operations."""
+        accelerator, room = self.accelerator, self.rooms.take(tensor)
+        free = accelerator.record(accelerator.computing)
+
+        def finish() -> None:
+            accelerator.wait(self.incoming, free)
+            self.bring_in(tensor, room)
+
+        return StagedTensor(room.tensor, post(room.tensor), finish)
+
+    def collect(self, tensor: torch.Tensor, part: slice, post: Post) -> StagedTensor:
+        """Replaces a tensor by the result of a collective operation, which reads a part of the tensor.
+
+        The tensor is written without waiting for an event: gloo works on a copy, and nothing else reads the tensor.
+        """
+        room = self.rooms.take(tensor)
+        work = self.hand_over(room.tensor[part], tensor[part], lambda: post(room.tensor))
+        return StagedTensor(room.tensor, work, lambda: self.bring_in(tensor, room))
+
+    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> StagedTensor:
         """Posts the sum of a tensor over the ranks of a communicator."""
 
         def post(summed: torch.Tensor) -> Pending:
             return _posted(unrecorded(dist.all_reduce, summed, group=group, async_op=True))
 
-        return StagedSum(self, tensor, slice(None), post)
+        return self.collect(tensor, slice(None), post)
 
-    def all_gather(self, rows: torch.Tensor, mine: int, group: dist.ProcessGroup | None) -> StagedSum:
+    def all_gather(self, rows: torch.Tensor, mine: int, group: dist.ProcessGroup | None) -> StagedTensor:
         """Posts the gathering of one row from each rank of a communicator; ``mine`` is the row of this rank."""
 
         def post(gathered: torch.Tensor) -> Pending:
             rooms = list(gathered.unbind())
             return _posted(unrecorded(dist.all_gather, rooms, rooms[mine], group=group, async_op=True))
 
-        return StagedSum(self, rows, slice(mine, mine + 1), post)
+        return self.collect(rows, slice(mine, mine + 1), post)
 
     def hand_over(self, room: torch.Tensor, tensor: torch.Tensor, post: Callable[[], Pending]) -> DeferredPost:
         """Copies a tensor to the host, after all earlier operations of the GPU; the thread then posts it."""
@@ -210,10 +194,10 @@ class Staging:
         self._deferred.put(deferred)
         return deferred
 
-    def bring_in(self, tensor: torch.Tensor, room: Room, content: torch.Tensor) -> None:
-        """Copies received content to the GPU; later operations of the GPU wait for the copy."""
+    def bring_in(self, tensor: torch.Tensor, room: Room) -> None:
+        """Copies the received content of a room to the GPU; later operations of the GPU wait for the copy."""
         accelerator = self.accelerator
-        accelerator.copy(self.incoming, tensor, content)
+        accelerator.copy(self.incoming, tensor, room.tensor)
         copied = accelerator.record(self.incoming)
         accelerator.wait(accelerator.computing, copied)
         self.rooms.give(room, copied)
@@ -235,13 +219,13 @@ class StagedGroup:
         self._staging = staging
         self._group = group
 
-    def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> StagedSend:
+    def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> StagedTensor:
         """Posts the sending of a tensor."""
-        return StagedSend(self._staging, tensors[0], lambda room: unrecorded(self._group.send, [room], target, tag))
+        return self._staging.send(tensors[0], lambda room: unrecorded(self._group.send, [room], target, tag))
 
-    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> StagedReceive:
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> StagedTensor:
         """Posts the receipt of a tensor."""
-        return StagedReceive(self._staging, tensors[0], lambda room: unrecorded(self._group.recv, [room], source, tag))
+        return self._staging.receive(tensors[0], lambda room: unrecorded(self._group.recv, [room], source, tag))
 
 
 def _posted(work: dist.Work | None) -> Pending:

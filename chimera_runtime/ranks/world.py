@@ -17,7 +17,7 @@ from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.accelerator import Accelerator
-from chimera_runtime.ranks.communicators import DIRECTED, channels, chosen
+from chimera_runtime.ranks.communicators import channels, chosen
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.device_to_host import Reader, Readout, from_host
 from chimera_runtime.ranks.devices import device_of, known_device, require_own_gpu
@@ -141,17 +141,6 @@ def begin(
     return place, device
 
 
-def join(
-    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
-) -> World:
-    """Sets up the default process group and the communicators over it; arguments and errors as in `begin`."""
-    place, device = begin(job, store, rank, size, layout=layout, backend=backend, timeout=timeout, on=on)
-    groups = ProcessGroups(place.rank, tuple(place.ranks), store, timeout)
-    everyone = dist.group.WORLD
-    used = _backend(everyone, device)
-    return _connect(job, place, groups, store, device=device, timeout=timeout, backend=used, everyone=everyone)
-
-
 def join_group(
     job: Job,
     group: dist.ProcessGroup | None,
@@ -188,10 +177,34 @@ def join_group(
     _agree_on_program(job, place, store, timeout, arguments=same)
     if backend == "nccl":
         require_own_gpu(store, place.rank, used)
+    wait_for_gloo_at_exit()
+    # All ranks make all communicators in one order: first that of the control group, then sums, then messages.
     groups = ProcessGroups(place.rank, members, of_all, timeout)
-    return _connect(
-        job, place, groups, store, device=used, timeout=timeout, backend=backend, communicators=communicators, end=end
+    control = groups.everyone()
+    sums = sums_of(job, place, backend, groups)
+    by_link = channels(job, place, backend, groups.make, communicators)
+    world = World(
+        job=job,
+        device=used,
+        control_group=ControlGroup(
+            group=control,
+            store=store,
+            place=place,
+            members=members,
+            names=Names(place.rank, place.worker, job.stages, timeout),
+            timeout=timeout,
+            monitor=None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link)),
+        ),
+        store_of_all=of_all,
+        backend=backend,
+        sums=sums,
+        channels=by_link,
+        staging=staging_of(used, backend),
+        read=reader_of(used),
     )
+    if backend != "gloo":
+        _warm_up(world)
+    return world
 
 
 _number = count()
@@ -219,49 +232,6 @@ def _agree_on_program(
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
             raise mistakes.arguments_differ(name, values[0], values[other], other)
-
-
-def _connect(
-    job: Job,
-    place: Place,
-    groups: ProcessGroups,
-    store: Store,
-    *,
-    device: torch.device,
-    timeout: float,
-    backend: str,
-    everyone: dist.ProcessGroup | None = None,
-    communicators: str = DIRECTED,
-    end: Callable[[PeerLost], None] = end_process,
-) -> World:
-    """Makes the communicators; ``everyone`` is an unused group of gloo over all members, if there is one."""
-    wait_for_gloo_at_exit()
-    # All ranks make all communicators in one order: first that of the control group, then sums, then messages.
-    control = groups.everyone() if everyone is None or backend != "gloo" else everyone
-    sums = sums_of(job, place, backend, groups)
-    by_link = channels(job, place, backend, groups.make, communicators)
-    world = World(
-        job=job,
-        device=device,
-        control_group=ControlGroup(
-            group=control,
-            store=store,
-            place=place,
-            members=groups.members,
-            names=Names(place.rank, place.worker, job.stages, timeout),
-            timeout=timeout,
-            monitor=None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link)),
-        ),
-        store_of_all=groups.store,
-        backend=backend,
-        sums=sums,
-        channels=by_link,
-        staging=staging_of(device, backend),
-        read=reader_of(device),
-    )
-    if backend != "gloo":
-        _warm_up(world)
-    return world
 
 
 def _groups_of(sums: Sums, by_link: Mapping[tuple[int, int], dist.ProcessGroup]) -> set[dist.ProcessGroup]:

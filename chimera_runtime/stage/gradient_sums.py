@@ -111,7 +111,7 @@ class GradientSum:
                 self._works = [work for work in posted if work is not None]
             else:
                 staged = [self._staging.all_reduce(t, self._group) for t in summed]
-                self._works, self._readable = staged, [work.summed for work in staged]
+                self._works, self._readable = staged, [work.content for work in staged]
         except RuntimeError as error:
             raise self._lost(error) from None
         return self

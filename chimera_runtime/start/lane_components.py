@@ -12,6 +12,7 @@ from chimera_runtime.lane.lane import Lane, Load
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.program.job import Job
+from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
@@ -22,19 +23,31 @@ class LaneComponents(NamedTuple):
     """Objects that a lane is made from; a tool may wrap each of them, to record its calls."""
 
     stages: Mapping[int, Any]
-    peers: Mapping[int, Any]  # by worker
+    incoming: Mapping[Route, Any]
+    outgoing: Mapping[Route, Any]
     load_input: Load
     load_target: Load
     ties: Mapping[Group, Any] = MappingProxyType({})
 
 
 def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComponents:
-    """Returns the components of this rank's lane; ``context.ranges`` may wrap stages and ties for a profiler."""
-    ranges = context.ranges
-    load_input, load_target = loads(context.source, context.world.job, context.world.device)
+    """Returns the components of this rank's lane; ``context.ranges`` may wrap them for a profiler."""
+    job, facts, ranges = context.world.job, context.facts, context.ranges
+    peers = {worker: context.world.peer(worker) for worker in facts.peers}
+
+    def incoming(source: int, target: int, worker: int) -> Any:
+        slots = stages[target].inputs if target in job.fed[source] else stages[target].gradients
+        link = Incoming(peers[worker], source, target, job.stages, slots=slots)
+        return ranges.link(link, source, target, worker)
+
+    def outgoing(source: int, target: int, worker: int) -> Any:
+        return ranges.link(Outgoing(peers[worker], source, target, job.stages), source, target, worker)
+
+    load_input, load_target = loads(context.source, job, context.world.device)
     return LaneComponents(
         stages={number: ranges.stage(number, stage) for number, stage in stages.items()},
-        peers={worker: context.world.peer(worker) for worker in context.facts.peers},
+        incoming={route: incoming(*route) for route in facts.incoming},
+        outgoing={route: outgoing(*route) for route in facts.outgoing},
         load_input=load_input,
         load_target=load_target,
         ties={tie.group: ranges.tie(tie.group, tie) for stage in stages.values() for tie in stage.ties},
@@ -43,27 +56,10 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
 
 def lane_of(context: RankContext, components: LaneComponents) -> Lane:
     """Makes the lane, the argument with which the functions of a rank's script are called."""
-    job, facts, ranges = context.world.job, context.facts, context.ranges
-
-    def incoming(source: int, target: int, worker: int) -> Any:
-        stage = components.stages[target]
-        slots = stage.inputs if target in job.fed[source] else stage.gradients
-        link = Incoming(components.peers[worker], source, target, job.stages, slots=slots)
-        return ranges.link(link, source, target, worker)
-
-    def outgoing(source: int, target: int, worker: int) -> Any:
-        link = Outgoing(components.peers[worker], source, target, job.stages)
-        return ranges.link(link, source, target, worker)
-
-    receiving = {route: incoming(*route) for route in facts.incoming}
-    sending = {route: outgoing(*route) for route in facts.outgoing}
-    stages, _, load_input, load_target, ties = components
+    job = context.world.job
     if not job.period:
-        return Lane(stages, receiving, sending, load_input, load_target=load_target, ties=ties)
-    run = UpdateRange(job.passes)
-    return StreamLane(
-        stages, receiving, sending, load_input, load_target=load_target, run=run, initial=facts.initial, ties=ties
-    )
+        return Lane(*components)
+    return StreamLane(*components, run=UpdateRange(job.passes), initial=context.facts.initial)
 
 
 def driver_of(context: RankContext, lane: Lane) -> Driver:

@@ -215,6 +215,8 @@ class Run(Hooks):
         """Calls the model file's ``on_step`` after an update, on every rank; not in a rehearsal."""
         if self._torch_profile is not None:
             self._torch_profile.updated()
+        if self._recorder is not None:
+            self._recorder.spill()
         if self.loads:
             self.model.stepped(pipe, outcome)
 
@@ -309,7 +311,7 @@ class Run(Hooks):
             return components
         self._recorder = Recorder(self._context.world, self.options)
         self.faults.at_end.append(self._recorder.abandon)
-        return traced(components, self._recorder, self.compiled.job.period > 0)
+        return traced(components, self._recorder)
 
     def outcomes(
         self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]

@@ -64,13 +64,11 @@ class CallGuard:
 
         After the error the pipeline can still be used.
         """
-        results: list[T] = []
 
-        def call_here() -> None:
+        def call_here() -> T:
             with self.located.for_loader():
-                results.append(call())
+                return call()
 
         control = self.world.control_group
         exchange = ObjectExchange(control.group, "the state of a pipeline", max(control.timeout, _PATIENCE))
-        exchange.gather_results(call_here)
-        return results[0]
+        return exchange.on_all_ranks(call_here)

@@ -39,7 +39,7 @@ class Journal:
         ties = {tie.stages: tied(self, tie.stages) for tie in self.facts.ties}
         if not self.facts.turns:
             return Lane(*parts, ties)
-        return StreamLane(*parts, UpdateRange(self.job.passes), self.facts.initial, ties)
+        return StreamLane(*parts, ties, run=UpdateRange(self.job.passes), initial=self.facts.initial)
 
     def rooms(self, source: int, target: int, _worker: int) -> Sequence[int]:
         """For how many micro-batches each slot of a link has room."""

@@ -86,7 +86,7 @@ def run(written: dict[str, str], updates: int) -> Iterator[dict[int, Stage]]:
         initial = {(number,): facts.initial for number, facts in journal.facts.stages.items()}
         links = [{route: Link() for route in routes} for routes in (journal.facts.incoming, journal.facts.outgoing)]
         loads = [lambda *_: None] * 2
-        lane = StreamLane(stages, *links, *loads, UpdateRange(journal.job.passes, updates), initial)
+        lane = StreamLane(stages, *links, *loads, run=UpdateRange(journal.job.passes, updates), initial=initial)
         assert journal.facts.turns is not None
         script = loaded(written[f"rank_{worker}.py"])
         for number in journal.facts.turns.of(updates):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
-from chimera_runtime.ranks.world import World, join
+from chimera_runtime.ranks.world import World, begin, join_group
 from tests.unit.runtime import kept
 from tests.unit.runtime.thread_ranks import alone_job
 
@@ -27,7 +27,8 @@ def _one_thread() -> Iterator[None]:
 def alone() -> Iterator[World]:
     """The world of the only rank of a program with one worker."""
     hook = sys.excepthook  # to which torch adds the number of the rank
-    yield join(alone_job(), HashStore(), 0, 1, "pipeline", "gloo", 20.0)
+    begin(alone_job(), HashStore(), 0, 1, "pipeline", "gloo", 20.0)
+    yield join_group(alone_job(), None, "pipeline", None, 20.0)
     dist.destroy_process_group()
     sys.excepthook = hook
 

@@ -44,8 +44,8 @@ class Made:
         self.content = CheckpointContent(self.pipe, [self.optimizer], [self.scheduler], self.objects)
 
     def saved(self, items: int = 0) -> dict[str, Any]:
-        part = self.content.part(self.pipe.state_dict())
-        return self.content.complete(part, [part.facts], items)
+        content, facts = self.content.part(self.pipe.state_dict())
+        return self.content.complete(content, [facts], items)
 
     def info(self, **changed: Any) -> CheckpointInfo:
         return CheckpointInfo(**info_fields(self.saved()) | changed)
@@ -96,7 +96,7 @@ def test_it_says_what_it_is_of(alone: World, one_worker: Path) -> None:
     assert wanted_info(there(entries)) == {"about": {"0": ()}}
     assert wanted_info(Metadata({})) == {}
     names = {name for name, _ in of.pipe.named_parameters()}
-    assert names_in(there(entries)) == names
+    assert names_in(there(entries), "model") == names
     assert names_in(there(entries), "replicas") >= {"stages.0.1.running_mean"}
     assert set(saved["state"][WEIGHT]) == {"step", "exp_avg", "exp_avg_sq"}
     hashes = said["groups"][0]
@@ -212,30 +212,30 @@ def test_a_scheduler_whose_optimizer_is_not_known_is_kept_as_what_ranks_share(al
     saving, resuming = (
         CheckpointContent(of.pipe, [of.optimizer], [of.scheduler, plateau], Objects()) for plateau in plateaus
     )
-    part = saving.part(of.pipe.state_dict())
-    assert [*part.state["shared"]] == ["schedulers[1]"]
-    groups = resuming.groups(part.state, of.info())
-    resuming.take(part.state, of.info(), groups)
+    content, _ = saving.part(of.pipe.state_dict())
+    assert [*content["shared"]] == ["schedulers[1]"]
+    groups = resuming.groups(content, of.info())
+    resuming.take(content, of.info(), groups)
     assert plateaus[1].state_dict() == plateaus[0].state_dict()
 
 
 def test_what_ranks_share_is_the_same_on_all_of_them(alone: World, one_worker: Path) -> None:
     """Ranks of one copy are compared if each copy has its own; the message says what differs, where, and what to do."""
     of = trained(one_worker)
-    part = of.content.part(of.pipe.state_dict())
+    content, facts = of.content.part(of.pipe.state_dict())
 
     def refused(**changed: Any) -> str:
         with pytest.raises(Misuse) as error:
-            of.content.complete(part, [part.facts, replace(part.facts, **changed)], 0)
+            of.content.complete(content, [facts, replace(facts, **changed)], 0)
         return str(error.value)
 
     assert refused(shared={"count": {"numbers": "list 5"}}) == (
-        f"shared['count'] is not the same on rank 0 and on rank 1: numbers is {part.facts.shared['count']['numbers']} "
+        f"shared['count'] is not the same on rank 0 and on rank 1: numbers is {facts.shared['count']['numbers']} "
         "and list 5; of_copy= or of_rank= keeps what differs"
     )
     assert refused(shared={}) == "shared= has 'count' on rank 0, and not on rank 1"
     assert refused(of_copy={"loader": {}, "more": {}}).startswith("of_copy['loader'] is not the same on rank 0 and on")
-    of.content.complete(part, [part.facts, replace(part.facts, copy=1, of_copy={"loader": {}})], 0)
+    of.content.complete(content, [facts, replace(facts, copy=1, of_copy={"loader": {}})], 0)
 
 
 def test_groups_of_a_parameter_that_differ_between_ranks_go_to_the_rank_that_had_them(

@@ -41,7 +41,7 @@ def test_paths_are_those_of_the_nested_state() -> None:
         planner_data={"model.a.b": ("model", "a.b"), "extra.0/a._extra_state": ("extra", "0/a._extra_state")},
     )
     assert [path for path, _ in entries_of(there)] == [("model", "a.b"), ("extra", "0/a._extra_state")]
-    assert names_in(there) == {"a.b"}
+    assert names_in(there, "model") == {"a.b"}
     assert names_in(there, "extra") == {"a._extra_state"}
     assert [*flat({"a": {"b": 1}, "c": {}})] == [(("a", "b"), 1)]
     assert absent(("extra", "0/a"), {}) == "it has no entry of a state_dict 0/a, which this model has"

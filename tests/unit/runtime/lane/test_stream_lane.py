@@ -136,7 +136,9 @@ def test_a_lane_of_a_stream_gives_its_stages_and_links_the_run() -> None:
         return "batch"
 
     length = UpdateRange(PER_UPDATE)
-    lane = StreamLane({0: inner}, {(1, 0, 1): inner}, {(0, 1, 1): inner}, load, load, length, {(0,): (-1, 0)})  # type: ignore[dict-item]
+    lane = StreamLane(
+        {0: inner}, {(1, 0, 1): inner}, {(0, 1, 1): inner}, load, load, run=length, initial={(0,): (-1, 0)}
+    )  # type: ignore[dict-item]
     assert isinstance(lane, Lane)
     lane.run.updates = 1
     for micro in (-1, 0, 1, 2):
@@ -173,7 +175,9 @@ class Inside:
 def driven(first: int, behind: int, step: int, ahead: int) -> tuple[Driver, list[tuple[int, int]], Inside]:
     """A driver, the turns that it runs with the updates given by then, and its only stage."""
     inside, turns = Inside(), []
-    lane = StreamLane({0: inside}, {}, {}, lambda *_: None, lambda *_: None, UpdateRange(PER_UPDATE), {(0,): (0, 0)})
+    lane = StreamLane(
+        {0: inside}, {}, {}, lambda *_: None, lambda *_: None, run=UpdateRange(PER_UPDATE), initial={(0,): (0, 0)}
+    )
 
     def turn(of: Any, number: int) -> None:
         turns.append((of.run.updates, number))

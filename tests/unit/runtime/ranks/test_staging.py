@@ -69,7 +69,7 @@ def talk(there: Rank, back: Rank) -> None:
         sums = [rank.staging.all_reduce(rank.total, rank.group) for rank in (there, back)]
         for rank, work in zip((there, back), sums, strict=True):
             work.wait(LIMIT)
-            assert work.summed.tolist() == [2 * (update + 1.0)] * WIDTH
+            assert work.content.tolist() == [2 * (update + 1.0)] * WIDTH
             rank.look(rank.total)
         note(there, back)
     for rank in (there, back):
@@ -155,8 +155,8 @@ def test_a_receive_that_is_posted_ahead_is_with_gloo_before_anything_is_computed
     back.look(back.slots[0])
     received = back.staging.staged(members[1]).recv([back.slots[0]], 0, 7)
     members[0].send([torch.full((WIDTH,), 5.0)], 1, 7).wait(LIMIT)
-    received._work.wait(LIMIT)
-    assert received._room.tensor.tolist() == [5.0] * WIDTH
+    received.work.wait(LIMIT)
+    assert received.content.tolist() == [5.0] * WIDTH
     assert back.seen == []
     back.gpu.finish()
     assert back.seen == [[1.0] * WIDTH]

@@ -17,7 +17,7 @@ from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks import world as world_module
 from chimera_runtime.ranks.messages import Peer
 from chimera_runtime.ranks.staging import StagedGroup
-from chimera_runtime.ranks.world import World, _agree_on_program, _backend, join, join_group, staging_of
+from chimera_runtime.ranks.world import World, _agree_on_program, _backend, begin, join_group, staging_of
 from tests.unit.runtime.gpu_model import ModelGpu
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
@@ -56,7 +56,7 @@ def test_a_stage_is_held_by_ranks_of_every_copy(alone: World, layout: str, ranks
 
 def refused(of: Job, size: int, backend: str = "gloo") -> str:
     with pytest.raises(Misuse) as error:
-        join(of, HashStore(), 0, size, "pipeline", backend, TIMEOUT)
+        begin(of, HashStore(), 0, size, "pipeline", backend, TIMEOUT)
     assert not dist.is_initialized()
     return str(error.value)
 
@@ -77,7 +77,7 @@ def test_ranks_of_different_programs_do_not_start() -> None:
     store = HashStore()
     store.set("here/1", "another")
     with pytest.raises(Misuse, match="the ranks run different programs: compile again"):
-        join(job(), store, 0, 2, "pipeline", "gloo", 1.0)
+        begin(job(), store, 0, 2, "pipeline", "gloo", 1.0)
 
 
 def test_who_has_joined_knows_its_place_and_needs_no_communicator_alone(alone: World) -> None:

@@ -1,6 +1,7 @@
 """The lane that a rank makes of its facts: stages, links with their slots, loading, and the turns of a stream."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_components import LaneComponents, components_of, lane_of, loads, run_stream
+from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from tests.unit.runtime.models import facts, item, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 
@@ -67,8 +68,8 @@ def test_links_receive_into_the_slots_of_their_stage(alone: World) -> None:
         made, built = setting(world, known)
         stages = assemble.assemble(made, built, made.model.steps)
         peer = Peer()
-        parts = LaneComponents(stages, {7: peer}, *loads(made.source, world.job, world.device))
-        lane = lane_of(made, parts)
+        with patch.object(World, "peer", lambda _world, _worker: peer):
+            lane = lane_of(made, components_of(made, stages))
         lane.incoming(0, 1, worker=7).irecv(4, into=1)
         lane.incoming(2, 1, worker=7).irecv((5, 6), into=0)
         lane.outgoing(1, 2, worker=7).isend(4, ())

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from chimera_runtime.lane import Lane
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_components import LaneComponents, components_of, lane_of, loads, run_stream
+from chimera_runtime.start.lane_components import LaneComponents, components_of, lane_of, run_stream
 from chimera_runtime.tools.record.recorded_lane import traced
 from chimera_runtime.tools.record.recorder import Recorder, prepare
 from tests.unit.runtime.models import facts, given, setting
@@ -97,12 +98,13 @@ def trained(world: World, folder: Path | None, scripts: Path, updates: int = 2) 
     made, built = setting(world, known, update=first_of_two)
     stages = assemble.assemble(made, {0: built[0]}, made.model.steps)
     echo = Echo()
-    parts = LaneComponents(stages, {1: echo}, *loads(made.source, made.world.job, made.world.device))
+    with patch.object(World, "peer", lambda _world, _worker: echo):
+        parts = components_of(made, stages)
     recorder = None
     if folder is not None:
         prepare(world.control_group, folder, scripts)
         recorder = Recorder(made.world, given(folder))
-        parts = traced(parts, recorder, streams=False)
+        parts = traced(parts, recorder)
     lane = lane_of(made, parts)
     for update in range(updates):
         lane.begin(update)
@@ -164,7 +166,7 @@ def streamed(world: World, folder: Path | None, scripts: Path) -> list[Any]:
     if folder is not None:
         prepare(world.control_group, folder, scripts)
         recorder = Recorder(made.world, given(folder))
-        parts = traced(parts, recorder, streams=True)
+        parts = traced(parts, recorder)
     lane = lane_of(made, parts)
     run_stream(made, lane, 3)
     if recorder is not None:
@@ -188,7 +190,7 @@ def test_a_group_is_noted_as_one_over_its_first(alone: World, tmp_path: Path, sc
         prepare(world.control_group, tmp_path / "trace", scripts)
         recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, traced(components_of(made, stages), recorder, streams=False))
+        lane = lane_of(made, traced(components_of(made, stages), recorder))
         lane.begin(3)
         first, last = lane.stage(0), lane.stage(1)
         first.forward((0, 1), lane.input((0, 1)))
@@ -211,9 +213,31 @@ def test_an_operation_that_fails_is_not_recorded_as_over(alone: World, tmp_path:
         prepare(world.control_group, tmp_path / "trace", scripts)
         recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, traced(components_of(made, stages), recorder, streams=False))
+        lane = lane_of(made, traced(components_of(made, stages), recorder))
         lane.stage(0).forward(0, lane.input(0))
         with pytest.raises(KeyError):
             lane.stage(0).backward(1, (torch.ones(1),))
         recorder.abandon("rank 0: it failed")
     assert [words for _, words, *_ in operations(tmp_path / "trace")] == ["load input m0", "F m0 s0"]
+
+
+def test_a_pair_is_noted_as_one_operation_of_two_stages(alone: World, tmp_path: Path, scripts: Path) -> None:
+    class Paired:
+        """A stage that only runs pairs."""
+
+        def __init__(self, number: int) -> None:
+            self.number, self.seconds = number, list[Any]()
+
+        def pair(self, _forward: Any, other: Any, _backward: Any) -> None:
+            self.seconds.append(other)
+
+    with worlds(alone, alone_job()) as (world,):
+        prepare(world.control_group, tmp_path / "trace", scripts)
+        recorder = Recorder(world, given(tmp_path / "trace"))
+        inner = {number: Paired(number) for number in range(2)}
+        nothing = LaneComponents(inner, {}, {}, lambda *_: None, lambda *_: None)
+        stages = traced(nothing, recorder).stages
+        stages[1].pair((1, None), stages[0], ((0,), ()))
+        recorder.close()
+    assert inner[1].seconds == [inner[0]]
+    assert [words for _, words, *_ in operations(tmp_path / "trace")] == ["F m1 s1 & B m0 s0"]
