@@ -51,16 +51,9 @@ class LaneOperation:
 class ModelError(Exception):
     """Error that wraps an error of the user's code: the cause, whose traceback begins in the user's code.
 
-    Attributes
-    ----------
-    doing
-        Words for what the user's code was called for, such as ``the loss``.
-    status
-        The exit status with which this rank of train.py ends.
-    operation
-        The operation of the schedule that called the user's code; None outside of the schedule.
-    rank, worker
-        The rank and the worker that called the user's code, set by `Located`.
+    ``doing`` says in words what the user's code was called for, such as ``the loss``; ``status`` is the exit status
+    with which this rank of train.py ends. ``operation`` is the operation of the schedule that called the user's code,
+    None outside of the schedule. ``rank`` and ``worker`` are those that called it, set by `Located`.
     """
 
     def __init__(self, doing: str, status: int) -> None:

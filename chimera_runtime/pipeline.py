@@ -38,8 +38,7 @@ from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.update.outcome import Outcome
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
-from chimera_runtime.update.streamed_updates import step_hooks_of
-from chimera_runtime.update.update_interface import updates_of
+from chimera_runtime.update.streamed_updates import step_hooks_of, updates_of
 from chimera_runtime.values.losses import Loss
 
 _NO_HOOKS = Hooks()

@@ -314,7 +314,6 @@ class Checkpoints:
         return CheckpointInfo(**fields)
 
     def _load(self, path: Path, reader: FileSystemReader, wanted: dict[str, Any]) -> None:
-        """Reads from a checkpoint into the tensors of ``wanted``; every rank calls it."""
         try:
             with self._exchange.peer_lost_errors():
                 load(wanted, storage_reader=reader, process_group=self._exchange.group)

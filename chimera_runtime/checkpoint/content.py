@@ -93,18 +93,10 @@ class CheckpointInfo:
 class SavedFacts:
     """Facts of a rank that the ranks compare before they save.
 
-    Attributes
-    ----------
-    place
-        The number ``copy * workers + worker``.
-    groups
-        Hash of the group of each parameter.
-    shared, of_copy
-        States that must be equal on several ranks, as texts for messages, by the names of the objects.
-    counts
-        Number of weights in each average, if it is known on this rank.
-    unsaved
-        Names of buffers that have changed and are in no state dict.
+    ``place`` is the number ``copy * workers + worker``, and ``groups`` has the hash of the group of each parameter.
+    ``shared`` and ``of_copy`` have states that must be equal on several ranks, as texts for messages, by the names of
+    the objects. ``counts`` has the number of weights in each average that is known on this rank; ``unsaved`` names the
+    buffers that have changed and are in no state dict.
     """
 
     place: int

@@ -29,18 +29,11 @@ class EvaluationBatch:
 
 
 def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | None = None) -> Iterator[EvaluationBatch]:
-    """Yields the rounds of an evaluation, into which a batch of any size is cut.
+    """Yields the rounds of an evaluation, into which a batch of any size is cut; a micro-batch has ``size`` items.
 
-    Parameters
-    ----------
-    size
-        The items of a micro-batch.
-    batch
-        A pair of inputs and targets with any number of items in dimension 0, so that the last micro-batches of the last
-        round may have fewer; or a function from the number of a micro-batch to a pair with ``size`` items, for one
-        round; or a mini-batch of a `Loader`.
-    names
-        The names of keyword arguments, if they are known.
+    The batch is a pair of inputs and targets with any number of items in dimension 0, so that the last micro-batches of
+    the last round may have fewer; or a function from the number of a micro-batch to a pair with ``size`` items, for one
+    round; or a mini-batch of a `Loader`. ``names`` are those of keyword arguments, if they are known.
 
     Raises `Misuse` if the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
     """
@@ -66,7 +59,6 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
 
 
 def _rows_of(batch: Any, start: int, part_size: int, sizes: Sequence[int], micro: int) -> Any:
-    """The rows of a micro-batch of the round that begins with item ``start`` of a batch."""
     return rows(batch, start + part_size * micro, sizes[micro])
 
 

@@ -109,7 +109,6 @@ class IterableReader(IterableDataset[Any]):
             position = ReadPosition(position.epoch + 1)
 
     def _epoch(self, position: ReadPosition) -> Iterator[_CollectedItems]:
-        """The mini-batches of an epoch from a position on."""
         items = _Items(self.loading, position)
         starts, size = {self.share.start(micro): micro for micro in self.uses}, self.share.micro_batch_size
         micro_at = {start + i: micro for start, micro in starts.items() for i in range(size)}

@@ -115,7 +115,6 @@ class Loader:
         self._elements, self._next_loaded = None, (-1, 0)
 
     def _move_to(self, epoch: int, items: int = 0, state: Any = None) -> None:
-        """Makes the next iteration begin at a position."""
         self.epoch, self._items, self._state, self._is_at_beginning = epoch, items, state, True
 
     @property
@@ -193,7 +192,6 @@ class Loader:
             raise
 
     def _start_loading(self) -> Iterator[Any]:
-        """Starts to load the mini-batches from the present position on."""
         begin = ReadPosition(self.epoch, self._items, self._state)
         if self._is_stream:
             stream = IterableReader(self._loading, self._share, self._uses, self._drop_last, begin)

@@ -98,12 +98,8 @@ class ItemLoading:
 class MiniBatch:
     """Part of a mini-batch that a rank uses: an argument for `Pipeline.step`, ``evaluate`` and ``predict``.
 
-    Attributes
-    ----------
-    items
-        The items of the copy: B*N, or fewer in the last mini-batch of an epoch.
-    position
-        The position in the data at which the mini-batch begins, the same on all ranks: see `POSITION_NAMES`.
+    ``items`` are those of the copy: B*N, or fewer in the last mini-batch of an epoch. ``position`` is the position in
+    the data at which the mini-batch begins, the same on all ranks: see `POSITION_NAMES`.
     """
 
     items: int

@@ -23,18 +23,10 @@ Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
 class ReaderMessages:
     """Tells all ranks how long an iterable dataset is, which only the ranks that read it know.
 
-    In each copy of the pipelines one reader sends the length of each mini-batch to the ranks that do not read. Every
-    rank makes an object of this class for the same loader. For each mini-batch, ranks that read call `send_items`, and
-    the others `receive_items`.
-
-    Parameters
-    ----------
-    readers
-        The workers that read the dataset, at least one.
-    number
-        The number of the loader, which keeps the messages of several loaders apart.
-    messages
-        The messages of this rank that have not been waited for; they outlive the loader.
+    In each copy of the pipelines one of the ``readers``, the workers that read the dataset, sends the length of each
+    mini-batch to the ranks that do not read. Every rank makes an object of this class for the loader with the same
+    ``number``, and for each mini-batch ranks that read call `send_items`, the others `receive_items`. ``messages`` are
+    those of this rank that have not been waited for; they outlive the loader.
     """
 
     def __init__(self, control_group: ControlGroup, readers: frozenset[int], number: int, messages: Messages) -> None:

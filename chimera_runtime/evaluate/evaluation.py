@@ -188,16 +188,9 @@ class Evaluation:
 
     Rounds follow each other without a barrier, so the pipelines stay full from the first round to the last.
 
-    Parameters
-    ----------
-    stages
-        The stages of the rank in training. No update may be under way.
-    size
-        The items of a micro-batch in training.
-    output
-        Receives what the module of the last stage returns.
-    varying
-        Fits the stages to batches with smaller shapes than the example, if the pipeline takes these.
+    ``stages`` are the stages of the rank in training, of which no update may be under way, and ``size`` is the number
+    of items of a micro-batch there. ``output`` receives what the module of the last stage returns. ``varying`` fits the
+    stages to batches with smaller shapes than the example, if the pipeline takes these.
     """
 
     def __init__(

@@ -23,16 +23,9 @@ from chimera_runtime.values.tensors import all_generators_kept
 class Inference:
     """Computes losses and outputs of the stages. Call it only while no update is under way.
 
-    Random generators, and the buffers and attributes of modules, are restored afterwards.
-
-    Attributes
-    ----------
-    size
-        Number of items of a micro-batch.
-    located
-        Context of the pipeline's calls: after an error inside, the pipeline refuses further calls.
-    varying
-        Fits the stages to the shapes of a batch, if the pipeline takes several shapes.
+    Random generators, and the buffers and attributes of modules, are restored afterwards. ``size`` is the number of
+    items of a micro-batch. After an error inside ``located`` the pipeline refuses further calls. ``varying`` is as in
+    `Evaluation`.
     """
 
     context: RankContext

@@ -19,7 +19,7 @@ Around = Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
 """Function that makes from a method, and a function of `Lines`, what is called in place of the method."""
 
 
-class Watched:
+class WrappedPart:
     """Wrapper of a stage, a tie or a link: ``around`` replaces each method that runs a line of the program."""
 
     def __init__(self, part: Any, lines: Lines, around: Around) -> None:
@@ -31,7 +31,7 @@ class Watched:
         return getattr(self._part, name)
 
 
-class WatchedStage(Watched):
+class WrappedStage(WrappedPart):
     """Wrapper of a stage, which other wrapped stages may take as the second one of a pair."""
 
     pair: Any
@@ -47,7 +47,7 @@ class WatchedStage(Watched):
         return self
 
 
-class _RangedStage(WatchedStage):
+class _RangedStage(WrappedStage):
     """The name of an operation has the version that `at` has chosen, if any."""
 
     version = ""
@@ -102,7 +102,7 @@ class Ranges(Unranged):
 
     def tie(self, group: Group, tie: Any) -> Any:
         """Returns a wrapper of a tie whose sums, steps and versions are ranges."""
-        return Watched(tie, lines_of_weights(group), self._around)
+        return WrappedPart(tie, lines_of_weights(group), self._around)
 
     def link(self, link: Any, source: int, target: int, worker: int) -> Any:
         """Returns a wrapper of a link whose messages and waits are ranges."""
@@ -113,7 +113,7 @@ class Ranges(Unranged):
             "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
             "wait": lambda micros: f"wait {verb} {_text(micros)} {ends}",
         }
-        return Watched(link, lines, self._around)
+        return WrappedPart(link, lines, self._around)
 
     def _around(self, method: Callable[..., Any], line: Callable[..., str]) -> Callable[..., Any]:
         def ranged(*arguments: Any, **keywords: Any) -> Any:

@@ -303,7 +303,6 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
 
 
 def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:
-    """Returns the `Layers` that ``layers()`` of a model file and the split make."""
     if hasattr(module, "build_stage"):
         raise mistakes.layers_and_build_stage(file)
     if not callable(module.layers):

@@ -260,7 +260,6 @@ def _tied_elsewhere(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _matches(key: str, name: str) -> bool:
-    """Whether a key equals a name, or is a pattern that matches it."""
     try:
         return key == name or re.fullmatch(key, name) is not None
     except re.error:

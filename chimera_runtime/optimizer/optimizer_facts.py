@@ -55,19 +55,9 @@ class _TrackedOptimizer:
 class OptimizerFacts:
     """Collects the settings and steps of the optimizers that step this rank's parameters, by weight group.
 
-    Parameters
-    ----------
-    parameters
-        The trained parameters by weight group, in the same order on all ranks that hold the group.
-    compared
-        Weight groups that other ranks hold as well: their settings are compared.
-    names
-        Names of the parameters.
-
-    Attributes
-    ----------
-    has_parameters
-        Whether there is a parameter to step.
+    ``parameters`` has the trained parameters by weight group, in the same order on all ranks that hold the group. The
+    settings of the groups in ``compared`` are compared with those of other ranks, which hold them as well.
+    ``has_parameters`` says whether there is a parameter to step.
     """
 
     def __init__(

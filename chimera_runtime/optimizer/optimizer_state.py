@@ -28,16 +28,9 @@ _OF_THE_GROUP = ("params", "param_names")
 class SavedGroup:
     """A parameter group of an optimizer, as a checkpoint saves it for each parameter in it.
 
-    Attributes
-    ----------
-    settings
-        Learning rate and the like.
-    entries
-        Entries of the optimizer's ``state_dict`` other than settings and the state of parameters.
-    optimizer
-        Class of the optimizer; None in a checkpoint of format 1, which does not have it.
-    schedulers
-        Schedulers of the optimizer in their order, each with its state for this group alone; None in format 1.
+    ``settings`` are the learning rate and the like; ``entries`` are entries of the optimizer's ``state_dict`` other
+    than settings and the state of parameters. A checkpoint of format 1 has neither the class of the ``optimizer`` nor
+    its ``schedulers``: in their order, each with its state for this group alone.
     """
 
     settings: dict[str, Any]

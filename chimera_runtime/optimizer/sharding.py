@@ -73,14 +73,8 @@ def cut(parameter: torch.nn.Parameter, ranks: int) -> Cut | None:
 class Sharding:
     """The parameters of a weight group, cut over the ranks that hold it.
 
-    A parameter without a dimension that has a row for each rank stays whole, and every rank steps it.
-
-    Attributes
-    ----------
-    parameters
-        The parameters of the group, whole.
-    shards
-        The part of each parameter that this rank steps, as a view with the attributes of the parameter.
+    A parameter without a dimension that has a row for each rank stays whole, and every rank steps it. ``parameters``
+    are whole; ``shards`` are the parts that this rank steps, as views with the attributes of the parameters.
 
     Raises `Misuse` if a parameter is spread over other ranks already.
     """

@@ -85,12 +85,7 @@ def weights_of(group: Group) -> Key:
 class FactComparison:
     """Finds out, by one sum over all ranks, whether they agree in facts (data, settings, weights).
 
-    All ranks list the same keys of facts.
-
-    Attributes
-    ----------
-    shared
-        The weight groups that several ranks hold.
+    All ranks list the same keys of facts. ``shared`` are the weight groups that several ranks hold.
     """
 
     def __init__(self, control_group: ControlGroup, job: Job) -> None:
@@ -175,7 +170,6 @@ class FactComparison:
         return dict(sorted(values.items()))
 
     def _ranks(self, key: Key) -> Sequence[int]:
-        """The ranks that may know a fact."""
         kind, of, _ = key
         place = self._place
         if isinstance(of, tuple):

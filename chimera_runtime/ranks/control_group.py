@@ -24,22 +24,10 @@ from chimera_runtime.values.tensors import plain
 class ControlGroup:
     """All ranks of the pipelines: they send each other tensors by gloo, and leave texts for each other in a store.
 
-    Attributes
-    ----------
-    group
-        The communicator of gloo.
-    store
-        Keys and values for these ranks alone.
-    place
-        This rank's place. Ranks are counted within the pipelines.
-    members
-        The numbers of the ranks in the default process group.
-    names
-        Words for messages about failed waits.
-    timeout
-        Seconds that a wait may take.
-    monitor
-        Keeps the time of waits that do not block the host; None where all messages go by gloo.
+    ``group`` is the communicator of gloo, and ``store`` has keys and values for these ranks alone. ``place`` is this
+    rank's place, with ranks counted within the pipelines; ``members`` are the ranks' numbers in the default process
+    group. ``names`` has words for messages about failed waits; a wait may take ``timeout`` seconds. ``monitor`` keeps
+    the time of waits that do not block the host; it is None where all messages go by gloo.
     """
 
     group: dist.ProcessGroup

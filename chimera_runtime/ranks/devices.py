@@ -16,12 +16,8 @@ DEFAULT_QUEUES = 8
 def device_of(backend: str, on: str | None = None) -> torch.device:
     """Returns the device of this rank, and makes it torch's current one if it is a GPU.
 
-    With gloo, whose messages are staged through the host, ranks of a machine that has fewer GPUs share them.
-
-    Parameters
-    ----------
-    on
-        ``cpu`` or ``cuda``: by default the first of these that the backend is for.
+    ``on`` is ``cpu`` or ``cuda``, by default the first of these that the backend is for. With gloo, whose messages are
+    staged through the host, ranks of a machine that has fewer GPUs share them.
 
     Raises `Misuse` if the backend is for another kind of device, or a GPU is missing.
     """
@@ -75,7 +71,6 @@ def _why_none() -> str:
 
 
 def _local_index(backend: str) -> int:
-    """The number of this rank's GPU on its machine."""
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     ranks = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if not count:

@@ -67,18 +67,10 @@ def abort(groups: Iterable[dist.ProcessGroup]) -> None:
 
 
 class Monitor:
-    """A thread that notices operations that have been waited for longer than the time-out.
+    """A thread that notices operations that have been waited for longer than ``timeout`` seconds.
 
-    Parameters
-    ----------
-    timeout
-        In seconds. It includes the work of the device before the wait.
-    end
-        Called in the thread with the error, if `check` has not raised it within the grace.
-    groups
-        Communicators to abort after a time-out.
-    grace
-        In seconds.
+    The time includes the work of the device before the wait. After a time-out the communicators in ``groups`` are
+    aborted. ``end`` is called in the thread with the error, if `check` has not raised it within ``grace`` seconds.
     """
 
     def __init__(

@@ -32,22 +32,11 @@ from chimera_runtime.ranks.staging import Staging
 class World:
     """A rank of a program, with its device and its communicators.
 
-    Attributes
-    ----------
-    control_group
-        Communication outside of the schedule.
-    store_of_all
-        The store that these ranks share with the pipelines in the other rows of a mesh.
-    backend
-        The backend of messages and sums.
-    sums
-        By weight group, the communicator of its gradient sums.
-    channels
-        By sender and receiver, the communicators of messages; none for gloo, whose messages take the control group.
-    staging
-        Carries messages and sums of a GPU by gloo.
-    read
-        Reads losses from the device.
+    ``control_group`` is for communication outside of the schedule. ``store_of_all`` is the store that these ranks share
+    with the pipelines in the other rows of a mesh. ``backend`` is that of messages and sums: ``sums`` has the
+    communicator of the gradient sums of each weight group, ``channels`` that of messages by sender and receiver. There
+    are no channels for gloo, whose messages take the control group. ``staging`` carries messages and sums of a GPU by
+    gloo; ``read`` reads losses from the device.
     """
 
     job: Job
@@ -235,7 +224,6 @@ def _agree_on_program(
 
 
 def _groups_of(sums: Sums, by_link: Mapping[tuple[int, int], dist.ProcessGroup]) -> set[dist.ProcessGroup]:
-    """The communicators of sums and messages."""
     return {group for group in (*(group for group, _ in sums.values()), *by_link.values()) if group is not None}
 
 

@@ -163,8 +163,6 @@ class GradientSum:
                 torch._foreach_mul_(views, self._count.correction(float(count)))
 
     def _averaged(self, count: torch.Tensor, mesh: Any) -> torch.Tensor:
-        """The mean of a count over the ranks of a mesh."""
-
         def lost(error: Exception) -> PeerLost:
             others = [rank for rank in mesh.mesh.flatten().tolist() if rank != dist.get_rank()]
             return self._names.lost(f"the count of {self._name} on the other ranks of its mesh", others, error)

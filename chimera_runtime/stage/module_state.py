@@ -186,7 +186,6 @@ class ModuleState:
         return TensorVersion(tensor, number, tensor.detach().clone())
 
     def _changes(self, before: StateSnapshot, thorough: bool) -> set[int]:
-        """Ids of the containers, tensors and generators that have changed since a snapshot."""
         if not before.containers:
             return set()
         return self._differing(before, self.snapshot(thorough).versions)

@@ -122,15 +122,9 @@ def assemble(
 ) -> dict[int, Stage]:
     """Returns the stages of this rank by number, ready for the first update.
 
-    Parameters
-    ----------
-    optimizer
-        Makes the optimizer of a weight group, if steps are part of the schedule. Without it stages make no steps: the
-        caller steps with the gradients of an update.
-    make_stage
-        Makes a stage from the arguments of `Stage`.
-    sum_dtype
-        The dtype in which gradients are added up; by default each in the dtype of its parameter.
+    ``optimizer`` makes the optimizer of a weight group, if steps are part of the schedule; without it the caller steps
+    with the gradients of an update. ``make_stage`` makes a stage from the arguments of `Stage`. Gradients are added up
+    in ``sum_dtype``, by default each in the dtype of its parameter.
     """
     world, model, probed, job = context.world, context.model, context.probed, context.world.job
     share = loss_share(job, world.place.copies, probed)

@@ -26,14 +26,8 @@ _INPUT, _TARGET, _KEYWORDS = range(3)
 def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
     """Returns by micro-batch which of input, target and keyword arguments a worker uses in a step.
 
-    Micro-batches of which the worker uses none are left out.
-
-    Parameters
-    ----------
-    takes_keywords
-        Whether a stage of the worker takes keyword arguments: they are loaded for every micro-batch.
-    reads_shapes
-        Whether the worker looks at the first micro-batch for its shapes.
+    Micro-batches of which the worker uses none are left out. If a stage of the worker ``takes_keywords``, they are
+    loaded for every micro-batch; if the worker ``reads_shapes``, it looks at the first micro-batch.
     """
     parts: defaultdict[int, set[int]] = defaultdict(set)
     for part, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
@@ -50,16 +44,9 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
 class LoaderMaker:
     """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
 
-    Parameters
-    ----------
-    workers
-        The facts of each worker, from worker 0 on.
-    traits
-        The `Traits` of each stage, among them the names of the keyword arguments that the stage takes.
-    varying
-        Whether every rank looks at the shapes of each mini-batch.
-    seed
-        The seed of the pipeline, for loaders that are given none.
+    ``workers`` has the facts of each worker, ``traits`` those of each stage, among them the names of the keyword
+    arguments that it takes. ``varying`` says that every rank looks at the shapes of each mini-batch. Loaders that are
+    given no seed take ``seed``, that of the pipeline.
     """
 
     def __init__(

@@ -17,16 +17,10 @@ from chimera_runtime.start.probe import ProbeResult
 class RankContext:
     """Everything that stages and a lane are made from, for ``--check`` and then again for the training itself.
 
-    Attributes
-    ----------
-    script, facts
-        This rank's part of the program: its generated file, and its entry in program.json.
-    probed
-        What the probe has learned about each stage.
-    source
-        Loads inputs, targets and keyword arguments of a micro-batch; None in a rehearsal, which loads no data.
-    ranges
-        Wraps stages, ties and links for a profiler if the user has asked for that, else returns them unchanged.
+    ``script`` and ``facts`` are this rank's part of the program: its generated file, and its entry in program.json.
+    ``probed`` is what the probe has learned about each stage. ``source`` loads inputs, targets and keyword arguments of
+    a micro-batch; it is None in a rehearsal, which loads no data. ``ranges`` wraps stages, ties and links for a
+    profiler if the user has asked for that, else returns them unchanged.
     """
 
     world: World

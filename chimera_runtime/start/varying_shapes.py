@@ -101,7 +101,6 @@ class VaryingShapes:
         return self._feed.input(update, 0), self._feed.keywords(update, 0)
 
     def _rank_of(self, stage: int) -> int:
-        """The rank of this copy that runs a stage of the first pipe."""
         place = self._world.place
         return place.rank_of(place.copy, self._world.job.placement[0][stage])
 
@@ -158,5 +157,4 @@ class VaryingShapes:
 
 
 def _shapes(inputs: FirstInputs) -> Shapes:
-    """The shapes of all tensors among inputs and keyword arguments."""
     return tuple(tuple(leaf.shape) for leaf in leaves(inputs) if isinstance(leaf, torch.Tensor))

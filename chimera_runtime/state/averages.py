@@ -20,12 +20,7 @@ Average = Mapping[str, torch.Tensor] | Mapping[int, torch.nn.Module]
 class AverageState:
     """The state of an average on this rank, by the names of the parameters that are averaged.
 
-    Parameters
-    ----------
-    what
-        The name of the average in messages.
-    state
-        The state of the pipeline's own weights.
+    ``what`` is the name of the average in messages, ``state`` the state of the pipeline's own weights.
 
     Raises `Misuse` if the average has a parameter that the pipeline does not have on this rank.
     """

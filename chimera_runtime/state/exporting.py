@@ -84,7 +84,6 @@ def load_weights(state: State, path: Path) -> list[str]:
 
 
 def _complaint(path: Path, values: dict[str, Any], state: State) -> str | None:
-    """Writes the file; returns a complaint if that has failed."""
     try:
         _require_readable(path, values)
         _write(path, values, state)

@@ -338,7 +338,6 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _copy(name: str, value: Any, tensor: torch.Tensor) -> None:
-    """Copies a value of a file into a tensor of this rank."""
     if not isinstance(value, torch.Tensor):
         raise mistakes.entry_differs_in_file(name, f"a {type(value).__name__}", "a tensor")
     if value.shape != tensor.shape:

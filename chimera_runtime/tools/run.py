@@ -59,14 +59,8 @@ _TERMINATED = "terminated"
 class Run(Hooks):
     """Model file, data and options of a run; as the hooks of a `Pipeline` it does what options ask for at start.
 
-    Attributes
-    ----------
-    device
-        Device of this rank's stages.
-    model
-        Functions of the model file.
-    held_out
-        Evaluation of the items of the model file's ``validation``, with ``--eval-every``.
+    ``device`` is that of this rank's stages, and ``model`` has the functions of the model file. ``held_out`` evaluates
+    the items of the model file's ``validation``, with ``--eval-every``.
     """
 
     options: argparse.Namespace
@@ -104,7 +98,6 @@ class Run(Hooks):
         self._before = resident()
 
     def _open(self) -> Sinks:
-        """Opens the files that rank 0 writes."""
         options, job = self.options, self.compiled.job
         items = options.micro_batch_size * job.micro_batches * self.place.copies
         if self.place.rank:
@@ -240,7 +233,6 @@ class Run(Hooks):
 
     @contextmanager
     def _profiled(self, before: int) -> Iterator[None]:
-        """Runs the updates inside torch's profiler, with ``--torch-profile``."""
         if self.options.torch_profile is None:
             yield
             return

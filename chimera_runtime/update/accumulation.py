@@ -18,13 +18,9 @@ class Accumulation:
     included. A parameter without a gradient shows no sign of having been cleared: it counts as cleared when no
     parameter of this rank has a gradient.
 
-    Parameters
-    ----------
-    named
-        The parameters by name. Those that require no gradient when this is made are frozen.
-    mean_in_mesh
-        Returns the means of numbers over the ranks of a mesh, if ``loss`` returns counts: for a parameter that is
-        spread over a mesh, the weight of a step is the mean of the counts there.
+    Parameters in ``named`` that require no gradient when this is made are frozen. ``mean_in_mesh`` returns the means of
+    numbers over the ranks of a mesh, if ``loss`` returns counts: for a parameter that is spread over a mesh, the weight
+    of a step is the mean of the counts there.
     """
 
     def __init__(

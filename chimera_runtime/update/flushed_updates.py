@@ -1,45 +1,33 @@
 """Updates of a schedule with a flush: an update ends before the next one begins, and the caller's optimizer steps."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors.update import SCALER_WITH_WIDER_SUMS
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.ranks.agreement import SCALE
-from chimera_runtime.stage.stage import Stage
 from chimera_runtime.update.accumulation import Accumulation
-from chimera_runtime.update.outcome import Outcome, Outcomes
+from chimera_runtime.update.outcome import Outcome
+from chimera_runtime.update.update_interface import Updates
 from chimera_runtime.values.losses import added
 
 
 @dataclass(kw_only=True)
-class FlushedUpdates:
+class FlushedUpdates(Updates):
     """The `Updates` of a schedule with a flush: a call of `run_update` runs a whole update.
 
-    Attributes
-    ----------
-    script
-        The function ``update`` of this rank's script.
-    device
-        The device of the scale of a GradScaler.
-    sums_wider
-        Whether gradients are summed in another dtype than that of the weights, into ``main_grad``.
+    ``script`` is the function ``update`` of this rank's script; the scale of a GradScaler is on ``device``.
+    ``sums_wider`` says that gradients are summed in another dtype than that of the weights, into ``main_grad``.
     """
 
     script: Callable[[Lane], None]
     lane: Lane
-    stages: Mapping[int, Stage]
-    feed: Feed
-    outcomes: Outcomes
     accumulation: Accumulation
     device: torch.device
     sums_wider: bool
-    started: int = 0
-    terms: Mapping[str, float] = field(default_factory=dict)
 
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
         """Clears all gradients, after copying them if the update is to ``accumulate``, and sets the scale of the loss.
@@ -73,13 +61,3 @@ class FlushedUpdates:
 
     def finish(self) -> None:
         """Does nothing: no update is under way."""
-
-    def take_outcomes(self) -> list[Outcome]:
-        """An empty list: `run_update` has returned every outcome."""
-        return []
-
-    def count_from(self, updates: int) -> None:
-        """Sets the number of updates before the next one, as a checkpoint has it; random numbers follow from it."""
-        self.started = updates
-        for stage in self.stages.values():
-            stage.count_from(updates)

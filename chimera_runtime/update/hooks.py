@@ -18,15 +18,9 @@ from chimera_runtime.update.outcome import Outcomes
 class Hooks:
     """Functions that `Pipeline` calls while it is made. They change nothing here; a tool overrides some of them.
 
-    Attributes
-    ----------
-    measures
-        Whether the memory that a forward of each stage keeps is measured at start.
-    loads
-        Whether data are loaded; a rehearsal needs none.
-    explains
-        Whether the error of a lost rank gets notes about the waits of other ranks. They take seconds to collect; tools
-        that follow all waits themselves do without.
+    ``measures`` says whether the memory that a forward of each stage keeps is measured at start; ``loads`` whether data
+    are loaded, as a rehearsal needs none; ``explains`` whether the error of a lost rank gets notes about the waits of
+    other ranks. They take seconds to collect; tools that follow all waits themselves do without.
     """
 
     measures = False

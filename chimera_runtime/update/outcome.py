@@ -81,7 +81,6 @@ class Outcome:
 
     @property
     def _losses(self) -> int:
-        """Length of the first part of ``_numbers``: loss, count and auxiliary losses."""
         return 2 + len(self._names)
 
     @property
@@ -101,21 +100,9 @@ class Outcomes:
     Facts and the request to stop are added up together with the losses. All ranks wait for a sum at the same point of
     the program: so all learn of a request to stop after the same update, and raise an error together.
 
-    Attributes
-    ----------
-    asked_to_stop
-        Whether this rank asks all ranks to stop, with the next sum.
-    facts_of
-        Returns the facts of an update that must be equal on all ranks.
-    read
-        Reads numbers from the device of this rank.
-
-    Parameters
-    ----------
-    counted
-        Whether ``loss`` returns sums and counts.
-    names
-        The auxiliary losses of all stages.
+    ``read`` reads numbers from the device of this rank. ``counted`` says that ``loss`` returns sums and counts;
+    ``names`` are the auxiliary losses of all stages. If ``asked_to_stop``, this rank asks all ranks to stop, with the
+    next sum. ``facts_of`` returns the facts of an update that must be equal on all ranks.
     """
 
     def __init__(

@@ -21,14 +21,8 @@ from chimera_runtime.update.update_interface import Updates
 class SharedFacts:
     """Gathers the facts of this rank for each update. They are sent together with the losses, and then compared.
 
-    Parameters
-    ----------
-    groups
-        The parameters of this rank, by weight group.
-    names
-        The names of the parameters.
-    steps
-        The optimizers of a schedule without a flush; None if the caller steps.
+    ``groups`` has the parameters of this rank by weight group, ``names`` their names. ``steps`` has the optimizers of a
+    schedule without a flush; None if the caller steps.
     """
 
     def __init__(

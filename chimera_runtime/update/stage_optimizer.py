@@ -60,16 +60,9 @@ class StepHooks:
 class StageOptimizer:
     """The optimizer of a weight group with its hooks; a step does nothing if all parameters are frozen.
 
-    Attributes
-    ----------
-    stage
-        The number of the stage; for shared parameters, the numbers of the stages that share them.
-    optimizer
-        The user's optimizer; None if all parameters of the group are frozen.
-    next_step
-        What hooks get at the next step.
-    on_step
-        Called after each step with the weight group and the number of the update.
+    ``stage`` is the number of the stage or, for shared parameters, those of the stages that share them. ``optimizer``
+    is the user's, None if all parameters are frozen. Hooks get ``next_step`` at the next step. ``on_step`` is called
+    after each step with the weight group and the number of the update.
     """
 
     def __init__(self, group: Group, module: torch.nn.Module, named: Named, hooks: StepHooks) -> None:

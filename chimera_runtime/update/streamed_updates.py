@@ -2,17 +2,25 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import update as mistakes
+from chimera_runtime.lane.lane import Lane
 from chimera_runtime.lane.stream_lane import Driver
 from chimera_runtime.program.job import Job
+from chimera_runtime.ranks.gathering import averaged_in_mesh
 from chimera_runtime.stage.stage import Stage
+from chimera_runtime.start.lane_components import driver_of
+from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.update.accumulation import Accumulation
+from chimera_runtime.update.flushed_updates import FlushedUpdates
 from chimera_runtime.update.outcome import Outcome, Outcomes
 from chimera_runtime.update.stage_optimizer import Hook, Named, StepHooks
+from chimera_runtime.update.update_interface import Updates
 from chimera_runtime.values.losses import added
 
 
@@ -32,8 +40,8 @@ def step_hooks_of(
     return None
 
 
-@dataclass
-class StreamedUpdates:
+@dataclass(kw_only=True)
+class StreamedUpdates(Updates):
     """The `Updates` of a stream: a call of `run_update` starts an update, and may complete an earlier one.
 
     The sum of an update's losses is launched in the call in which the last rank completes the update, which all ranks
@@ -42,11 +50,6 @@ class StreamedUpdates:
 
     job: Job
     driver: Driver
-    stages: Mapping[int, Stage]
-    feed: Feed
-    outcomes: Outcomes
-    started: int = 0
-    terms: Mapping[str, float] = field(default_factory=dict)
     _completed: int = 0
     _dropped: int = 0  # updates whose mini-batches the feed no longer holds
     _finished: list[Outcome] = field(default_factory=list)
@@ -91,13 +94,9 @@ class StreamedUpdates:
         return outcomes
 
     def count_from(self, updates: int) -> None:
-        """Sets the number of updates before the next one, from which random numbers follow.
-
-        Call it only while no update is under way.
-        """
-        self.started = self._completed = self._dropped = updates
-        for stage in self.stages.values():
-            stage.count_from(updates)
+        """Sets the number of updates before the next one, as in `Updates`."""
+        super().count_from(updates)
+        self._completed = self._dropped = updates
         self.driver.begin(updates)
 
     def _complete(self) -> Outcome:
@@ -113,3 +112,31 @@ class StreamedUpdates:
             self.feed.drop(update)
         self._dropped = stepped
         self.feed.note_versions()
+
+
+def updates_of(
+    context: RankContext,
+    lane: Lane,
+    stages: Mapping[int, Stage],
+    feed: Feed,
+    *,
+    outcomes: Outcomes,
+    parameters: Mapping[str, torch.nn.Parameter],
+    sum_dtype: torch.dtype | None,
+) -> Updates:
+    """Makes the updates of a rank from its stages and its lane; ``sum_dtype`` is as in `Pipeline`."""
+    world = context.world
+    if world.job.period:
+        driver = driver_of(context, lane)
+        return StreamedUpdates(job=world.job, driver=driver, stages=stages, feed=feed, outcomes=outcomes)
+    mean_in_mesh = partial(averaged_in_mesh, world.control_group, device=world.device)
+    return FlushedUpdates(
+        script=context.script.update,
+        lane=lane,
+        stages=stages,
+        feed=feed,
+        outcomes=outcomes,
+        accumulation=Accumulation(parameters, mean_in_mesh if context.probed.expected_count else None),
+        device=world.device,
+        sums_wider=sum_dtype is not None,
+    )

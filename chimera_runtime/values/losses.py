@@ -79,10 +79,7 @@ def expected_count(count: float | None, micro_batches: int) -> float | None:
 class Count:
     """Count of an update so far, of the micro-batches whose backward a stage has run.
 
-    Parameters
-    ----------
-    expected
-        The number by which all gradients have been divided: see `expected_count`.
+    All gradients have been divided by the ``expected`` count: see `expected_count`.
     """
 
     def __init__(self, stage: int, expected: float, device: torch.device) -> None:

@@ -104,11 +104,8 @@ def rest(module: torch.nn.Module) -> None:
 def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | None:
     """Returns the reason why no pipeline supports the way in which a module is spread, with advice; else None.
 
-    Parameters
-    ----------
-    members
-        The ranks of the pipelines if there are other ranks over which a module may be spread: no two members may hold
-        parts of one tensor.
+    ``members`` are the ranks of the pipelines if there are other ranks over which a module may be spread: no two
+    members may hold parts of one tensor.
     """
     tensors = [*module.parameters(), *module.buffers()]
     wrapper = next((name for part in module.modules() if (name := _made_by(part, _WRAPPERS))), None)

@@ -148,7 +148,6 @@ def _is_cut(leaf: Any) -> bool:
 
 
 def _is_whole(leaf: Any) -> bool:
-    """Whether a value is the same for all items."""
     if isinstance(leaf, (Constant, complex, bytes, Enum, torch.dtype, torch.device)):
         return True
     if isinstance(leaf, torch.Tensor):

@@ -53,17 +53,11 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
     a CUDA graph are not counted. The address does: the allocator gives out no memory that anything still holds. So a
     forward that hands on the memory of an earlier one may have overwritten what another stage still reads.
 
-    Parameters
-    ----------
-    waiting
-        The micro-batches of the stage that wait for their backward.
-    inputs_of
-        Returns the inputs of the stage, which may be the same memory for several micro-batches.
+    The micro-batches of the stage in ``waiting`` wait for their backward. ``inputs_of`` returns the inputs of the
+    stage, which may be the same memory for several micro-batches.
 
-    Raises
-    ------
-    BadModel
-        If the stage has handed on the same memory for another micro-batch that waits, and did not get it as input.
+    Raises `BadModel` if the stage has handed on the same memory for another micro-batch that waits, and did not get it
+    as input.
     """
     for output in outputs:
         storage: Any = output.untyped_storage()
@@ -96,14 +90,9 @@ class ReleasedTensors:
 class Slots:
     """Slots, the receive buffers of a stage for one direction: slot k has room for ``rooms[k]`` micro-batches.
 
-    The content of a slot may be needed for longer than the program says: by the graph of the next stage, if a stage
-    hands its input on, or by a stage that keeps its input. Such a slot moves to new memory before its next message; the
-    old memory stays with its holder.
-
-    Parameters
-    ----------
-    make
-        Function that allocates the buffers of a message with a number of micro-batches.
+    ``make`` allocates the buffers of a message with a number of micro-batches. The content of a slot may be needed for
+    longer than the program says: by the graph of the next stage, if a stage hands its input on, or by a stage that
+    keeps its input. Such a slot moves to new memory before its next message; the old memory stays with its holder.
     """
 
     def __init__(self, rooms: Iterable[int] = (), make: Callable[[int], Tensors] = lambda _room: ()) -> None:

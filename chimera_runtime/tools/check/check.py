@@ -161,7 +161,6 @@ def checked_updates(job: Job) -> int:
 def _run(
     context: RankContext, model: ModelFile, built: dict[int, torch.nn.Module], updates: int, is_sharded: bool
 ) -> RankResult:
-    """Runs some updates by the rank's script, with the model's optimizers."""
     watched: list[WatchedOptimizer] = []
     groups = iter(by_group(built, context.ties))
 

@@ -287,7 +287,6 @@ def _publish_digests(control_group: ControlGroup, result: RankResult) -> None:
 
 
 def _unequal(control_group: ControlGroup, job: Job, updates: int) -> Iterator[str]:
-    """Yields the weight groups whose replicas are not bitwise equal, with the ranks that agree."""
     for group in job.groups:
         name = group_name(group)
         ranks_by_digest: dict[str, list[int]] = {}

@@ -41,19 +41,11 @@ class Agreement:
 def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[End]] = ()) -> Agreement:
     """Compares loss and gradients of the first update, after the weights of the stages went into the user's model.
 
-    Both run in evaluation mode: in training mode dropout would draw other numbers for each.
+    Both run in evaluation mode: in training mode dropout would draw other numbers for each. ``tied`` are groups of
+    parameters that are declared to be one.
 
-    Parameters
-    ----------
-    tied
-        Groups of parameters that are declared to be one.
-
-    Raises
-    ------
-    CheckFailed
-        If they differ, or a parameter has no partner.
-    Misuse
-        If ``reference`` or ``name`` return something that they must not.
+    Raises `CheckFailed` if they differ, or a parameter has no partner; `Misuse` if ``reference`` or ``name`` return
+    something that they must not.
     """
     stages = [reference.build(stage).eval() for stage in range(reference.stages)]
     whole = _built(reference, model)
@@ -77,16 +69,11 @@ def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
 
 
 class Partners:
-    """Pairs of parameters, one of a stage and one of the user's model.
+    """Pairs of parameters, one of a stage and one of the user's model; ``wrong`` has complaints about those that do not
+    fit.
 
-    ``wrong`` has the complaints about parameters that do not fit.
-
-    Parameters
-    ----------
-    names
-        For each stage, the name in the user's model of each parameter and buffer.
-    tied
-        Groups of parameters that are declared to be one.
+    ``names`` has for each stage the name in the user's model of each parameter and buffer; ``tied`` has groups of
+    parameters that are declared to be one.
     """
 
     def __init__(

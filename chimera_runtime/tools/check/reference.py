@@ -107,7 +107,6 @@ class _InTurn(torch.nn.ModuleDict):
 
 
 def _takes(module: torch.nn.Module, name: str) -> bool:
-    """Whether a stage takes an argument of a name, in addition to its input."""
     try:
         inspect.signature(module.forward).bind_partial(None, **{name: None})
     except TypeError:
@@ -208,7 +207,6 @@ class Training:
 
 
 def _tie(modules: Sequence[torch.nn.Module], ends: Sequence[tuple[int, str]]) -> None:
-    """Replaces parameters of stages by that of the first end of a tie."""
     (stage, name), *others = ends
     first = dict(modules[stage].named_parameters(remove_duplicate=False))[name]
     for other, other_name in others:

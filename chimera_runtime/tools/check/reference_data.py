@@ -67,7 +67,6 @@ def _items(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
 
 
 def _collated(model: Any, items: list[Any]) -> list[Any]:
-    """Returns the inputs, targets and keyword arguments of a micro-batch."""
     if model.collate is not None:
         return [*model.collate(items), {}][:3]
     triples = [(*item, {})[:3] for item in items]

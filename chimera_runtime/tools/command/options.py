@@ -59,7 +59,6 @@ def path(text: str) -> Path:
 
 
 def _peak(text: str) -> float | str:
-    """Parses a number of TFLOPS, or ``auto``."""
     return text if text == "auto" else _norm(text)
 
 
@@ -82,7 +81,6 @@ def _split(text: str) -> tuple[int, ...]:
 
 
 def _limit(text: str) -> int | str:
-    """Parses a number of bytes, or ``device``."""
     if text == "device":
         return text
     size = re.fullmatch(r"(\d+(?:\.\d+)?) ?(|[KMGT]iB)", text)

@@ -45,15 +45,10 @@ class _NoStoreError(Exception):
 class Faults:
     """Ends this rank of a program with one message for the whole job.
 
-    Attributes
-    ----------
-    at_end
-        Functions that are called with the message before the process ends.
-    hint
-        Line that is printed below the message.
-    at_sigterm
-        Function that is called, with the name of the signal, instead of ending the process when the first SIGINT,
-        SIGTERM or SIGHUP comes from outside and all ranks are well. Later ones, which torchrun passes on, are ignored.
+    The functions in ``at_end`` are called with the message before the process ends; ``hint`` is a line that is printed
+    below the message. ``at_sigterm`` is called, with the name of the signal, instead of ending the process when the
+    first SIGINT, SIGTERM or SIGHUP comes from outside and all ranks are well. Later ones, which torchrun passes on, are
+    ignored.
     """
 
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
@@ -253,7 +248,6 @@ class Faults:
             self.end(f"{self._program}: rank {self._rank}: {name}: {str(error).partition(chr(10))[0]}", TERMINATED)
 
     def _dead(self, size: int) -> list[int]:
-        """Ranks of this machine whose process has ended."""
         dead = []
         for rank in range(size):
             key = f"faults/process/{rank}"

@@ -21,19 +21,9 @@ _STEPPING = UserCode("the optimizer's step", FAILED)
 class Optimizers:
     """Steps every weight group of this rank; all ranks that hold a group draw the same random numbers for its step.
 
-    Parameters
-    ----------
-    idle
-        Makes no steps: a rehearsal does not change the weights.
-    updates
-        Number of updates of the run, for the model file's ``scheduler``.
-    sharded_over
-        Ranks over which the state of each weight group is sharded; None leaves it whole.
-
-    Attributes
-    ----------
-    schedulers
-        The model file's schedulers of the optimizers, stepped with them.
+    An ``idle`` one makes no steps: a rehearsal does not change the weights. ``updates`` is the number of updates of the
+    run, for the model file's ``scheduler``; ``schedulers`` are those of the optimizers, stepped with them. The state of
+    each weight group is sharded over the ranks that hold it in ``sharded_over``, if that is given.
     """
 
     def __init__(

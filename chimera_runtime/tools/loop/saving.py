@@ -28,19 +28,10 @@ class Terminated(Exception):
 class Saving:
     """Reads and writes weights and checkpoints for the training loop, as the options ask.
 
-    Parameters
-    ----------
-    write
-        Writes a line for the user; does nothing on other ranks than 0.
-    termination
-        Returns the name of the signal that has come to any rank, such as SIGTERM; None if there was none.
-    shared
-        Other objects with a state that is the same on all ranks, for `Checkpoints`: the position in the data.
-
-    Attributes
-    ----------
-    is_over
-        Whether training ends before its last update, because a rank has called `Pipeline.ask_to_stop`.
+    ``write`` writes a line for the user; it does nothing on other ranks than 0. ``termination`` returns the name of the
+    signal that has come to any rank, such as SIGTERM; None if there was none. ``shared`` are other objects with a state
+    that is the same on all ranks, for `Checkpoints`: the position in the data. ``is_over`` says that training ends
+    before its last update, because a rank has called `Pipeline.ask_to_stop`.
     """
 
     def __init__(

@@ -39,12 +39,7 @@ class CudaEvents:
 class HostClock:
     """Clock of operations on the CPU: the host's monotonic clock, in nanoseconds.
 
-    Attributes
-    ----------
-    now
-        Returns a time, for `read`.
-    most
-        Number of operations that may be kept in memory before they are written.
+    ``now`` returns a time, for `read`. At most ``most`` operations are kept in memory before they are written.
     """
 
     now: Callable[[], int] = staticmethod(monotonic_ns)

@@ -6,7 +6,7 @@ On a GPU calls only put work into a CUDA stream; the times are then those of eve
 from collections.abc import Callable
 from typing import Any
 
-from chimera_runtime.lane.profiler_ranges import Lines, Watched, WatchedStage, lines_of_weights
+from chimera_runtime.lane.profiler_ranges import Lines, WrappedPart, WrappedStage, lines_of_weights
 from chimera_runtime.program.operations import OPERATIONS, PAIRED
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.weight_groups import Group
@@ -17,13 +17,13 @@ from chimera_runtime.tools.record.recorder import Recorder
 def traced(parts: LaneComponents, recorder: Recorder) -> LaneComponents:
     """Wraps the components of a lane to record every call."""
 
-    def link(verb: str, route: Route, part: Any) -> Watched:
+    def link(verb: str, route: Route, part: Any) -> WrappedPart:
         ends, post = f"s{route[0]}->s{route[1]}", {"send": "isend", "recv": "irecv"}[verb]
         lines: Lines = {
             post: lambda micros, _into: recorder.line(verb, micros, ends),
             "wait": lambda micros: recorder.line(f"wait {verb}", micros, ends),
         }
-        return Watched(part, lines, recorder.timed)
+        return WrappedPart(part, lines, recorder.timed)
 
     def load(kind: str) -> Callable[[int, int], tuple[int, str]]:
         return lambda _update, micro: recorder.line(kind, micro)
@@ -34,11 +34,11 @@ def traced(parts: LaneComponents, recorder: Recorder) -> LaneComponents:
         outgoing={route: link("send", route, part) for route, part in parts.outgoing.items()},
         load_input=recorder.timed(parts.load_input, load("load input")),
         load_target=recorder.timed(parts.load_target, load("load target")),
-        ties={group: Watched(tie, _of_weights(group, tie), recorder.timed) for group, tie in parts.ties.items()},
+        ties={group: WrappedPart(tie, _of_weights(group, tie), recorder.timed) for group, tie in parts.ties.items()},
     )
 
 
-class TracedStage(WatchedStage):
+class TracedStage(WrappedStage):
     """Stage whose calls are recorded; an operation over several micro-batches as one over the first."""
 
     def __init__(self, number: int, stage: Any, recorder: Recorder) -> None:

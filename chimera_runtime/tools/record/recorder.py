@@ -149,7 +149,6 @@ class Recorder:
 
 
 def _about(world: World, options: argparse.Namespace) -> dict[str, Any]:
-    """Facts about the run, for the first line of the file."""
     place = world.place
     return {
         "format": FORMAT,

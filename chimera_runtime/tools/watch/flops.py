@@ -62,17 +62,10 @@ def peak_seconds(
 ) -> float:
     """Seconds that an update would take if all ranks computed at their peak all the time; every rank calls it.
 
-    Parameters
-    ----------
-    peak
-        Peak of each device in TFLOPS; None looks it up in the table.
-    dtype
-        Type in which the products of matrices are computed.
+    ``peak`` is that of each device in TFLOPS; None looks it up in the table. Products of matrices are computed in
+    ``dtype``.
 
-    Raises
-    ------
-    Misuse
-        If the device of this rank is not in the table.
+    Raises `Misuse` if the device of this rank is not in the table.
     """
     world = context.world
     if peak is None:

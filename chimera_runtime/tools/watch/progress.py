@@ -72,12 +72,8 @@ class Progress:
 
     Updates that overlap begin together, and each lasts from the end of the one before. A worker works on several at the
     same time, and their facts are gathered together: if each micro-batch is an update, a gather for each would take
-    longer than all messages. `end` is then called after the end of an update, so `mark` notes the time.
-
-    Parameters
-    ----------
-    before
-        Number of updates before this run.
+    longer than all messages. `end` is then called after the end of an update, so `mark` notes the time. ``before`` is
+    the number of updates before this run.
     """
 
     def __init__(self, world: World, updates: int, rehearsal: bool, sinks: Sinks = _NO_SINKS, before: int = 0) -> None:
@@ -216,7 +212,6 @@ class Progress:
         return f"{self._count:>{len(str(self._updates))}}/{self._updates}"
 
     def _print(self, loss: float | None, seconds: float, share: float | None) -> None:
-        """Prints the line of an update; on a terminal in place of the line before."""
         assert self._duration is not None
         parts = [f"step {self._number}", *([] if loss is None else [f"loss {loss:.6f}"]), f"{seconds:.3f} s"]
         if seconds:
