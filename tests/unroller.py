@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from chimera_ir.flow.net import net_of
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Program, Schedule
@@ -349,7 +350,7 @@ def lowered(schedule: Schedule, ahead: int = 1, duration: Duration = lambda _: 1
 def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[list[Instruction]]:
     """The lowered lanes of a wide schedule, margins included."""
     traffics = communicate(schedule, ahead)
-    updates = update(schedule, margin.durations(duration))
+    updates = update(net_of(schedule), margin.durations(duration))
     for lane, traffic, insertions in zip(schedule.lanes, traffics, updates, strict=True):
         yield _lane(lane, traffic, rings(traffic.postings, margin.within), insertions)
 

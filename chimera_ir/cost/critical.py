@@ -69,7 +69,7 @@ def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
     header, net = schedule.header, net or net_of(schedule)
     if len(net.order) < len(net.operations):
         raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
-    turn = fold(net, header) if header.asynchronous else None
+    turn = fold(net) if header.asynchronous else None
     return Structure(net, turn)
 
 

@@ -5,7 +5,7 @@ of waits has a ratio: the weights of its nodes, divided by the turns that it goe
 long as the largest ratio, however the system begins (Reiter, "Scheduling Parallel Computations", J. ACM 15, 1968).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -66,14 +66,39 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
         best = max(better, key=lambda cycle: cycle.ratio)
 
 
-def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tuple[list[int], Steps]:
+@dataclass(frozen=True, slots=True)
+class SteadyRun:
+    """A run that repeats: node n of turn t ends at ``ends[n] + t * ratio``."""
+
+    ends: Sequence[Fraction]
+    ratio: Fraction
+
+
+def steady_run(waits: Waits, weights: Sequence[int], earliest: Sequence[int]) -> SteadyRun:
+    """The earliest run that repeats in which node n of turn 0 ends at ``earliest[n]`` or later.
+
+    Examples
+    --------
+    >>> steady_run([[(1, 1)], [(0, 0), (1, 1)]], [1, 2], [0, 3]).ends
+    [Fraction(1, 1), Fraction(3, 1)]
+    """
+    ratio = critical(waits, weights).cycle.ratio
+    unit = ratio.denominator
+    ends, _ = _longest_paths(waits, weights, ratio, [end * unit for end in earliest])
+    return SteadyRun([Fraction(end, unit) for end in ends], ratio)
+
+
+def _longest_paths(
+    waits: Waits, weights: Sequence[int], ratio: Fraction, starts: Iterable[int] | None = None
+) -> tuple[list[int], Steps]:
     """Returns the length and the last step of the longest path to each node; stops once a path closes a cycle.
 
-    ``ratio`` is subtracted from a length for every turn that a wait goes back.
+    ``ratio`` is subtracted from a length for every turn that a wait goes back. The path to a node may begin there, with
+    its length in ``starts`` (0 without).
     """
     # All lengths are multiplied by the ratio's denominator, so that they are integers.
     turn, unit = ratio.numerator, ratio.denominator
-    ends = [0] * len(weights)
+    ends = [0] * len(weights) if starts is None else [*starts]
     steps: dict[int, tuple[int, int]] = {}
     longer = True
     while longer and not any(cycles_among(steps, weights)):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 import networkx as nx
 
 from chimera_ir.flow.net import Reads, numbered, queued, reads_of
-from chimera_ir.ir.ids import WeightGroup, Worker
+from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation
@@ -131,19 +131,6 @@ class Dag:
             if value in maker.kind.makes and maker.stage in self._header.makers(value, reader.stage)
             if not {*reader.micros}.isdisjoint(maker.micros)
         )
-
-    def summed_before(self, group: WeightGroup) -> tuple[int, ...]:
-        """Returns for each compute operation how many updates of a group are certainly summed before it runs.
-
-        Raises `networkx.NetworkXUnfeasible` if there is a cycle.
-        """
-        updates = self._header.updates
-        first = len(self.operations) + self._header.group_numbers[group] * updates
-        counts = [0] * len(self.graph)
-        for node in nx.topological_sort(self.graph):
-            before = max((counts[predecessor] for predecessor in self.graph.pred[node]), default=0)
-            counts[node] = node - first + 1 if first <= node < first + updates else before
-        return tuple(counts[: len(self.operations)])
 
     def cycle(self) -> tuple[int, ...]:
         """A cycle of compute operations, each before the next and the last before the first; empty if there is none.

@@ -16,7 +16,6 @@ from functools import cache, cached_property
 
 from chimera_ir.flow.cycles import Waits
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Operation
 
 Place = Callable[[int], tuple[Hashable, int] | None]
@@ -39,16 +38,10 @@ class FoldedTurn:
         return [events[0] for events in self.events]
 
 
-def fold(net: Net, header: Header) -> FoldedTurn:
-    """The turn that the net of some updates of a stream repeats, if it shows all waits of the steady state.
-
-    The first and the last turn are enough. The last turn shows all waits for earlier turns. The first turn shows all
-    waits for later turns; there, versions below 0 hide only waits for earlier turns.
-    """
-    operations, period = net.operations, header.period
-    ends = {0, header.micro_batches // period - 1}
-    inside = [number for number in net.order if operations[number].parts[0].micros[0] // period in ends]
-    return folded(inside, net.predecessors, lambda number: _place(operations[number], period))
+def fold(net: Net) -> FoldedTurn:
+    """The turn that the net of some updates of a stream repeats, if it shows all waits of the steady state."""
+    operations, period = net.operations, net.schedule.header.period
+    return folded(net.order, net.predecessors, lambda number: _place(operations[number], period))
 
 
 def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> FoldedTurn:

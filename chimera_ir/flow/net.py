@@ -19,12 +19,13 @@ from chimera_ir.ir.ops import Compute, Operation, singles
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """Operations by number, counted lane by lane; ``lanes[w]`` are the numbers of worker w's operations.
+    """The operations of a schedule by number, counted lane by lane; ``lanes[w]`` are the numbers of worker w's.
 
     ``order`` has each operation after all its predecessors. If a schedule has a cycle, the operations that wait for
     ever are not in ``order``.
     """
 
+    schedule: Schedule
     operations: tuple[Operation, ...]
     lanes: tuple[range, ...]
     predecessors: tuple[tuple[int, ...], ...]
@@ -58,7 +59,7 @@ def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
     lanes = numbered(schedule)
     before = _waits(schedule, lanes, reads or reads_of(schedule))
     played = play(lanes, before)
-    return Net(tuple(chain.from_iterable(schedule.lanes)), lanes, tuple(before), played.order)
+    return Net(schedule, tuple(chain.from_iterable(schedule.lanes)), lanes, tuple(before), played.order)
 
 
 def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tuple[int, ...]]:

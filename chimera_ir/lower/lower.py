@@ -22,7 +22,7 @@ from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Instruction, Operation, WaitSend
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, updates_shown
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate, earliest_run
 from chimera_ir.lower.insertion import with_inserted
@@ -56,7 +56,7 @@ def lower(
     duration
         The time that an operation takes, in any unit; it decides where a bubble is (`sync`).
     net
-        The net of the schedule, if it is known already.
+        The net of the schedule or, of a stream, that of a view, if it is known already.
     communicators
         The communicators with which the program must finish: one per directed pair of workers, or one per pair.
 
@@ -68,7 +68,7 @@ def lower(
     if ahead < 0:
         raise ValueError("ahead must be at least 0")
     if isinstance(schedule, ScheduleStream):
-        return lower_stream(schedule, ahead, duration, communicators)
+        return lower_stream(schedule, _of_view(schedule, net), ahead, duration, communicators)
     if schedule.header.asynchronous:
         raise ValueError("some updates of a stream are not lowered by themselves")
     net = net or net_of(schedule)
@@ -79,6 +79,12 @@ def lower(
         schedule.header,
         tuple(_lane(lane, traffic, slots(traffic.postings), sums) for lane, traffic, sums in lanes),
     )
+
+
+def _of_view(stream: ScheduleStream, net: Net | None) -> Net:
+    """The net of a view of a stream that shows all that ever happens: ``net`` if that does."""
+    shown = updates_shown(stream.header, stream.turns)
+    return net if net and net.schedule.header.updates >= shown else net_of(stream.view(shown))
 
 
 def _lane(

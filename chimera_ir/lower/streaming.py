@@ -1,4 +1,4 @@
-"""The pass from a schedule without end to a program without end: a turn is lowered among turns like it, and cut out.
+"""The pass from a schedule without end to a program without end: one turn is lowered, among others.
 
 worker 0:                     worker 0:
   F m s0 v-1                    recv m-1 s1->s0 from w1 into 0 of 1
@@ -13,8 +13,7 @@ worker 0:                     worker 0:
                                 drop s0 v-2
                                 all_reduce s0 v
 
-Before the turn and after it there are more than twice as many turns as are under way at once, so it is one of the
-steady state.
+It is the turn in the middle of the view that is verified, because that turn is one of the steady state.
 """
 
 from collections import Counter, defaultdict
@@ -23,6 +22,7 @@ from math import gcd
 from operator import itemgetter
 from typing import NamedTuple
 
+from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import Message
@@ -36,20 +36,20 @@ from chimera_ir.lower.sync import Duration
 from chimera_ir.lower.updates import update
 
 
-def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration, communicators: Communicators) -> ProgramStream:
-    """The program without end that runs a schedule without end; arguments as in `lower.lower`.
+def lower_stream(
+    stream: ScheduleStream, net: Net, ahead: int, duration: Duration, communicators: Communicators
+) -> ProgramStream:
+    """The program without end that runs a schedule without end; other arguments as in `lower.lower`.
 
-    ``duration`` is called with operations of many turns, and gives the same in each.
+    ``net`` is that of a view in whose middle is a turn of the steady state. Only that turn is put together.
     """
-    # The first and last turns lack messages and updates. So the schedule is made long enough for the turn in its middle
-    # to have all of them; then only that turn is put together.
-    turn = 2 * _span(stream) + 2
-    schedule = stream.view((2 * turn + 1) * updates_a_turn(stream.header))
+    schedule = net.schedule
+    number = schedule.header.updates // updates_a_turn(stream.header) // 2
     middles = _middles(stream, schedule, communicate(schedule, ahead, communicators=communicators))
     turns: list[Turn] = []
-    for lane, middle, insertions in zip(schedule.lanes, middles, list(update(schedule, duration)), strict=True):
+    for lane, middle, insertions in zip(schedule.lanes, middles, list(update(net, duration)), strict=True):
         lines = with_inserted(lane, middle.places, middle.traffic, middle.slots, insertions)
-        turns.append(Turn(tuple(later(stream.header, line, -turn) for line in lines), middle.sizes))
+        turns.append(Turn(tuple(later(stream.header, line, -number) for line in lines), middle.sizes))
     return ProgramStream(stream.header, tuple(turns))
 
 
@@ -100,15 +100,6 @@ def _middles(stream: ScheduleStream, schedule: Schedule, traffics: Iterable[Traf
         before = lines_before(header, Turn(turn), number, updates)
         places = range(before, before + len(turn))
         yield _Middle(places, traffic, *rings(traffic.postings, places, number * header.period, header.period))
-
-
-def _span(stream: ScheduleStream) -> int:
-    """The number of turns over which the micro-batches and versions in one turn of all lanes spread."""
-    period, per_turn = stream.header.period, updates_a_turn(stream.header)
-    operations = [operation for turn in stream.turns for operation in turn]
-    turns = [micro // period for operation in operations for micro in operation.micros]
-    turns += [(operation.version or 0) // per_turn for operation in operations]
-    return max(turns, default=0) - min(turns, default=0)
 
 
 def _largest(

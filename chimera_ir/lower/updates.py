@@ -29,20 +29,26 @@ is no last backward, so it launches right after the step of the update before, w
 workers wait for this launch. So that no worker waits in a cycle, that step is made early: before the first operation
 that can run only after the sum of the update before, if that operation comes before the place that the policy gives.
 
-All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch.
+All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch, in the
+earliest run. A sum is over as soon as all workers have launched it; communication and steps take no time.
 """
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate
 from typing import NamedTuple
 
+from chimera_ir.flow.cycles import steady_run
+from chimera_ir.flow.engine import play
+from chimera_ir.flow.fold import fold
 from chimera_ir.flow.live import most_at_once
+from chimera_ir.flow.net import Net, net_of, newest
 from chimera_ir.ir.ids import Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Operation, Stash, Step, WaitAllReduce, singles
-from chimera_ir.lower.launching import last_launches
 from chimera_ir.lower.sync import Duration, Insertions
 
 
@@ -68,19 +74,15 @@ class _GroupUpdate(NamedTuple):
     last: int
 
 
-_Summed = Mapping[WeightGroup, Sequence[int]]
-"""The number of updates that are surely summed when an operation runs, by group and the operation's place in a lane."""
-
-
-def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
+def update(net: Net, duration: Duration) -> Iterator[Insertions]:
     """The sums, steps, stashes and drops of every lane, by the policy above; ``duration`` is in any unit.
 
-    ``schedule`` has some updates of a stream, without errors by the rules "complete" and "acyclic". Its operations read
-    the versions of the steady state, except in the first turns: there version 0 may stand for versions below 0.
+    ``net`` is that of some updates of a stream. Its operations read the versions of the steady state, except in the
+    first turns: there version 0 may stand for versions below 0.
     """
-    updates_by_lane = _all_updates(schedule)
-    agreed = _agreed(schedule, duration, updates_by_lane)
-    for lane, updates in zip(schedule.lanes, updates_by_lane, strict=True):
+    updates_by_lane = _all_updates(net.schedule, net)
+    agreed = _agreed(net, duration, updates_by_lane)
+    for lane, updates in zip(net.schedule.lanes, updates_by_lane, strict=True):
         yield _insertions(
             lane, sorted(updates, key=lambda group_update: agreed[group_update.version, group_update.group])
         )
@@ -114,28 +116,25 @@ def _insertions(lane: tuple[Operation, ...], updates: list[_GroupUpdate]) -> Ins
     return Insertions(before, after)
 
 
-def _all_updates(schedule: Schedule) -> list[list[_GroupUpdate]]:
-    summed = _summed(schedule)
-    return [list(_updates(schedule.header, lane, counts)) for lane, counts in zip(schedule.lanes, summed, strict=True)]
-
-
-def _summed(schedule: Schedule) -> Sequence[_Summed]:
-    """The number of updates that are surely summed at each place of each lane, by group.
-
-    Only groups to which some worker adds nothing in an update are counted.
-    """
-    uneven = {group for number, lane in enumerate(schedule.lanes) for group in _uneven(schedule.header, number, lane)}
-    if not uneven:
-        return [{}] * len(schedule.lanes)
-    from chimera_ir.flow.dag import Dag  # few schemes need it, and its import takes as long as lowering does
-
-    dag = Dag(schedule)
-    by_group = {group: dag.summed_before(group) for group in uneven}
+def _all_updates(schedule: Schedule, net: Net | None = None) -> list[list[_GroupUpdate]]:
+    """The updates of every lane; ``net`` is the schedule's net if the caller has it."""
+    header = schedule.header
+    uneven = {group for number, lane in enumerate(schedule.lanes) for group in _uneven(header, number, lane)}
+    summed = {group: _summed(net or net_of(schedule), group) for group in uneven}
     ends = accumulate(map(len, schedule.lanes))
     return [
-        {group: counts[end - len(lane) : end] for group, counts in by_group.items()}
+        list(_updates(header, lane, {group: counts[end - len(lane) : end] for group, counts in summed.items()}))
         for lane, end in zip(schedule.lanes, ends, strict=True)
     ]
+
+
+def _summed(net: Net, group: WeightGroup) -> Sequence[int]:
+    """The number of updates of a group that are surely summed when an operation runs, by the operation's number."""
+    header, counts = net.schedule.header, [0] * len(net.operations)
+    for number in net.order:
+        needs = [newest(header, part) for part in net.operations[number].parts if part.stage in group]
+        counts[number] = max([*needs, *map(counts.__getitem__, net.predecessors[number])], default=0)
+    return counts
 
 
 def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[WeightGroup]:
@@ -150,8 +149,14 @@ def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[
     return (group for group in header.groups_of[worker] if updates[group] < header.updates)
 
 
-def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iterator[_GroupUpdate]:
-    """The updates of a lane, group by group; a step that no operation waits for is made at the end of the lane."""
+def _updates(
+    header: Header, lane: Sequence[Operation], summed: Mapping[WeightGroup, Sequence[int]]
+) -> Iterator[_GroupUpdate]:
+    """The updates of a lane, group by group; a step that no operation waits for is made at the end of the lane.
+
+    ``summed`` counts the updates that are surely summed at each place, for groups to which some worker adds nothing in
+    an update.
+    """
     # The operations that belong to each group, by their numbers in ``numbered``.
     operations_of: dict[WeightGroup, list[int]] = defaultdict(list)
     numbered = [(place, part) for place, operation in enumerate(lane) for part in operation.parts]
@@ -199,17 +204,56 @@ def _steps(
 
 
 def _agreed(
-    schedule: Schedule, duration: Duration, updates: list[list[_GroupUpdate]]
-) -> dict[tuple[Version, WeightGroup], tuple[int, int, Version]]:
+    net: Net, duration: Duration, updates: list[list[_GroupUpdate]]
+) -> Mapping[tuple[Version, WeightGroup], tuple[Fraction, int]]:
     """The sort key of every sum in the order of the launches; of sums with the same time, the later group is first."""
-    # A launch that follows no backward is an event of its own, a join; it is made right behind a step.
-    joins: list[dict[int, list[tuple[WeightGroup, int]]]] = [defaultdict(list) for _ in updates]
-    for lane_joins, lane in zip(joins, updates, strict=True):
-        for group_update in lane:
-            if group_update.launch.behind_steps:
-                lane_joins[group_update.launch.place].append((group_update.group, group_update.version - 1))
-    times, numbers = last_launches(schedule, duration, joins), schedule.header.group_numbers
+    header = net.schedule.header
+    # The operations after which each sum is launched.
+    launched: dict[tuple[Version, WeightGroup], list[int]] = defaultdict(list)
+    for lane, group_updates in zip(net.lanes, updates, strict=True):
+        for group, version, launch, *_ in group_updates:
+            launched[version, group] += lane[launch.place - 1 : launch.place]
+    if all(len(groups) < 2 for groups in header.groups_of):
+        return {(version, group): (Fraction(version), 0) for version, group in launched}
+    if any(update.launch.behind_steps for lane in updates for update in lane):
+        net = _with_joins(net, updates, launched)
+    ends, numbers = _steady_ends(net, [*map(duration, net.operations)]), header.group_numbers
+    # A sum is not over before the one for the version before it.
+    latest: dict[WeightGroup, Fraction] = defaultdict(Fraction)
+    agreed: dict[tuple[Version, WeightGroup], tuple[Fraction, int]] = {}
+    for version, group in sorted(launched):
+        latest[group] = max([latest[group], *(ends[number] for number in launched[version, group] if number in ends)])
+        agreed[version, group] = latest[group], -numbers[group]
+    return agreed
+
+
+def _with_joins(
+    net: Net, updates: Iterable[list[_GroupUpdate]], launched: Mapping[tuple[Version, WeightGroup], list[int]]
+) -> Net:
+    """The net in which steps also wait for the workers that launch a sum with nothing to add."""
+    before = [*net.predecessors]
+    for lane, group_updates in zip(net.lanes, updates, strict=True):
+        for group, version, _, step, _ in group_updates:
+            for number in lane[step : step + 1]:
+                before[number] += tuple(launched[version, group])
+    return replace(net, predecessors=tuple(before), order=play(net.lanes, before).order)
+
+
+def _steady_ends(net: Net, durations: Sequence[int]) -> Mapping[int, Fraction]:
+    """The ends of operations in a run that repeats every turn, so that the order of its sums is that of every turn.
+
+    The run is the earliest one that ends no operation of a turn earlier than the earliest run of all updates does in
+    its middle turn. Mostly that has come to repeat by then. Empty if operations wait for each other in a cycle.
+    """
+    if len(net.order) < len(net.operations):
+        return {}
+    turn, ends = fold(net), net.ends(durations)
+    middle = len(turn.events[0]) // 2
+    steady = steady_run(
+        turn.waits, [durations[number] for number in turn.numbers], [ends[events[middle]] for events in turn.events]
+    )
     return {
-        (version, group): (times[group, version - 1], -numbers[group], version)
-        for group, version, *_ in chain(*updates)
+        number: steady.ends[node] + (place - middle) * steady.ratio
+        for node, events in enumerate(turn.events)
+        for place, number in enumerate(events)
     }

@@ -103,6 +103,16 @@ def test_a_legal_stream_has_a_program_that_runs(some: int) -> None:
     assert seen.count(False) >= 20
 
 
+def test_sums_are_launched_in_an_order_that_repeats_even_if_the_earliest_run_does_not_repeat_yet() -> None:
+    """In the middle of the view of these four pipes, the order of the sums is still another one in each turn."""
+    schedule = random_stream(Random(2356))
+    checked = verify_schedule(schedule, None)
+    for duration in (lambda _: 1, slow):
+        level = lower(stream_of(schedule), duration=duration)
+        verify_program(level, checked)
+        assert verdicts(level.view(schedule.header.updates), seeds=1) == {"finished"}
+
+
 def test_the_script_does_its_lane_for_any_number_of_updates() -> None:
     """What is kept in place of versions below 0 included, however few updates there are."""
     kept = 0
