@@ -188,9 +188,9 @@ def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | N
             ends = _neighbours(header, forward), _neighbours(header, backward)
             return (ops.Pair, forward.stage, _pattern(forward.micros), backward.stage, apart, ends), forward.micros[0]
         case ops.Send(message) | ops.Recv(message) | ops.WaitSend(message) | ops.WaitRecv(message):
-            micros, source, target, _ = message
+            micros, source, target, value = message
             peer = header.worker(micros[0], target if isinstance(instruction, ops.Send | ops.WaitSend) else source)
-            return (type(instruction), source, target, _pattern(micros), peer), micros[0]
+            return (type(instruction), source, target, value, _pattern(micros), peer), micros[0]
         case ops.AllReduce() | ops.WaitAllReduce() | ops.Step() | ops.Stash() | ops.Drop():
             return None, None
         case _:

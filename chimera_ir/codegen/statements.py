@@ -9,21 +9,26 @@ wait send m2 s1->s2               out_s1_s2.wait(2)
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind, Value
+from chimera_ir.ir.kinds import (
+    ACTIVATIONS,
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    INPUT_GRADIENT,
+    WEIGHT_GRADIENT,
+    Kind,
+    Value,
+    implied,
+)
 from chimera_ir.ir.levels import Header, LaneParts
 
-
-class Route(NamedTuple):
-    """A link of a worker: the stage that sends, the stage that receives, and the other worker."""
-
-    source: int
-    target: int
-    worker: int
+Route = tuple[int, int, int, *tuple[str, ...]]
+"""A link of a worker: the stage that sends, the stage that receives, the other worker; a value that is not implied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,8 @@ def weights(group: WeightGroup) -> str:
 def links(parts: LaneParts) -> LinkVariables:
     """The links that a lane uses, ascending.
 
-    A link is named after its stages, as in ``in_s0_s1``; if it shares them with another link, also after the other
-    worker, as in ``in_s0_s1_w2``.
+    A link is named after its stages, as in ``in_s0_s1``, and a value that these do not imply, as in ``in_z_s0_s1``; if
+    it shares them with another link, also after the other worker, as in ``in_s0_s1_w2``.
     """
     incoming = {_route(recv.message, recv.source) for recv in parts.recvs.lines}
     outgoing = {_route(send.message, send.to) for send in parts.sends.lines}
@@ -51,15 +56,18 @@ def links(parts: LaneParts) -> LinkVariables:
 
 
 def _route(message: ops.Message, worker: Worker) -> Route:
-    return Route(int(message.source), int(message.target), int(worker))
+    value = () if implied(message.value) else (message.value.letter,)
+    return int(message.source), int(message.target), int(worker), *value
 
 
 def _named(prefix: str, routes: set[Route]) -> dict[Route, str]:
-    stages = [route[:2] for route in routes]
-    return {
-        route: f"{prefix}_s{route.source}_s{route.target}{f'_w{route.worker}' if stages.count(route[:2]) > 1 else ''}"
-        for route in sorted(routes)
-    }
+    edges = [(source, target, *value) for source, target, _, *value in routes]
+    names: dict[Route, str] = {}
+    for route in sorted(routes):
+        source, target, worker, *value = route
+        shared = edges.count((source, target, *value)) > 1
+        names[route] = "_".join([prefix, *value, f"s{source}", f"s{target}", *([f"w{worker}"] if shared else [])])
+    return names
 
 
 CALLS: dict[Kind | type[ops.Instruction], str] = {

@@ -116,7 +116,9 @@ def _bindings(groups: Iterable[WeightGroup], used: LinkVariables) -> Iterator[st
         yield f"{weights(group)} = lane.{call}({', '.join(map(str, group))})"
     for method, names in (("incoming", used.incoming), ("outgoing", used.outgoing)):
         for route, name in names.items():
-            yield f"{name} = lane.{method}({route.source}, {route.target}, worker={route.worker})"
+            source, target, worker, *values = route
+            value = "".join(f', value="{letter}"' for letter in values)
+            yield f"{name} = lane.{method}({source}, {target}, worker={worker}{value})"
 
 
 def _stages_text(stages: Sequence[int]) -> str:

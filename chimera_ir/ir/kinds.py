@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain, combinations
 
 
@@ -254,6 +254,15 @@ def _value(letter: str) -> Value:
 def values() -> Iterator[Value]:
     """All values of the table, each once."""
     yield from dict.fromkeys(value for row in KINDS.values() for value in row.makes)
+
+
+@cache
+def implied(value: Value) -> bool:
+    """Whether the two stages of a message imply the value: it is the first of the table that goes in this direction.
+
+    Texts and scripts name the values of other messages.
+    """
+    return value is NOTHING or value is next(first for first in values() if first.readers is value.readers)
 
 
 def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:

@@ -171,9 +171,10 @@ class Header:
         return {crossing: number for number, crossing in enumerate(crossings)}
 
     @cached_property
-    def value_between(self) -> dict[tuple[Stage, Stage], Value]:
-        """The value that goes from one stage to another; the first in the order of the table if there are several."""
-        return {(source, target): value for source, target, value in reversed(self.edges)}
+    def value_between(self) -> dict[tuple[Stage, Stage, str], Value]:
+        """The value that goes from one stage to another, by its letter; with no letter the first in table order."""
+        named = {(source, target, value.letter): value for source, target, value in self.edges}
+        return named | {(source, target, ""): value for source, target, value in reversed(self.edges)}
 
     @property
     def title(self) -> str:

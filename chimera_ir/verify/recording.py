@@ -32,8 +32,8 @@ def group_of(micros: Micros) -> Group:
     return micros if isinstance(micros, tuple) else (micros,)
 
 
-Route = tuple[int, int, int]
-"""A link: the stage that sends, the stage that receives, and the other worker."""
+Route = tuple[int, int, int, str]
+"""A link: the stage that sends, the stage that receives, the other worker; a value, empty if the stages imply it."""
 
 Value = tuple[str, Group, int]
 """The description of a tensor: its role, its micro-batches, and the stage that made it."""
@@ -100,7 +100,7 @@ class _RecordedLink:
     def __init__(self, next_line: NextLine, run: ScriptRun, header: Header, route: Route) -> None:
         self._next_line, self._run = next_line, run
         self._source, self._target, self._worker = Stage(route[0]), Stage(route[1]), route[2]
-        self._sent = header.value_between[self._source, self._target]
+        self._sent = header.value_between[self._source, self._target, route[3]]
         self._role = ROLES[self._sent]
         self._under_way: set[Group] = set()
         self._over: set[Group] = set()
@@ -352,13 +352,13 @@ class RecordedLane:
         """The parameters that stages share."""
         return self._groups[tuple(map(Stage, stages))]
 
-    def incoming(self, source: int, target: int, worker: int) -> RecordedIncoming:
-        """The link on which stage ``target`` receives from stage ``source`` of another worker."""
-        return self._incoming[source, target, worker]
+    def incoming(self, source: int, target: int, worker: int, value: str = "") -> RecordedIncoming:
+        """The link on which stage ``target`` receives a value from stage ``source`` of another worker."""
+        return self._incoming[source, target, worker, value]
 
-    def outgoing(self, source: int, target: int, worker: int) -> RecordedOutgoing:
-        """The link on which stage ``source`` sends to stage ``target`` of another worker."""
-        return self._outgoing[source, target, worker]
+    def outgoing(self, source: int, target: int, worker: int, value: str = "") -> RecordedOutgoing:
+        """The link on which stage ``source`` sends a value to stage ``target`` of another worker."""
+        return self._outgoing[source, target, worker, value]
 
     def input(self, micros: Micros) -> Value:
         """The description that stands for the input of micro-batches."""

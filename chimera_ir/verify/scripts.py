@@ -20,7 +20,7 @@ from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, Instruction
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.recording import OPERATIONS, Differs, Held, RecordedLane, ScriptRun
+from chimera_ir.verify.recording import OPERATIONS, Differs, Held, RecordedLane, Route, ScriptRun
 
 FACTS = "program.json"
 
@@ -138,17 +138,24 @@ def _held(header: Header, of_rank: Mapping[str, Any]) -> Held:
     initial = {_stages([stage]): (*of_stage["initial"],) for stage, of_stage in stages.items()}
     ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
     rooms = {
-        (source, target, worker): stages[str(target)][BUFFERS[header.value_between[Stage(source), Stage(target)]]]
-        for source, target, worker in of_rank["incoming"]
+        (source, target, worker, value): stages[str(target)][
+            BUFFERS[header.value_between[Stage(source), Stage(target), value]]
+        ]
+        for source, target, worker, value in _routes(of_rank["incoming"])
     }
-    return Held(header, initial | ties, rooms, [(*route,) for route in of_rank["outgoing"]])
+    return Held(header, initial | ties, rooms, _routes(of_rank["outgoing"]))
 
 
 def _held_in_evaluations(header: Header, of_rank: Mapping[str, Any]) -> Held:
     of_evaluation = of_rank["evaluation"]
-    rooms = {(*route,): of_evaluation["slots"][str(route[1])] for route in of_evaluation["incoming"]}
+    rooms = {route: of_evaluation["slots"][str(route[1])] for route in _routes(of_evaluation["incoming"])}
     initial = {_stages([stage]): (0, 0) for stage in of_rank["stages"]}
-    return Held(header, initial, rooms, [(*route,) for route in of_evaluation["outgoing"]])
+    return Held(header, initial, rooms, _routes(of_evaluation["outgoing"]))
+
+
+def _routes(routes: Iterable[Sequence[Any]]) -> list[Route]:
+    """The routes in program.json, each with its value or, if it has none, with an empty one."""
+    return [(*route[:3], *(route[3:] or [""])) for route in routes]
 
 
 def _stages(numbers: Iterable[Any]) -> WeightGroup:

@@ -21,6 +21,7 @@ from chimera_runtime.lane.lane import Lane
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.stream_lane import StreamLink
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
@@ -171,7 +172,7 @@ def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tens
 class _PartlyIncoming(Incoming):
     """An incoming link whose messages may be smaller than a slot: of fewer items, or of smaller shapes."""
 
-    def __init__(self, link: tuple[Any, int, int, int], slots: Slots, current: _CurrentRound, whole: int) -> None:
+    def __init__(self, link: tuple[Any, int, int, str, int], slots: Slots, current: _CurrentRound, whole: int) -> None:
         super().__init__(*link, slots)
         self._current = current
         self._whole = whole
@@ -218,22 +219,22 @@ class Evaluation:
             for stage, rooms in facts.slots.items()
             for feeding in world.job.feeding[stage]
         }
-        peers = {worker: world.peer(worker) for *_, worker in (*facts.incoming, *facts.outgoing)}
+        peers = {route.worker: world.peer(route.worker) for route in (*facts.incoming, *facts.outgoing)}
 
-        def incoming(source: int, target: int, worker: int) -> Any:
-            link = _PartlyIncoming(
-                (peers[worker], source, target, world.job.stages), slots[target], current, self._whole
-            )
-            return StreamLink(ranges.link(link, source, target, worker), current.has)
+        def ends(route: Route) -> tuple[Any, int, int, str, int]:
+            return peers[route.worker], route.source, route.target, world.job.value_of(route), world.job.stages
 
-        def outgoing(source: int, target: int, worker: int) -> Any:
-            link = Outgoing(peers[worker], source, target, world.job.stages)
-            return StreamLink(ranges.link(link, source, target, worker), current.has)
+        def incoming(route: Route) -> Any:
+            link = _PartlyIncoming(ends(route), slots[route.target], current, self._whole)
+            return StreamLink(ranges.link(link, route), current.has)
+
+        def outgoing(route: Route) -> Any:
+            return StreamLink(ranges.link(Outgoing(*ends(route)), route), current.has)
 
         self._lane = Lane(
             {number: ranges.stage(number, self._stage(number, stage)) for number, stage in stages.items()},
-            {route: incoming(*route) for route in facts.incoming},
-            {route: outgoing(*route) for route in facts.outgoing},
+            {route: incoming(route) for route in facts.incoming},
+            {route: outgoing(route) for route in facts.outgoing},
             load_input=lambda _update, micro: current.load(micro, 0, world.device),
             load_target=lambda _update, micro: current.load(micro, 1, world.device),
         )

@@ -45,13 +45,13 @@ class Lane:
         """Returns the weight group of the parameters that the given stages share."""
         return self._ties[stages]
 
-    def incoming(self, source: int, target: int, worker: int) -> Any:
-        """Returns the link on which stage ``target`` receives from stage ``source`` of another worker."""
-        return self._incoming[source, target, worker]
+    def incoming(self, source: int, target: int, worker: int, value: str = "") -> Any:
+        """Returns the link on which stage ``target`` receives a value from stage ``source`` of another worker."""
+        return self._incoming[Route(source, target, worker, value)]
 
-    def outgoing(self, source: int, target: int, worker: int) -> Any:
-        """Returns the link on which stage ``source`` sends to stage ``target`` of another worker."""
-        return self._outgoing[source, target, worker]
+    def outgoing(self, source: int, target: int, worker: int, value: str = "") -> Any:
+        """Returns the link on which stage ``source`` sends a value to stage ``target`` of another worker."""
+        return self._outgoing[Route(source, target, worker, value)]
 
     def input(self, micros: Micros) -> Any:
         """Returns the input of a micro-batch, for stage 0; for several micro-batches, a tuple of inputs."""

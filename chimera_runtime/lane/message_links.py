@@ -1,27 +1,28 @@
-"""The links of a worker: one for the messages from one stage to another, incoming or outgoing."""
+"""The links of a worker: one for the messages with a value from one stage to another, incoming or outgoing."""
 
 from typing import Any
 
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.stage_graph import fed
+from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.values.shared_memory import Slots, versions
 from chimera_runtime.values.tensors import Tensors, part
 
 
 class _MessageLink:
-    """Link from a stage to a neighbouring stage on another worker; a message is identified by its micro-batches."""
+    """Link for a value from a stage to one on another worker; a message is identified by its micro-batches."""
 
-    def __init__(self, peer: Any, source: int, target: int, stages: int) -> None:
+    def __init__(self, peer: Any, source: int, target: int, value: str, stages: int) -> None:
         self._peer = peer
         self._source = source
         self._target = target
+        self._value = value
         self._stages = stages
         self._under_way: dict[Micros, Any] = {}
 
     def _tag(self, micros: Micros) -> int:
-        return tag_of(micros, self._source, self._target, self._stages)
+        return tag_of(micros, self._source, self._value, self._stages)
 
 
 class Outgoing(_MessageLink):
@@ -39,7 +40,7 @@ class Outgoing(_MessageLink):
         """
         transfer, before = self._under_way.pop(micros)
         if versions(transfer.tensors) != before:
-            verb = "handed on" if self._target in fed(self._source, self._stages) else "handed back"
+            verb = "handed on" if VALUES[self._value].onward else "handed back"
             raise memory_was_written(self._source, self._target, micros, verb)
         transfer.wait()
 
@@ -47,8 +48,8 @@ class Outgoing(_MessageLink):
 class Incoming(_MessageLink):
     """Link on which a stage of this worker receives messages into its buffers, the ``slots``."""
 
-    def __init__(self, peer: Any, source: int, target: int, stages: int, slots: Slots) -> None:
-        super().__init__(peer, source, target, stages)
+    def __init__(self, peer: Any, source: int, target: int, value: str, stages: int, slots: Slots) -> None:
+        super().__init__(peer, source, target, value, stages)
         self._slots = slots
 
     def irecv(self, micros: Micros, into: int) -> None:

@@ -10,6 +10,7 @@ from torch.profiler import record_function
 from chimera_runtime.lane.message_links import Outgoing
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import OPERATIONS, PAIRED
+from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.weight_groups import Group, group_text
 
 Lines = Mapping[str, Callable[..., Any]]
@@ -72,7 +73,7 @@ class Unranged:
         """Returns the tie unchanged."""
         return tie
 
-    def link(self, link: Any, source: int, target: int, worker: int) -> Any:
+    def link(self, link: Any, _route: Route) -> Any:
         """Returns the link unchanged."""
         return link
 
@@ -104,13 +105,13 @@ class Ranges(Unranged):
         """Returns a wrapper of a tie whose sums, steps and versions are ranges."""
         return WrappedPart(tie, lines_of_weights(group), self._around)
 
-    def link(self, link: Any, source: int, target: int, worker: int) -> Any:
+    def link(self, link: Any, route: Route) -> Any:
         """Returns a wrapper of a link whose messages and waits are ranges."""
-        ends = f"s{source}->s{target}"
-        verb = "send" if isinstance(link, Outgoing) else "recv"
+        ends, worker = f"s{route.source}->s{route.target}", route.worker
+        verb = f"{'send' if isinstance(link, Outgoing) else 'recv'} {route.value}".rstrip()
         lines: Lines = {
-            "isend": lambda micros, _tensors: f"send {_text(micros)} {ends} to w{worker}",
-            "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
+            "isend": lambda micros, _tensors: f"{verb} {_text(micros)} {ends} to w{worker}",
+            "irecv": lambda micros, into: f"{verb} {_text(micros)} {ends} from w{worker} into {into}",
             "wait": lambda micros: f"wait {verb} {_text(micros)} {ends}",
         }
         return WrappedPart(link, lines, self._around)

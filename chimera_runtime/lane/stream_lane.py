@@ -15,6 +15,7 @@ from chimera_runtime.lane.lane import Lane, Load
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import OPERATIONS
 from chimera_runtime.program.rank_facts import Route, Turns
+from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.values.tensors import Tensors
 
 
@@ -83,6 +84,8 @@ class StreamStage(StreamWeights):
         self._version = 0
         for method in OPERATIONS.values():
             setattr(self, method, partial(self._operate, method))
+        for value in VALUES.values():
+            setattr(self, value.made, partial(self._made, value.made))
 
     def _operate(self, method: str, micros: Micros, *values: Any) -> None:
         """Runs an operation on micro-batches of the run, with the version from `at`."""
@@ -98,13 +101,9 @@ class StreamStage(StreamWeights):
         self._version = max(0, version)
         return self
 
-    def outputs(self, micros: Micros) -> Tensors:
-        """Returns the results of a forward; none for micro-batches outside the run."""
-        return self._stage.outputs(micros) if self._run.has(micros) else ()
-
-    def input_gradients(self, micros: Micros) -> Tensors:
-        """Returns the input gradients of a backward; none for micro-batches outside the run."""
-        return self._stage.input_gradients(micros) if self._run.has(micros) else ()
+    def _made(self, method: str, micros: Micros) -> Any:
+        """Returns a value that the stage has made; none for micro-batches outside the run."""
+        return getattr(self._stage, method)(micros) if self._run.has(micros) else ()
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,22 @@ Reading it does not import torch: `chimera run` does so before it starts torchru
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from chimera_runtime.errors import program as mistakes
 from chimera_runtime.program.job import Job
-from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, StageFacts, TieFacts, Turns
+from chimera_runtime.program.rank_facts import (
+    EvaluationFacts,
+    KeptMicros,
+    RankFacts,
+    Route,
+    StageFacts,
+    TieFacts,
+    Turns,
+)
 
 INTERFACE = 5
 """Number of the interface between scripts and this package; it grows when older scripts would not run."""
@@ -108,14 +116,18 @@ def _rank(facts: dict[str, Any]) -> RankFacts:
     return RankFacts(
         stages={int(stage): StageFacts(**of_stage) for stage, of_stage in facts["stages"].items()},
         ties=tuple(TieFacts(**of_tie) for of_tie in facts["ties"]),
-        incoming=facts["incoming"],
-        outgoing=facts["outgoing"],
+        incoming=_routes(facts["incoming"]),
+        outgoing=_routes(facts["outgoing"]),
         kept=tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in facts["kept"]),
         turns=None if turns is None else Turns(**turns),
         inputs=facts["inputs"],
         targets=facts["targets"],
-        evaluation=EvaluationFacts(**{**evaluation, "slots": slots}),
+        evaluation=EvaluationFacts(slots, _routes(evaluation["incoming"]), _routes(evaluation["outgoing"])),
     )
+
+
+def _routes(routes: Iterable[Iterable[Any]]) -> tuple[Route, ...]:
+    return tuple(Route(*route) for route in routes)
 
 
 def _frozen(value: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chimera_runtime.program import stage_graph
+from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.weight_groups import Group
 
 
@@ -58,6 +59,10 @@ class Job:
     def cycle(self) -> int:
         """Number of micro-batches after which the schedule repeats."""
         return self.period or self.passes
+
+    def value_of(self, route: Route) -> str:
+        """The letter of the value that is sent along a route."""
+        return route.value or stage_graph.implied(route.source, route.target, self.stages)
 
     @cached_property
     def fed(self) -> tuple[tuple[int, ...], ...]:

@@ -6,8 +6,17 @@ from typing import NamedTuple
 
 from chimera_runtime.program.weight_groups import Group
 
-Route = tuple[int, int, int]
-"""Route of messages: the stage that sends, the stage that receives, and the other worker."""
+
+class Route(NamedTuple):
+    """Route of messages: the stage that sends, the stage that receives, and the other worker.
+
+    ``value`` is the letter of the value, empty if the two stages imply it (`stage_graph.implied`).
+    """
+
+    source: int
+    target: int
+    worker: int
+    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ class RankFacts:
     @property
     def peers(self) -> tuple[int, ...]:
         """The workers that this one exchanges messages with, ascending."""
-        return tuple(sorted({worker for _, _, worker in (*self.incoming, *self.outgoing)}))
+        return tuple(sorted({route.worker for route in (*self.incoming, *self.outgoing)}))
 
 
 def spread(runs: Sequence[tuple[int, int]]) -> Iterator[int]:

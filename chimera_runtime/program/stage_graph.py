@@ -1,4 +1,24 @@
-"""The graph of stages: which stages feed a stage, and which it feeds. Nothing else computes a neighbouring stage."""
+"""The graph of stages: which stages feed a stage, and which it feeds, and the values that go along its edges.
+
+Nothing else computes a neighbouring stage.
+"""
+
+from typing import NamedTuple
+
+
+class EdgeValue(NamedTuple):
+    """A value that a stage makes for the stages that it feeds, or, if not ``onward``, for those that feed it.
+
+    ``made`` is the method of a stage that returns it, ``slots`` the attribute of a stage with its receive buffers.
+    """
+
+    onward: bool
+    made: str
+    slots: str
+
+
+VALUES = {"y": EdgeValue(True, "outputs", "inputs"), "dx": EdgeValue(False, "input_gradients", "gradients")}
+"""The values by their letters, as the compiler's table of kinds has them."""
 
 
 def fed(stage: int, stages: int) -> tuple[int, ...]:
@@ -9,3 +29,13 @@ def fed(stage: int, stages: int) -> tuple[int, ...]:
 def feeding(stage: int, stages: int) -> tuple[int, ...]:
     """The stages that feed ``stage``, of ``stages`` in all, ascending."""
     return (stage - 1,) if 0 < stage < stages else ()
+
+
+def readers(value: str, stage: int, stages: int) -> tuple[int, ...]:
+    """The stages that read a value which ``stage`` makes."""
+    return (fed if VALUES[value].onward else feeding)(stage, stages)
+
+
+def implied(source: int, target: int, stages: int) -> str:
+    """The value that the two stages of a message imply: the first that goes from ``source`` to ``target``."""
+    return next(value for value in VALUES if target in readers(value, source, stages))

@@ -12,18 +12,22 @@ from torch._C._autograd import _enable_record_function, _profiler_enabled
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.stage_graph import fed, feeding
+from chimera_runtime.program.stage_graph import VALUES, implied, readers
 from chimera_runtime.ranks.parent_death import Launcher
 from chimera_runtime.values.tensors import Tensors
 
+_NUMBERS = {value: number for number, value in enumerate(VALUES)}
 _TAGS = 2**30
 """Number of tags on the wire, after which they repeat: micro-batches may be counted over the whole run."""
 
 
-def tag_of(micros: Micros, source: int, target: int, stages: int) -> int:
-    """Returns the tag of a message by stages and first micro-batch, which no two messages of a lane have in common."""
+def tag_of(micros: Micros, source: int, value: str, stages: int) -> int:
+    """Returns the tag of a message: by its value, the stage that makes it, and the first micro-batch.
+
+    No two messages between the same workers have all three in common.
+    """
     first = micros[0] if isinstance(micros, tuple) else micros
-    return (first * stages + source) * 2 + (target in feeding(source, stages))
+    return (first * stages + source) * len(VALUES) + _NUMBERS[value]
 
 
 def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -60,10 +64,12 @@ class Names:
 
     def operation(self, verb: str, tag: int) -> str:
         """The line of schedule.sir for the message with a tag, such as ``recv m0 s0->s1``: the inverse of `tag_of`."""
-        micro, rest = divmod(tag, 2 * self.stages)
-        source, backwards = divmod(rest, 2)
-        (target,) = (feeding if backwards else fed)(source, self.stages)
-        return f"{verb} m{micro} s{source}->s{target}"
+        micro, rest = divmod(tag, len(VALUES) * self.stages)
+        source, number = divmod(rest, len(VALUES))
+        value = [*VALUES][number]
+        (target,) = readers(value, source, self.stages)
+        named = "" if value == implied(source, target, self.stages) else f"{value} "
+        return f"{verb} {named}m{micro} s{source}->s{target}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
         """Returns the error for a failed wait; no peers stand for all others."""

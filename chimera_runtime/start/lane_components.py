@@ -13,6 +13,7 @@ from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.rank_facts import Route
+from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
@@ -35,19 +36,18 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
     job, facts, ranges = context.world.job, context.facts, context.ranges
     peers = {worker: context.world.peer(worker) for worker in facts.peers}
 
-    def incoming(source: int, target: int, worker: int) -> Any:
-        slots = stages[target].inputs if target in job.fed[source] else stages[target].gradients
-        link = Incoming(peers[worker], source, target, job.stages, slots=slots)
-        return ranges.link(link, source, target, worker)
+    def ends(route: Route) -> tuple[Any, int, int, str, int]:
+        return peers[route.worker], route.source, route.target, job.value_of(route), job.stages
 
-    def outgoing(source: int, target: int, worker: int) -> Any:
-        return ranges.link(Outgoing(peers[worker], source, target, job.stages), source, target, worker)
+    def incoming(route: Route) -> Any:
+        slots = getattr(stages[route.target], VALUES[job.value_of(route)].slots)
+        return ranges.link(Incoming(*ends(route), slots), route)
 
     load_input, load_target = loads(context.source, job, context.world.device)
     return LaneComponents(
         stages={number: ranges.stage(number, stage) for number, stage in stages.items()},
-        incoming={route: incoming(*route) for route in facts.incoming},
-        outgoing={route: outgoing(*route) for route in facts.outgoing},
+        incoming={route: incoming(route) for route in facts.incoming},
+        outgoing={route: ranges.link(Outgoing(*ends(route)), route) for route in facts.outgoing},
         load_input=load_input,
         load_target=load_target,
         ties={tie.group: ranges.tie(tie.group, tie) for stage in stages.values() for tie in stage.ties},

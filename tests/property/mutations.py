@@ -159,7 +159,7 @@ def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instr
 
 def rerouted(header: Header, message: Message) -> Message:
     """A message with the value that goes between its stages, as it would be read from text."""
-    return message._replace(value=header.value_between.get((message.source, message.target), NOTHING))
+    return message._replace(value=header.value_between.get((message.source, message.target, ""), NOTHING))
 
 
 def regrouped_stages(header: Header, group: WeightGroup, stage: int) -> Iterator[WeightGroup]:

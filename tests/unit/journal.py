@@ -31,8 +31,8 @@ class Journal:
         made, tied = (VersionedStage, VersionedWeights) if self.facts.turns else (FakeStage, FakeWeights)
         parts: tuple[Any, ...] = (
             {number: made(self, number) for number in self.facts.stages},
-            {route: FakeIncoming(self, *route, self.rooms(*route)) for route in self.facts.incoming},
-            {route: FakeOutgoing(self, *route) for route in self.facts.outgoing},
+            {route: FakeIncoming(self, *route[:3], self.rooms(*route[:3])) for route in self.facts.incoming},
+            {route: FakeOutgoing(self, *route[:3]) for route in self.facts.outgoing},
             lambda first, micro: ("y", (first + micro,), -1),
             lambda first, micro: ("target", first + micro),
         )
@@ -62,8 +62,8 @@ class Journal:
         facts = self.facts.evaluation
         lane = Lane(
             {number: EvaluatedStage(self, number) for number in self.facts.stages},
-            {route: FakeIncoming(self, *route, facts.slots[route[1]]) for route in facts.incoming},
-            {route: FakeOutgoing(self, *route) for route in facts.outgoing},
+            {route: FakeIncoming(self, *route[:3], facts.slots[route.target]) for route in facts.incoming},
+            {route: FakeOutgoing(self, *route[:3]) for route in facts.outgoing},
             lambda first, micro: ("y", (first + micro,), -1),
             lambda first, micro: ("target", first + micro),
         )

@@ -21,7 +21,7 @@ from chimera_ir.resources import runtime, templates
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
 from chimera_runtime.program.compiled_program import parsed
-from chimera_runtime.program.rank_facts import spread
+from chimera_runtime.program.rank_facts import Route, spread
 from chimera_runtime.program.weight_groups import group_text
 from chimera_runtime.ranks.messages import tag_of
 from tests.lowered import evaluated, scripts_of
@@ -303,7 +303,7 @@ def test_slots_and_links_are_those_that_the_lane_uses(case: Any) -> None:
         facts = journal.facts
         for word, there, routes in (("send", "to", facts.outgoing), ("recv", "from", facts.incoming)):
             used = {
-                tuple(map(int, message.groups()))
+                Route(*map(int, message.groups()))
                 for line in lane
                 if (message := re.match(rf"{word} \S+ s(\d+)->s(\d+) {there} w(\d+)", line))
             }
@@ -329,7 +329,7 @@ def test_no_two_messages_between_the_same_workers_share_a_tag(case: Any) -> None
     for lane in program.lanes:
         sends = [(line.to, line.message) for line in lane if isinstance(line, Send)]
         stages = program.header.stages
-        tags = {(to, tag_of(message.micros, message.source, message.target, stages)) for to, message in sends}
+        tags = {(to, tag_of(message.micros, message.source, message.value.letter, stages)) for to, message in sends}
         assert len(tags) == len(sends)
 
 

@@ -18,6 +18,7 @@ from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.forwards import forwards
 from chimera_ir.request import Request
 from chimera_ir.source import Source
+from chimera_runtime.program.rank_facts import Route
 from tests.executor import verdicts
 from tests.instructions import singly
 from tests.repeatable import also
@@ -177,7 +178,7 @@ def test_a_script_that_evaluates_does_its_lane_and_nothing_else(name: str, size:
         journal.evaluate(loaded(written[f"rank_{journal.worker}.py"]))
         lane, facts = program.lanes[journal.worker], journal.facts.evaluation
         assert journal.lines == [line(each) for each in lane]
-        sent = {(each.message.source, each.message.target, each.to) for each in lane if isinstance(each, Send)}
+        sent = {Route(each.message.source, each.message.target, each.to) for each in lane if isinstance(each, Send)}
         assert {*facts.outgoing} == sent
         rooms = {stage: len(slots) for stage, slots in facts.slots.items()}
         assert rooms == {

@@ -32,14 +32,6 @@ class TwoIntoOne(Header):
         return (LAST,), (LAST,), ()
 
 
-class BackAndForth(Header):
-    """Stages 0 and 1 feed each other: two values cross each edge."""
-
-    @cached_property
-    def fed(self) -> tuple[tuple[Stage, ...], ...]:
-        return (SECOND,), (FIRST,)
-
-
 def operation(kind: Kind, stage: Stage) -> Compute:
     return Compute(kind, (MICRO,), stage)
 
@@ -126,14 +118,3 @@ def test_an_evaluation_waits_for_all_stages_that_feed_a_stage() -> None:
     lane = tuple(operation(kind, stage) for kind, stage in ((FORWARD, FIRST), (FORWARD, SECOND), (FORWARD, LAST)))
     (ordered,) = forwards(Schedule(header, (lane,))).lanes
     assert [part.stage for each in ordered for part in each.parts] == [SECOND, FIRST, LAST]
-
-
-def test_two_values_may_cross_one_edge() -> None:
-    one = Pipe("down", (Worker(0), Worker(1)), (MICRO,))
-    header = BackAndForth("back_and_forth", (), 2, 2, 1, (one,))
-    lane = operation(FORWARD, FIRST), operation(BACKWARD, FIRST)
-    flow = Flow(header, enumerate(lane))
-    messages = [message for _, message, _ in crossing(header, Worker(0), enumerate(lane))]
-    assert [message.value for message in messages] == [ACTIVATIONS, GRADIENTS]
-    assert [flow.producer(message) for message in messages] == [0, 1]
-    assert len({header.edges[message.edge] for message in messages}) == 2

@@ -21,6 +21,7 @@ from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Version, WeightGroup
+from chimera_ir.ir.kinds import implied
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, shelf
@@ -113,8 +114,9 @@ def group_name(group: WeightGroup) -> str:
 
 
 def message_text(message: ops.Message, numbers: Numbers = ABSOLUTE) -> str:
-    """A message as in IR text, such as ``m0 s1->s2``."""
-    return f"{_micros(message.micros, numbers)} s{message.source}->s{message.target}"
+    """A message as in IR text, such as ``m0 s1->s2``, or ``z m0 s1->s2`` if the stages do not imply its value z."""
+    value = "" if implied(message.value) else f"{message.value} "
+    return f"{value}{_micros(message.micros, numbers)} s{message.source}->s{message.target}"
 
 
 def _counted(letter: str, number: int) -> str:

@@ -15,7 +15,7 @@ from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
-from chimera_ir.ir.kinds import KINDS, NOTHING
+from chimera_ir.ir.kinds import KINDS, NOTHING, Value
 from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span
@@ -239,7 +239,18 @@ class _BodyReader:
         if not self._within(token, "worker", peer, self._last[2]):
             return None
         stages = Stage(source), Stage(target)
-        return ops.Message(tuple(map(Micro, micros)), *stages, self._header.value_between.get(stages, NOTHING))
+        value = self._value(token, stages)
+        return None if value is None else ops.Message(tuple(map(Micro, micros)), *stages, value)
+
+    def _value(self, token: Token, stages: tuple[Stage, Stage]) -> Value | None:
+        """The value in the message of a line: the one that it names, or the one that its two stages imply."""
+        match, between = _VALUE.match(token), self._header.value_between
+        value = between.get((*stages, match[1] if match else ""))
+        if value is None and (*stages, "") in between:
+            word = " ".join(token.split()[: 1 + token.startswith("wait")])
+            self._reject(say.MalformedLine(span(token), word, (FORMS_OF_TURN if self._stream else FORMS)[word]))
+            return None
+        return value or NOTHING
 
     def _in_range(self, token: Token, micros: list[int], stage: int) -> bool:
         ends = {min(micros), max(micros)}
@@ -293,6 +304,7 @@ _VERSION = re.compile(r"[ \t]v([+-]?[0-9]+)?(?![^ \t\r])")
 _MICRO = re.compile(r"(?<![^ \t,])m([+-]?[0-9]+)?(?![^ \t\r,])")
 _OF_TURN = re.compile(r"(?<![^ \t,])([mv](?:[+-][0-9]+)?)(?![^ \t\r,])")
 _NOT_OF_TURN = re.compile(r"(?<![^ \t,])([mv][0-9]+)")
+_VALUE = re.compile(r"(?:wait[ \t]+)?(?:send|recv)[ \t]+([a-z]+)[ \t]+m")
 _RING = re.compile(r"[ \t]of[ \t]")
 _SYNCS: dict[str, type[ops.AllReduce | ops.WaitAllReduce | ops.Step]] = {
     "ALL_REDUCE": ops.AllReduce,

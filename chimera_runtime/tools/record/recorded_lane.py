@@ -18,10 +18,11 @@ def traced(parts: LaneComponents, recorder: Recorder) -> LaneComponents:
     """Wraps the components of a lane to record every call."""
 
     def link(verb: str, route: Route, part: Any) -> WrappedPart:
-        ends, post = f"s{route[0]}->s{route[1]}", {"send": "isend", "recv": "irecv"}[verb]
+        ends, post = f"s{route.source}->s{route.target}", {"send": "isend", "recv": "irecv"}[verb]
+        words = f"{verb} {route.value}".rstrip()
         lines: Lines = {
-            post: lambda micros, _into: recorder.line(verb, micros, ends),
-            "wait": lambda micros: recorder.line(f"wait {verb}", micros, ends),
+            post: lambda micros, _into: recorder.line(words, micros, ends),
+            "wait": lambda micros: recorder.line(f"wait {words}", micros, ends),
         }
         return WrappedPart(part, lines, recorder.timed)
 

@@ -12,7 +12,7 @@ from torch import nn
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.lane import Lane
 from chimera_runtime.model.model import ModelFile
-from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, StageFacts
+from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, Route, StageFacts
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble, probe
 from chimera_runtime.start.rank_context import RankContext
@@ -72,7 +72,8 @@ def facts(*stages: int, incoming: Any = (), outgoing: Any = (), kept: Any = (), 
     evaluation = changed.pop("evaluation", EvaluationFacts({}, (), ()))
     held = {s: StageFacts(**plain | changed) for s in stages}
     moments = tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in kept)
-    return RankFacts(held, incoming, outgoing, moments, turns, ((0, 2),), ((0, 2),), evaluation)
+    routes = [tuple(Route(*route) for route in several) for several in (incoming, outgoing)]
+    return RankFacts(held, *routes, moments, turns, ((0, 2),), ((0, 2),), evaluation)
 
 
 def sequential(lane: Lane) -> None:

@@ -20,7 +20,7 @@ from chimera_runtime.evaluate.evaluation import (
     evaluating,
 )
 from chimera_runtime.lane import Lane
-from chimera_runtime.program.rank_facts import EvaluationFacts
+from chimera_runtime.program.rank_facts import EvaluationFacts, Route
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.weight_versions import Versions, Weights, masters
 from chimera_runtime.start import assemble
@@ -139,7 +139,7 @@ def test_no_message_is_about_what_is_not_there_and_a_short_one_is_short(
             link.wait(micros)
             stage.forward(micros, link.take(micros), lane.target(micros))
 
-    known = facts(0, 1, evaluation=EvaluationFacts({1: (2,)}, ((0, 1, 0),), ()))
+    known = facts(0, 1, evaluation=EvaluationFacts({1: (2,)}, (Route(0, 1, 0),), ()))
     monkeypatch.setattr(World, "peer", lambda *_: Peer())
     with worlds(alone, alone_job(micro_batches=3, evaluated=3)) as (world,):
         made, built = setting(world, known, options="--micro-batch-size 3")

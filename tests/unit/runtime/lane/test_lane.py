@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from chimera_runtime.lane import Lane
+from chimera_runtime.program.rank_facts import Route
 
 
 def lane(**parts: Any) -> Lane:
@@ -17,8 +18,8 @@ def test_stages_are_found_by_number_and_links_by_both_stages_and_the_other_worke
     """Two links between the same stages lead to different workers where a stage has replicas."""
     found = lane(
         stages={0: "first", 3: "last"},
-        incoming={(1, 0, 1): "from 1", (1, 0, 2): "from 2"},
-        outgoing={(0, 1, 1): "to 1", (3, 2, 1): "back"},
+        incoming={Route(1, 0, 1): "from 1", Route(1, 0, 2): "from 2"},
+        outgoing={Route(0, 1, 1): "to 1", Route(3, 2, 1): "back"},
     )
     assert [found.stage(0), found.stage(3)] == ["first", "last"]
     assert [found.incoming(1, 0, worker=1), found.incoming(1, 0, worker=2)] == ["from 1", "from 2"]

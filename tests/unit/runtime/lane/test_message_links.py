@@ -46,25 +46,25 @@ def slot(rows: int) -> Tensors:
 
 
 def incoming(peer: Any, slots: Slots) -> Incoming:
-    return Incoming(peer, 1, 2, STAGES, slots)
+    return Incoming(peer, 1, 2, "y", STAGES, slots)
 
 
 def test_a_message_is_sent_under_the_tag_of_its_micro_batch_and_its_stages() -> None:
     peer, message = Peer(), (torch.ones(2),)
-    link = Outgoing(peer, 2, 1, STAGES)
+    link = Outgoing(peer, 2, 1, "dx", STAGES)
     link.isend(5, message)
     link.isend((7, 8), message)
-    assert peer.sent == [(message, tag_of(5, 2, 1, STAGES)), (message, tag_of((7, 8), 2, 1, STAGES))]
+    assert peer.sent == [(message, tag_of(5, 2, "dx", STAGES)), (message, tag_of((7, 8), 2, "dx", STAGES))]
 
 
 def test_a_send_is_waited_for_by_its_micro_batches_in_any_order_and_once() -> None:
     peer = Peer()
-    link = Outgoing(peer, 0, 1, STAGES)
+    link = Outgoing(peer, 0, 1, "y", STAGES)
     for micros in (0, 1, (2, 3)):
         link.isend(micros, ())
     link.wait((2, 3))
     link.wait(0)
-    assert peer.waited == [tag_of((2, 3), 0, 1, STAGES), tag_of(0, 0, 1, STAGES)]
+    assert peer.waited == [tag_of((2, 3), 0, "y", STAGES), tag_of(0, 0, "y", STAGES)]
     with pytest.raises(KeyError):
         link.wait(0)
     with pytest.raises(KeyError):
@@ -78,7 +78,7 @@ def test_a_message_comes_into_the_slot_that_it_is_posted_for() -> None:
     link = incoming(peer, slots)
     link.irecv(4, into=1)
     link.irecv(6, into=0)
-    assert peer.posted == [(slots[1], tag_of(4, 1, 2, STAGES)), (slots[0], tag_of(6, 1, 2, STAGES))]
+    assert peer.posted == [(slots[1], tag_of(4, 1, "y", STAGES)), (slots[0], tag_of(6, 1, "y", STAGES))]
     assert link.take(4) is slots[1]
     assert link.take(6) is slots[0]
 
@@ -90,7 +90,7 @@ def test_a_group_comes_into_as_much_of_a_roomy_slot_as_it_fills() -> None:
     for micros, rows in (((0, 1, 2), 6), ((3, 4), 4), (5, 2), ((6,), 2)):
         link.irecv(micros, into=0)
         buffers, tag = peer.posted[-1]
-        assert tag == tag_of(micros, 1, 2, STAGES)
+        assert tag == tag_of(micros, 1, "y", STAGES)
         assert [tuple(t.shape) for t in buffers] == [(rows, 3), (rows,)]
         assert [t.data_ptr() for t in buffers] == [t.data_ptr() for t in slots[0]]
         buffers[0].fill_(rows)
@@ -102,7 +102,7 @@ def test_a_message_may_be_waited_for_before_it_is_taken_and_is_taken_once() -> N
     link = incoming(peer, Slots((1,), slot))
     link.irecv(3, into=0)
     link.wait(3)
-    assert peer.waited == [tag_of(3, 1, 2, STAGES)]
+    assert peer.waited == [tag_of(3, 1, "y", STAGES)]
     link.take(3)
     for again in (link.take, link.wait):
         with pytest.raises(KeyError):
@@ -119,14 +119,14 @@ def test_what_was_not_posted_can_neither_be_waited_for_nor_taken() -> None:
 
 def test_a_message_that_is_written_before_it_has_left_is_an_error_of_the_model() -> None:
     message = torch.ones(2)
-    link = Outgoing(Peer(), 2, 3, STAGES)
+    link = Outgoing(Peer(), 2, 3, "y", STAGES)
     link.isend(5, (message,))
     link.wait(5)
     link.isend(6, (message,))
     message.add_(1)
     with pytest.raises(BadModel, match=r"stage 2 handed on memory for micro-batch 6 .* before stage 3 had it"):
         link.wait(6)
-    back = Outgoing(Peer(), 2, 1, STAGES)
+    back = Outgoing(Peer(), 2, 1, "dx", STAGES)
     back.isend((7, 8), (message,))
     message.add_(1)
     with pytest.raises(BadModel, match="stage 2 handed back memory for micro-batch 7"):

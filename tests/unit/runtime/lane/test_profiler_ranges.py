@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from chimera_runtime.lane import Lane, profiler_ranges
 from chimera_runtime.lane.message_links import Outgoing
 from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
-from chimera_runtime.program.rank_facts import Turns
+from chimera_runtime.program.rank_facts import Route, Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
 from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
@@ -75,7 +75,7 @@ class SendingLink(Link, Outgoing):
 def test_messages_are_named_with_their_ends_the_other_worker_and_the_slot() -> None:
     ranged = Ranges(CPU)
     receiving, sending = Link(), SendingLink()
-    incoming, outgoing = ranged.link(receiving, 2, 1, 3), ranged.link(sending, 1, 2, 3)
+    incoming, outgoing = ranged.link(receiving, Route(2, 1, 3)), ranged.link(sending, Route(1, 2, 3))
 
     def run() -> None:
         incoming.irecv(4, into=1)
@@ -145,7 +145,7 @@ def test_an_update_is_a_range_around_its_lines() -> None:
 
     def run() -> None:
         with ranged.update(3):
-            ranged.link(Link(), 1, 0, 1).wait(0)
+            ranged.link(Link(), Route(1, 0, 1)).wait(0)
 
     assert named(run) == ["update 3", "wait recv m0 s1->s0"]
     with Unranged().update(3):
@@ -162,6 +162,6 @@ def test_on_a_gpu_each_range_is_one_of_nvtx_as_well(monkeypatch: pytest.MonkeyPa
         marks.append("end")
 
     monkeypatch.setattr(profiler_ranges.torch.cuda.nvtx, "range", of_nvtx)
-    outgoing = Ranges(torch.device("cuda", 0)).link(SendingLink(), 0, 1, 1)
+    outgoing = Ranges(torch.device("cuda", 0)).link(SendingLink(), Route(0, 1, 1))
     assert named(lambda: outgoing.wait(0)) == ["wait send m0 s0->s1"]
     assert marks == ["begin wait send m0 s0->s1", "end"]

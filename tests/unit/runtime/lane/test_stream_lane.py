@@ -6,7 +6,7 @@ import pytest
 
 from chimera_runtime.lane import Lane
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, StreamLink, StreamStage, UpdateRange
-from chimera_runtime.program.rank_facts import Turns
+from chimera_runtime.program.rank_facts import Route, Turns
 
 UPDATES, PER_UPDATE = 3, 2
 INSIDE = (0, 1, 5, (4, 5), (0, 1))
@@ -137,7 +137,7 @@ def test_a_lane_of_a_stream_gives_its_stages_and_links_the_run() -> None:
 
     length = UpdateRange(PER_UPDATE)
     lane = StreamLane(
-        {0: inner}, {(1, 0, 1): inner}, {(0, 1, 1): inner}, load, load, run=length, initial={(0,): (-1, 0)}
+        {0: inner}, {Route(1, 0, 1): inner}, {Route(0, 1, 1): inner}, load, load, run=length, initial={(0,): (-1, 0)}
     )  # type: ignore[dict-item]
     assert isinstance(lane, Lane)
     lane.run.updates = 1

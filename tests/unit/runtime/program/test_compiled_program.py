@@ -10,7 +10,7 @@ import pytest
 from chimera_ir.codegen import facts
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.compiled_program import INTERFACE, CompiledProgram, load
-from chimera_runtime.program.rank_facts import EvaluationFacts, RankFacts, StageFacts, Turns, spread
+from chimera_runtime.program.rank_facts import EvaluationFacts, RankFacts, Route, StageFacts, Turns, spread
 from tests.unit.runtime.thread_ranks import job
 
 
@@ -79,13 +79,13 @@ STAGE = StageFacts((1, 2), (1,), 3, (2, 1), ((0, 2), (4, 5)), (-1, 0))
 RANKS = (
     RankFacts(
         {0: STAGE},
-        ((1, 0, 1),),
-        ((0, 1, 1), (0, 1, 3)),
+        (Route(1, 0, 1),),
+        (Route(0, 1, 1), Route(0, 1, 3)),
         (((0, 2, 1, 1),), ((0, 1, 0, 0),)),
         Turns(-2, 3, 2, 1),
         ((0, 1), (2, 3)),
         (),
-        EvaluationFacts({1: (1, 2)}, ((0, 1, 1),), ((0, 1, 3),)),
+        EvaluationFacts({1: (1, 2)}, (Route(0, 1, 1),), (Route(0, 1, 3),)),
     ),
     RankFacts({}, (), (), (), None, (), ((0, 2),), EvaluationFacts({}, (), ())),
 )

@@ -92,7 +92,7 @@ def peer(alone: World, monitor: Monitor) -> Iterator[Peer]:
 
 @pytest.mark.parametrize("verb", ["send", "recv"])
 def test_a_message_that_does_not_come_ends_the_rank_which_goes_on_meanwhile(peer: Peer, ends: Ends, verb: str) -> None:
-    transfer = (peer.isend if verb == "send" else peer.irecv)((torch.zeros(1),), tag_of(7, 2, 1, 4))
+    transfer = (peer.isend if verb == "send" else peer.irecv)((torch.zeros(1),), tag_of(7, 2, "dx", 4))
     start = time.monotonic()
     transfer.wait()
     assert ends.has_come()
@@ -125,7 +125,7 @@ def test_a_message_that_comes_in_time_is_forgotten(peer: Peer, ends: Ends) -> No
 
 
 def test_of_several_the_first_that_is_not_over_is_told(peer: Peer, ends: Ends) -> None:
-    transfers = [peer.irecv((torch.zeros(1),), tag_of(micro, 2, 1, 4)) for micro in range(3)]
+    transfers = [peer.irecv((torch.zeros(1),), tag_of(micro, 2, "dx", 4)) for micro in range(3)]
     peer._incoming.posted[0].over.set()
     for transfer in transfers:
         transfer.wait()

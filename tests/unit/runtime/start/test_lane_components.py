@@ -79,10 +79,10 @@ def test_links_receive_into_the_slots_of_their_stage(alone: World) -> None:
         assert len(roomy[0]) == len(stages[1].inputs[1][0]) // 2
         assert gradients is stages[1].gradients[0]
         assert [(verb, tag) for verb, _, tag in peer.posted] == [
-            ("recv", tag_of(4, 0, 1, 3)),
-            ("recv", tag_of((5, 6), 2, 1, 3)),
-            ("send", tag_of(4, 1, 2, 3)),
-            ("send", tag_of(5, 1, 0, 3)),
+            ("recv", tag_of(4, 0, "y", 3)),
+            ("recv", tag_of((5, 6), 2, "dx", 3)),
+            ("send", tag_of(4, 1, "y", 3)),
+            ("send", tag_of(5, 1, "dx", 3)),
         ]
 
 
