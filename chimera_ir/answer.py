@@ -100,7 +100,7 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
     if wanted is not None:
         return _text(compilation, wanted), None
     shown, header = _screen(compilation, details), compilation.schedule.header
-    forecast = compilation.request.forecast
+    forecast = compilation.forecast
     split = None if forecast is None else forecast.split_of(header)
     return shown, Output(header.scheme, header.workers, compilation.files, split, compilation.summary.fits)
 

@@ -8,7 +8,7 @@ level is also imported then: a program that looks at a schedule starts without t
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, wraps
@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, TypeVar
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, NotProven, TextError, TooLarge
+from chimera_ir.errors import NoSuchLevel, NotProven, TextError
 from chimera_ir.garbage import uncollected
-from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
+from chimera_ir.ir.levels import Header, Plan, Program, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
-from chimera_ir.request import Request, groups, require_settable
+from chimera_ir.request import Request, groups, parsed, require_settable
 from chimera_ir.syntax.ast import Scheme
 
 if TYPE_CHECKING:
@@ -35,13 +35,10 @@ if TYPE_CHECKING:
     from chimera_ir.cost.report import Report
     from chimera_ir.cost.simulate import Timeline
     from chimera_ir.elaborate.elaborate import Outline
-    from chimera_ir.predict.prediction import Prediction
+    from chimera_ir.predict.prediction import Forecast, Prediction
     from chimera_ir.predict.replay import Replay
     from chimera_ir.predict.summary import Summary
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
-
-MAX_HEADERS = MAX_WORKERS + MAX_PIPES + 1_000
-"""The most headings and lines of a header that an IR text may have."""
 
 T = TypeVar("T")
 
@@ -214,9 +211,16 @@ class Compilation:
         return replace(made, communicators=tuple(choices))
 
     @_level
+    def forecast(self) -> "Forecast | None":
+        """The conditions of a prediction, with the split of a profile's layers that keeps declared bounds in bytes."""
+        entry, forecast = self._entry, self.request.forecast
+        level = entry if isinstance(entry, Program | ProgramStream) else self.schedule
+        return forecast.within_bounds(level) if forecast else None
+
+    @_level
     def prediction(self) -> "Prediction | None":
         """The time and the memory that the program takes on the cluster; None where no profile is given."""
-        forecast = self.request.forecast
+        forecast = self.forecast
         if forecast is None:
             return None
         program = self.verified.program
@@ -228,7 +232,7 @@ class Compilation:
         """The answers to three questions: is it faster than the baseline, does it fit, what limits it."""
         from chimera_ir.predict.summary import summary
 
-        report, forecast = self.report, self.request.forecast
+        report, forecast = self.report, self.forecast
         rival = forecast.baseline(self._opponent.verified.program, self.schedule.header) if forecast else None
         return summary(report, self.prediction, rival)
 
@@ -310,22 +314,7 @@ class Compilation:
     @_level
     def _entry(self) -> Scheme | Text:
         """The parsed text: a scheme with the request's changes, or the level that an IR text has."""
-        if not self.request.source.is_ir:
-            from chimera_ir.syntax.parser import parse as parse_scheme
-
-            return self.request.change.of(parse_scheme(self.request.source))
-        # Lines are counted before the text is parsed, as parsing takes time in proportion to them.
-        from chimera_ir.ir.text.reader import parse
-        from chimera_ir.ir.text.structure import count_lines
-
-        operations, headers = count_lines(self.request.source.text)
-        self._limit("the text", operations)
-        if headers > MAX_HEADERS:
-            raise TooLarge(f"the text has {headers:,} headings and lines of a header, and the limit is {MAX_HEADERS:,}")
-        level = parse(self.request.source)
-        if isinstance(level, ScheduleStream | ProgramStream):
-            self._limit("what shows the turns of the text, warm-up and drain included,", level.operations)
-        return level
+        return parsed(self.request)
 
     @_level
     def _outlined(self) -> "Outline":
@@ -342,11 +331,14 @@ class Compilation:
             outlined, header=replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
         )
 
+    @property
+    def _header(self) -> Header:
+        return self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
+
     @_level
     def _durations(self) -> "Durations":
-        """Durations of operations; raises an error if the costs are of other stages than those of the text."""
-        header = self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
-        return self.request.cost_model.durations(header)
+        """Durations of operations."""
+        return (self.forecast or self.request.costs).durations(self._header)
 
     @property
     def _communicators(self) -> Communicators:
@@ -363,15 +355,19 @@ class Compilation:
         from chimera_ir.verify.verify import schedule_in, verify_schedule
 
         # Costs are checked before operations are made of the text, which may take long.
-        _ = self._durations
+        self.request.cost_model.durations(self._header)
         level = self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
         plan = level.shown if isinstance(level, PlanStream) else level if isinstance(level, Plan) else None
         schedule = order(level) if isinstance(level, Plan | PlanStream) else schedule_in(level)
-        forecast = self.request.forecast
-        checked = verify_schedule(schedule, plan, forecast.needs if forecast else None)
+        checked = verify_schedule(schedule, plan, self._needs if self.request.forecast else None)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)
         return _Ordered(plan, checked)
+
+    def _needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
+        """The bytes that each worker of the program needs."""
+        assert self.forecast is not None
+        return self.forecast.needs(program)
 
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
         """The schedule that the report compares with, and how many weights each worker keeps (None: one per stage)."""
@@ -394,7 +390,3 @@ class Compilation:
         if request.against is None:
             return Compilation(comparison.plain_request(request, header), tell=self.tell)
         return Compilation(comparison.request_against(request.against, request, header), tell=self.tell)
-
-    def _limit(self, what: str, operations: int) -> None:
-        if operations > self.request.max_operations:
-            raise AboveMaxOperations(what, operations, self.request.max_operations)

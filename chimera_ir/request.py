@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chimera_ir.cost.durations import CostModel, Costs
-from chimera_ir.errors import NoSuchTie, ParameterError
+from chimera_ir.errors import AboveMaxOperations, NoSuchTie, ParameterError, TooLarge
 from chimera_ir.ir.ids import Stage, WeightGroup
+from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS
 from chimera_ir.ir.sharing import Communicators
+from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 MAX_OPERATIONS = 1_000_000
 """The most compute operations of a scheme, unless the user raises the limit."""
 
+MAX_HEADERS = MAX_WORKERS + MAX_PIPES + 1_000
+"""The most headings and lines of a header that an IR text may have."""
 
 Tie = tuple[int | str, ...]
 """Stages that share parameters, as the user writes them: by number, ``"first"`` or ``"last"``."""
@@ -70,6 +74,32 @@ def _group(tie: Tie, stages: int) -> WeightGroup:
     if len(numbers) < 2:
         raise NoSuchTie(text, "a tie is of two stages or more")
     return tuple(map(Stage, sorted(numbers)))
+
+
+def parsed(request: Request) -> Scheme | Level:
+    """The text of a request: a scheme with its changes, or the level that an IR text has.
+
+    Raises `TooLarge` if an IR text is larger than the limits. Raises `Rejected` with the mistakes of a text.
+    """
+    source, most = request.source, request.max_operations
+    if not source.is_ir:
+        from chimera_ir.syntax.parser import parse as parse_scheme
+
+        return request.change.of(parse_scheme(source))
+    # Lines are counted before the text is parsed, as parsing takes time in proportion to them.
+    from chimera_ir.ir.text.reader import parse
+    from chimera_ir.ir.text.structure import count_lines
+
+    operations, headers = count_lines(source.text)
+    if operations > most:
+        raise AboveMaxOperations("the text", operations, most)
+    if headers > MAX_HEADERS:
+        raise TooLarge(f"the text has {headers:,} headings and lines of a header, and the limit is {MAX_HEADERS:,}")
+    level = parse(source)
+    if isinstance(level, ScheduleStream | ProgramStream) and level.operations > most:
+        shown = "what shows the turns of the text, warm-up and drain included,"
+        raise AboveMaxOperations(shown, level.operations, most)
+    return level
 
 
 def require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:

@@ -40,7 +40,7 @@ IMPORTS = {
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
     "codegen": {"ir", "flow", "resources", "verify"},
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
-    "predict": {"cost", "ir", "flow", "profile", "verify", "garbage"},
+    "predict": {"cost", "ir", "flow", "lower", "profile", "verify", "garbage"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source"},
     "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},

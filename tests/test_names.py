@@ -50,7 +50,7 @@ CEILINGS = {
     "library": 4,
     "measure": 1,
     "options": 5,
-    "planner": 7,
+    "planner": 6,
     "predict": 4,
     "profile": 4,
     "syntax": 1,

@@ -26,6 +26,7 @@ from chimera_ir.lower.sync import launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.splits import StageLoad
 from chimera_ir.request import Tie, groups
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
@@ -137,6 +138,13 @@ class CompiledScheme:
             max((of_worker[stage].amount for of_worker in peaks if stage in of_worker), default=0)
             for stage in map(Stage, range(self._outline.header.stages))
         ]
+
+    @cached_property
+    def loads(self) -> list[StageLoad]:
+        """The load of each stage."""
+        holders = self._outline.header.holders
+        copies = [max(self.copies[w][Stage(stage)] for w in workers) for stage, workers in enumerate(holders)]
+        return list(map(StageLoad, copies, self.begun))
 
     @cached_property
     def splits(self) -> bool:

@@ -16,7 +16,6 @@ from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import CompiledScheme, Variant
 from chimera_ir.planner.space import Configuration, LeftOut, Reason, Recomputation, refusal
-from chimera_ir.planner.splits import best_split
 from chimera_ir.planner.time_parts import TimeParts, time_parts
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
@@ -24,6 +23,7 @@ from chimera_ir.predict.memory_need import MemoryNeed, memory_of
 from chimera_ir.predict.prediction_table import size
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.splits import LayerSplits
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.layers import stages_of
@@ -37,9 +37,6 @@ MODES = {Recomputation.WHERE_NEEDED: (False, True), Recomputation.ALWAYS: (True,
 
 ALONE = "data parallelism"
 """The name of a configuration that has the whole model on every worker."""
-
-_TRIES = 5
-"""The most splits of a configuration that are compiled to know their bytes before the configuration is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,28 +198,19 @@ class _Compiler:
             return LeftOut.of(choice, Reason.REFUSED, f"--tied {error.tie}: {error.problem}")
 
     def _split(self, choice: Configuration) -> Verdict:
-        """The verdict with the split whose slowest stage takes the least time, of the splits that fit.
-
-        Only a whole program shows the exact bytes of a worker. So the first split is sought without a limit on memory,
-        the second one within the memory of the workers, by the bytes that `best_split` counts; for each further one the
-        limits are lowered by the excess of the last program.
-        """
-        judge, room = self._judge, self._judge.room(self.variant(choice).header)
-        limits: tuple[int, ...] | None = None
+        """The verdict with the split whose slowest stage takes the least time, of the splits that fit."""
+        judge, variant = self._judge, self.variant(choice)
+        splits = LayerSplits(
+            judge.profile.layers, variant.header, choice.micro_batch_size, choice.copies, judge.sharded_optimizer
+        )
+        room = judge.room(variant.header)
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
-        for _ in range(_TRIES):
-            split = best_split(judge.profile.layers, self.variant(choice), choice, limits, judge.sharded_optimizer)
-            if split is None:
-                return verdict
-            tried = replace(choice, split=split)
-            verdict = self._verdict(tried)
+        for split in splits.candidates(
+            room, lambda: variant.compiled.loads, lambda split: self.needed(replace(choice, split=split))
+        ):
+            verdict = self._verdict(replace(choice, split=split))
             if isinstance(verdict, Judged) or verdict.reason is not Reason.MEMORY:
                 return verdict
-            if limits is None:
-                limits = room
-            else:
-                excess = max(1, max(map(sub, self.needed(tried), room)))
-                limits = tuple(limit - excess for limit in limits)
         return verdict
 
     def _verdict(self, choice: Configuration) -> Verdict:

@@ -2,19 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import le
+from sys import maxsize
 from typing import NamedTuple
 
 from chimera_ir.cost.number_text import number, rounded
 from chimera_ir.cost.report import group_entries
-from chimera_ir.ir.levels import Header, Program, Quantity
+from chimera_ir.ir.levels import Header, Program, Quantity, Schedule
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, view_of
+from chimera_ir.lower.lower import lower
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.measured import Measured
-from chimera_ir.predict.memory_need import MemoryNeed, memory
+from chimera_ir.predict.memory_need import MemoryNeed, memory, memory_of
 from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.splits import LayerSplits, Split, loads_of
 from chimera_ir.profile.choose import Inputs, Wanted, refuse_sharing
 from chimera_ir.profile.cluster import torchrun
 from chimera_ir.profile.layers import stages_of
+from chimera_ir.verify.holdings import holdings
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,30 @@ class Forecast:
     def split_of(self, header: Header) -> tuple[int, ...] | None:
         """The first layer of each stage, as the user asked or else as is fastest; None if the profile has no layers."""
         return self.inputs.split(self._wanted(header))
+
+    def within_bounds(self, level: Schedule | ScheduleStream | Program | ProgramStream) -> "Forecast":
+        """The forecast with the fastest split of the profile's layers that keeps declared bounds in bytes.
+
+        It is the same forecast if it has a split, if the profile has no layers, or if no split keeps the bounds.
+        ``level`` is a program, or a verified schedule.
+        """
+        header, layers = level.header, self.inputs.counts.layers
+        if self.split or not layers or not any(bound.quantity is Quantity.BYTES for bound in header.bounds):
+            return self
+        # What is kept does not depend on the durations with which a schedule is lowered.
+        program = level if isinstance(level, Program | ProgramStream) else lower(level)
+        held, room = tuple(holdings(view_of(program))), header.limits(Quantity.BYTES, maxsize)
+
+        def needed(split: Split | None) -> list[int]:
+            setting = replace(self, split=split)._setting(header)
+            return [need.total for need in memory_of(header, setting, held)]
+
+        if all(map(le, needed(None), room)):
+            return self
+        splits = LayerSplits(layers, header, self.micro_batch_size, self.copies, self.sharded_optimizer)
+        candidates = splits.candidates(room, lambda: loads_of(header, held), needed)
+        fitting = (split for split in candidates if all(map(le, needed(split), room)))
+        return replace(self, split=next(fitting, None))
 
     def _wanted(self, header: Header) -> Wanted:
         return Wanted(header.stages, header.workers, self.copies, self.micro_batch_size, self.split)

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+import chimera_ir
 from chimera_ir import library
 from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.compilation import Compilation
+from chimera_ir.errors import TextError
 from tests.repeatable import also
 from tests.unit.test_plan import Plan, cluster, found, plan
 
@@ -94,6 +97,36 @@ def test_a_declared_bound_in_bytes_moves_layers_away_from_the_worker_that_it_lea
         Path("mine.chim").write_text(bounded, encoding="utf-8")
         splits.append(asked(plan, of_layers(LATE), 2, "10 GB", *options)[0]["split"])
     assert splits == [[0, 4], [0, 3], [0, 4], [0, 3]]
+
+
+def test_a_compilation_has_the_fastest_split_that_keeps_a_declared_bound_in_bytes(tmp_path: Path) -> None:
+    """By time alone the first stage has four layers, and needs 348 MB; with three it needs 336 MB."""
+    model, on, text = (tmp_path / name for name in ("m.toml", "c.toml", "mine.chim"))
+    model.write_text(of_layers(LATE), encoding="utf-8")
+    on.write_text(cluster(2, "10 GB"), encoding="utf-8")
+
+    def compiled(room: str, split: Sequence[int] | None = None) -> Compilation:
+        bound = f"memory bytes on w <= ({room}) * MB"
+        text.write_text(library.source("dapple").text.replace("pipe", f"{bound}\npipe", 1), encoding="utf-8")
+        options = chimera_ir.Options(profile=model, cluster=on, micro_batch_size=SIZE, split=split)
+        return chimera_ir.compile(text, options=options, D=2, N=8)
+
+    def split(compilation: Compilation) -> tuple[int, ...] | None:
+        assert compilation.forecast
+        return compilation.forecast.split_of(compilation.schedule.header)
+
+    def fullest(compilation: Compilation) -> int:
+        assert compilation.prediction
+        return max(need.total for need in compilation.prediction.memory)
+
+    free, tight = compiled("10000"), compiled("340")
+    assert [split(free), split(compiled("if w == 1 then 100 else 10000")), split(tight)] == [(0, 4), (0, 4), (0, 3)]
+    assert (fullest(free), fullest(tight)) == (348_000_000, 336_000_000)
+    assert tight.report.makespan > free.report.makespan
+    with pytest.raises(TextError, match="worker 0 needs 348,000,000 bytes, more than the declared 340,000,000"):
+        _ = compiled("340", [0, 4]).program
+    with pytest.raises(TextError, match="CH413"):
+        _ = compiled("10").program
 
 
 def test_the_stages_of_a_worker_fit_together(plan: Plan) -> None:
