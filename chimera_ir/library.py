@@ -151,13 +151,13 @@ def missing(name: str, directories: Further = ()) -> str:
 
 def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
     """The scheme that reports compare with, and the settings that give it these workers and micro-batches."""
-    table = _beside(resources.schemes())["baseline"]
+    table = _own_table()["baseline"]
     return source(table["scheme"]), {table["workers"]: workers, table["micro_batches"]: micro_batches}
 
 
 def called(scheme: str) -> str:
     """A scheme's name; for the baseline, followed by the name that it has in the literature."""
-    table = _beside(resources.schemes())["baseline"]
+    table = _own_table()["baseline"]
     return f"{scheme} ({table['called']})" if scheme == table["scheme"] else scheme
 
 
@@ -185,8 +185,8 @@ def stated(text: Source) -> Mapping[str, object]:
 
 def _files(directories: Further) -> dict[str, list[Path]]:
     """The files of schemes by name; where several have one name, the compiler's comes first."""
-    files: dict[str, list[Path]] = {}
-    for folder in (resources.schemes(), *directories):
+    files = {path.stem: [path] for path in _own_files()}
+    for folder in directories:
         for path in sorted(folder.glob(f"*{_ENDING}")):
             files.setdefault(path.stem, []).append(path)
     return files
@@ -213,8 +213,18 @@ def _beside(folder: Path) -> dict[str, Any]:
 
 
 @cache
+def _own_table() -> dict[str, Any]:
+    return _beside(resources.schemes())
+
+
+@cache
+def _own_files() -> tuple[Path, ...]:
+    return tuple(sorted(resources.schemes().glob(f"*{_ENDING}")))
+
+
+@cache
 def _known() -> tuple[Known, ...]:
-    entries = _beside(resources.schemes())["known"]
+    entries = _own_table()["known"]
     return tuple(Known(tuple(entry["names"]), entry.get("scheme"), entry["what"]) for entry in entries)
 
 

@@ -178,10 +178,10 @@ def _replace(target: Path, files: Mapping[str, str], manifest: str) -> None:
     _refuse_others(target, files, _listed(target / manifest), manifest)
     part = Path(tempfile.mkdtemp(prefix=f"{manifest}.part.", dir=target))
     try:
+        for folder in _folders(part, files):
+            folder.mkdir(parents=True, exist_ok=True)
         for name, text in {**files, manifest: "".join(f"{name}\n" for name in files)}.items():
-            path = part / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
+            (part / name).write_text(text, encoding="utf-8", newline="\n")
         part.rename(committed)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -207,8 +207,9 @@ def _settle(target: Path, committed: Path, manifest: str) -> None:
         for name in reversed(ours):
             if name in waiting or name not in fresh:
                 _remove(target, name)
+        for folder in _folders(target, fresh):
+            folder.mkdir(parents=True, exist_ok=True)
         for name in (*fresh, manifest):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # it is in its place already
                 (committed / name).replace(target / name)
     shutil.rmtree(committed)
@@ -216,7 +217,7 @@ def _settle(target: Path, committed: Path, manifest: str) -> None:
 
 def _remove(target: Path, name: str) -> None:
     """Removes ``name``, a file in ``target`` that the command wrote, its bytecode, and folders that are empty then."""
-    path, folders = target / name, _folders(target, name)
+    path, folders = target / name, _folders(target, [name])
     if not (all(map(_is_folder, folders)) and _is_file(path)):
         return
     cached = path.parent / "__pycache__"
@@ -234,13 +235,13 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 def _refuse_others(target: Path, names: Iterable[str], ours: Mapping[str, None], manifest: str) -> None:
     """Makes sure that files called ``names`` in ``target`` replace only ``ours``, the files that ``manifest`` lists."""
-    for name in names:
-        for folder in _folders(target, name):
-            if os.path.lexists(folder) and not _is_folder(folder):
-                raise _in_the_way(target, folder, manifest)
-            if _is_folder(folder) and not os.access(folder, os.W_OK | os.X_OK):
-                raise OutputRefused(f"{folder.relative_to(target)} cannot be written")
-        path = target / name
+    paths = {name: target / name for name in names}
+    for folder in _folders(target, paths):
+        if os.path.lexists(folder) and not _is_folder(folder):
+            raise _in_the_way(target, folder, manifest)
+        if _is_folder(folder) and not os.access(folder, os.W_OK | os.X_OK):
+            raise OutputRefused(f"{folder.relative_to(target)} cannot be written")
+    for name, path in paths.items():
         if os.path.lexists(path) and not (name in ours and _is_file(path)):
             raise _in_the_way(target, path, manifest)
 
@@ -250,9 +251,11 @@ def _in_the_way(target: Path, path: Path, manifest: str) -> OutputRefused:
     return OutputRefused(f"{name} was not written by {manifest[1:]} and is in the way")
 
 
-def _folders(target: Path, name: str) -> list[Path]:
-    """The folders between the directory ``target`` and the file ``name`` in it, innermost first."""
-    return [target / folder for folder in PurePath(name).parents][:-1]
+def _folders(target: Path, names: Iterable[str]) -> list[Path]:
+    """The folders between the directory ``target`` and the files ``names`` in it, each before those that it is in."""
+    parents = dict.fromkeys(PurePath(name).parent for name in names)
+    nested = dict.fromkeys(folder for parent in parents for folder in (parent, *parent.parents))
+    return [target / folder for folder in sorted(nested, key=lambda folder: -len(folder.parts)) if folder.parts]
 
 
 def _is_folder(path: Path) -> bool:

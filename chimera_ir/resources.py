@@ -1,5 +1,6 @@
 """Paths of grammars, templates and library schemes: inside an installed package, or next to it in a checkout."""
 
+import os
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -41,4 +42,9 @@ def schemes() -> Path:
 def everything() -> Iterator[Path]:
     """Yields all files of the compiler, Python included, folder by folder, each folder sorted by path."""
     for folder in (_PACKAGE, _folder("grammar"), templates(), runtime()):
-        yield from (path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts and path.is_file())
+        yield from sorted(
+            Path(place, name)
+            for place, _, names in os.walk(folder)
+            if os.path.basename(place) != "__pycache__"
+            for name in names
+        )

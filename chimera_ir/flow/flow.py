@@ -7,7 +7,7 @@ B m0 s0     takes a and dx
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 
 from chimera_ir.ir.ids import Stage, Worker
@@ -35,10 +35,7 @@ class Flow:
         self.stages = header.stages
         size = header.stages * header.micro_batches
         # Values that the same kinds make, or take, share one list of numbers.
-        makes = {value: frozenset(kind for kind in KINDS.values() if value in kind.makes) for value in values()}
-        takes = {value: frozenset(kind for kind in KINDS.values() if value in kind.takes) for value in values()}
-        # A value may be made again: then an operation reads the latest that was made before.
-        read = sources(KINDS.values())
+        makes, takes, read = _kinds_by_value(tuple(KINDS.values()))
         numbers = {kinds: [ABSENT] * size for kinds in (*makes.values(), *takes.values(), *read.values())}
         self.makers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in makes.items()}
         self.takers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in takes.items()}
@@ -98,6 +95,19 @@ class Flow:
             value: [self.takers[kept] for kept in (value, *follows(value))] for value in self.makers if value.crosses
         }
         return {value: [*map(max, *several)] if len(several) > 1 else several[0] for value, several in columns.items()}
+
+
+@cache
+def _kinds_by_value(
+    kinds: tuple[Kind, ...],
+) -> tuple[dict[Value, frozenset[Kind]], dict[Value, frozenset[Kind]], dict[tuple[Kind, Value], frozenset[Kind]]]:
+    """The kinds that make each value, those that take it, and those that made it for each kind that reads it.
+
+    A value may be made again: then an operation reads the latest that was made before.
+    """
+    makes = {value: frozenset(kind for kind in kinds if value in kind.makes) for value in values()}
+    takes = {value: frozenset(kind for kind in kinds if value in kind.takes) for value in values()}
+    return makes, takes, sources(kinds)
 
 
 def _readable(

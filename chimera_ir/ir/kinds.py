@@ -215,7 +215,8 @@ def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
     yield from ((row, value) for row in kinds for value in row.reads if not value.crosses and value not in made)
 
 
-def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
+@cache
+def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
     """The sets of kinds that can be all operations of a micro-batch on a stage, the smallest set first.
 
     One kind of a set opens the micro-batch. Each value of the stage that a kind of the set reads is made by one, and
@@ -224,12 +225,11 @@ def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
 
     Examples
     --------
-    >>> alternatives(KINDS.values())
+    >>> alternatives((FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT))
     ((F, B), (F, I, W))
     """
-    rows = tuple(kinds)
-    freed = {value for row in rows for value in row.frees}
-    sums = int(any(row.sums for row in rows))
+    freed = {value for row in kinds for value in row.frees}
+    sums = int(any(row.sums for row in kinds))
 
     def complete(several: tuple[Kind, ...]) -> bool:
         kept = Counter(value for row in several for value in row.keeps if value in freed)
@@ -237,7 +237,7 @@ def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
         once = sum(row.opens for row in several) == 1 and sum(row.sums for row in several) == sums
         return once and kept == gone and not any(unmade(several))
 
-    subsets = chain.from_iterable(combinations(rows, size) for size in range(1, len(rows) + 1))
+    subsets = chain.from_iterable(combinations(kinds, size) for size in range(1, len(kinds) + 1))
     return tuple(filter(complete, subsets))
 
 

@@ -18,7 +18,10 @@ from chimera_ir.flow.cycles import Waits
 from chimera_ir.predict.steady import TimedTurn
 
 MOST = 300_000
-"""The most events that a simulation plays, unless `FEWEST` turns of one copy have more."""
+"""The most events of all copies together in `FEWEST` turns; one copy may have more."""
+
+USUAL = 100_000
+"""The events that a simulation plays, unless `FEWEST` turns have more."""
 
 FEWEST = 8
 """The fewest turns that a simulation plays; the first quarter of its turns does not count."""
@@ -54,7 +57,7 @@ def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], co
     """
     player, nodes = _TurnPlayer(turn, joint), len(turn.seconds)
     copies = max(1, min(copies, MOST // max(1, FEWEST * nodes)))
-    turns = max(FEWEST, MOST // max(1, nodes * copies))
+    turns = max(FEWEST, USUAL // max(1, nodes * copies))
     noisy = player.mean([sigma(share) for share in noise], copies, turns)
     return (noisy - player.mean([0.0] * nodes, 1, turns)) / turn.updates
 

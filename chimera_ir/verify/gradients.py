@@ -101,12 +101,13 @@ class _WorkerSums:
 
     def _no_update(self, instruction: Synchronisation) -> Diagnostic | None:
         header, version = self._header, instruction.version
+        exists = version in range(1, header.updates + 1) if header.asynchronous else version is None
+        if header.trains and exists:
+            return None
         facts = instruction.origin, self._worker, line(instruction), header.updates
         if not header.trains:
             return UpdateOfForwards(*facts, kinds_line(header))
-        if not header.asynchronous:
-            return None if version is None else VersionOfOneStep(*facts)
-        return None if version is not None and 1 <= version <= header.updates else NoSuchUpdate(*facts)
+        return NoSuchUpdate(*facts) if header.asynchronous else VersionOfOneStep(*facts)
 
     def _places(self, group: WeightGroup, update: int) -> list[int | None]:
         """Positions in the lane of a group's launch, wait and step in an update; None for a missing one."""
