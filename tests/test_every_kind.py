@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from chimera_ir.picture.looks import Shade
 from chimera_ir.profile.costs import ENTRIES
 from chimera_runtime.program.operations import OPERATIONS
 from chimera_runtime.tools.command.options import KINDS as REHEARSED
+from tests import forking
 from tests.every_kind import TABLES, incomplete
 from tests.pages import page_of
 from tests.patience import PATIENCE
-from tests.programs import TORCHRUN
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = re.findall(r"^```diff\n(\S+)\n(.*?)^```$", page_of("code.md").read_text(encoding="utf-8"), re.M | re.S)
@@ -62,22 +62,16 @@ def changed(tree: Path, files: list[tuple[str, str]]) -> None:
         (tree / file).write_text(applied((tree / file).read_text(encoding="utf-8"), change), encoding="utf-8")
 
 
-def said(tree: Path, *command: str) -> str:
-    """Output of a command that imports both packages, and the files that they read, from a tree."""
-    done = subprocess.run(
-        command,
-        cwd=tree,
-        env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+def said(launch: Callable[..., subprocess.CompletedProcess[str]], tree: Path, *words: object) -> str:
+    """Output of a process that imports both packages, and the files that they read, from a tree."""
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    done = launch(*words, environment, tree, PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 INCOMPLETE = "from tests.every_kind import *; from chimera_ir.ir.kinds import KINDS; print(*incomplete(KINDS.values()))"
+COMPILE = "from chimera_ir.start import compile_; compile_()"
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +91,15 @@ def test_the_example_on_the_page_adds_a_kind_that_trains(tree: Path) -> None:
     (row,) = [(file, change) for file, change in EXAMPLE if file == "chimera_ir/ir/kinds.py"]
     others = [each for each in EXAMPLE if each != row]
     changed(tree, [row])
-    assert sorted(said(tree, sys.executable, "-c", INCOMPLETE).split()) == sorted(file for file, _ in others)
+    assert sorted(said(forking.python, tree, INCOMPLETE, ()).split()) == sorted(file for file, _ in others)
     changed(tree, others)
-    assert not said(tree, sys.executable, "-c", INCOMPLETE).split()
+    assert not said(forking.python, tree, INCOMPLETE, ()).split()
     text = (ROOT / "chimera_ir" / "schemes" / "dapple.chim").read_text(encoding="utf-8")
     (tree / "guarded.chim").write_text(text.replace("  B(m, s)", "  G(m, s)").replace("dapple", "guarded"))
     shutil.copy(ROOT / "tests" / "e2e" / "models" / "zoo.py", tree)
-    report = said(tree, sys.executable, "-m", "chimera_ir", "compile", "guarded.chim", "D=2", "N=4", "--out", "out")
+    report = said(forking.python, tree, COMPILE, ("guarded.chim", "D=2", "N=4", "--out", "out"))
     assert "F = 1, G = 2" in report
     assert "G m3 s0" in (tree / "out" / "schedule.sir").read_text(encoding="utf-8")
-    run = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "out/train.py", "--model", "zoo.py"]
-    assert "check: passed" in said(tree, *run, "--check-only")
-    said(tree, *run, "--rehearse", "F=0.001,B=0.002,G=0.002", "--steps", "1")
+    run = ("--nproc-per-node=2", "out/train.py", "--model", "zoo.py")
+    assert "check: passed" in said(forking.torchrun, tree, (*run, "--check-only"))
+    said(forking.torchrun, tree, (*run, "--rehearse", "F=0.001,B=0.002,G=0.002", "--steps", "1"))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ class Undefined(Exception):
     """A formula has no value."""
 
 
-Names = Mapping[str, int]
+Names = Mapping[str, Any]
 Value = Callable[[Names], int]
 
 
@@ -156,12 +157,15 @@ def variable(*names: str) -> st.SearchStrategy[Formula]:
     return st.sampled_from(names).map(_name)
 
 
-def call_of_function(name: str, parameters: tuple[str, ...], body: Formula, arguments: tuple[Formula, ...]) -> Formula:
-    """A call of a function of the scheme, which reads its parameters and D; all arguments have a value first."""
+def call_of_function(name: str, parameters: tuple[str, ...], arguments: tuple[Formula, ...]) -> Formula:
+    """A call of a function of the scheme, which reads its parameters and D; all arguments have a value first.
+
+    The body of the function is a formula, the value of its name.
+    """
 
     def value(names: Names) -> int:
         values = [argument.value(names) for argument in arguments]
-        return body.value({"D": names["D"], **dict(zip(parameters, values, strict=True))})
+        return names[name].value({"D": names["D"], **dict(zip(parameters, values, strict=True))})
 
     return Formula(f"{name}({', '.join(argument.text for argument in arguments)})", value)
 

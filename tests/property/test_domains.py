@@ -34,31 +34,27 @@ class Case:
     """A formula of m and s in the scope of a scheme that may have a function for it."""
 
     formula: Formula
-    functions: str
+    body: Formula
 
     def parsed(self) -> tuple[ast.Expression, Scope]:
         pipe = f"pipe p {{ stages s in 0..1 on w = {PLACE} micros m in 0..1 F(m, s) @ {self.formula} }}"
-        scheme = parse(Source("", f"scheme a(D = {D}) {self.functions} {pipe}"))
+        scheme = parse(Source("", f"scheme a(D = {D}) fn f(x, y) = {self.body} {pipe}"))
         clauses = next(item.clauses for item in scheme.items if isinstance(item, ast.PipeBlock))
         clock = next(clause.clock for clause in clauses if isinstance(clause, ast.Operation))
         place = next(clause.place for clause in clauses if isinstance(clause, ast.Stages))
         return clock, evaluate_globals(scheme, {}).scope.with_formula("w", place)
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Cases in which a function is called with any formulas, and in any formula."""
-    body = draw(around(variable("x", "y")))
-    names = variable("D", *NAMES, "m", "m", "w")
-    pairs = st.tuples(around(names), names)
-    calls = pairs.map(lambda arguments: call_of_function("f", ("x", "y"), body, arguments))
-    return Case(draw(around(names, calls)), f"fn f(x, y) = {body}")
+_NAMED = variable("D", *NAMES, "m", "m", "w")
+_CALLS = st.tuples(around(_NAMED), _NAMED).map(lambda arguments: call_of_function("f", ("x", "y"), arguments))
+CASES = st.builds(Case, around(_NAMED, _CALLS), around(variable("x", "y")))
+"""Cases in which a function is called with any formulas, and in any formula."""
 
 
 def naive(case: Case, m: int, s: int) -> int | None:
     """The value of a formula, or None if it has none."""
     try:
-        return case.formula.value({"D": D, "m": m, "s": s, "w": (s + 3) % D})
+        return case.formula.value({"D": D, "m": m, "s": s, "w": (s + 3) % D, "f": case.body})
     except Undefined:
         return None
 
@@ -85,7 +81,7 @@ def has_value_throughout(expression: ast.Expression, scope: Scope) -> bool:
 
 
 @examples(75)
-@given(cases())
+@given(CASES)
 def test_integers_columns_and_laws_are_the_naive_values_or_refused(case: Case) -> None:
     expression, scope = case.parsed()
     require_integers(case, expression, scope)
@@ -149,7 +145,7 @@ def require_followed(derived: Law, micros: range, expression: ast.Expression, sc
     ],
 )
 def test_what_a_known_condition_leaves_out_needs_no_value_in_any_domain(formula: str, expected: list[int]) -> None:
-    expression, scope = Case(Formula(formula, lambda names: 0), "").parsed()
+    expression, scope = Case(Formula(formula, lambda names: 0), Formula("x", lambda names: 0)).parsed()
     assert Grid(MICROS, STAGES, NAMES, scope).values(expression) == expected
     assert [integer(closure(expression, scope), *pair) for pair in PAIRS] == expected
     laws = [law(expression, scope.with_value("s", s), "m", MOST) for s in STAGES]
@@ -158,7 +154,7 @@ def test_what_a_known_condition_leaves_out_needs_no_value_in_any_domain(formula:
 
 @pytest.mark.parametrize("formula", ["if m > 9 then m / s else s", "if m % 2 == 0 or m / s > 0 then 1 else 2"])
 def test_columns_and_laws_need_both_sides_of_a_condition_that_is_not_known(formula: str) -> None:
-    expression, scope = Case(Formula(formula, lambda names: 0), "").parsed()
+    expression, scope = Case(Formula(formula, lambda names: 0), Formula("x", lambda names: 0)).parsed()
     assert isinstance(integer(closure(expression, scope), 4, 0), int)
     with pytest.raises(UndefinedOnGrid):
         Grid(MICROS, STAGES, NAMES, scope).values(expression)

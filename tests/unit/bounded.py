@@ -2,7 +2,7 @@
 
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import Variant
-from chimera_ir.predict.memory_need import memory, memory_of
+from chimera_ir.predict.memory_need import memory_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts
@@ -22,10 +22,10 @@ def bounded(one: Variant, costs: tuple[StageCosts, ...]) -> bool:
     one.check()
     setting = Setting(costs[: one.header.stages], ALONE, 1, 1)
     program = one.lowered(setting)
-    needed = [each.total for each in memory(program, setting)]
-    held = one.holdings(setting)
-    assert [each.total for each in memory_of(program.header, setting, held)] == needed
-    assert [dict(each.copies) for each in holdings(program)] == list(one.compiled.copies)
+    held = tuple(holdings(program))
+    needed = [each.total for each in memory_of(program.header, setting, held)]
+    assert [each.total for each in memory_of(program.header, setting, one.holdings(setting))] == needed
+    assert [dict(each.copies) for each in held] == list(one.compiled.copies)
     at_least, at_most = least(one, setting), most(one, setting)
     assert all(map(int.__le__, standing(one, setting), at_least))
     assert all(map(int.__le__, at_least, needed)), f"{at_least} {needed}"

@@ -26,11 +26,12 @@ ANSWER = Answer(("a warning",), "a table\n", Output("tiny", 2, {"train.py": "pas
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of its own, in which whatever is compiled is kept."""
+    """A cache of its own, in which whatever is compiled is kept, by a compiler of one file."""
     folder = tmp_path_factory.mktemp("cache") / "kept"
     monkeypatch.setenv(cache.VARIABLE, str(folder))
     monkeypatch.setattr(cache, "WORTHWHILE", 0.0)
     monkeypatch.setattr(cache, "SETTLED", 0.0)
+    monkeypatch.setattr(resources, "everything", lambda: iter([Path(cache.__file__)]))
     return folder
 
 

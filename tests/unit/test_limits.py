@@ -110,7 +110,7 @@ def test_the_work_for_a_text_grows_like_the_text(name: str) -> None:
         assert shown.count("\n") < MAX_SHOWN * 20 + 3 * MAX_NOTES
 
 
-@pytest.mark.parametrize(("workers", "stages", "micros"), [(4, 65_536, 1_048_576), (1, 1, 1_048_576)])
+@pytest.mark.parametrize(("workers", "stages", "micros"), [(4, 16_384, 262_144), (1, 1, 262_144)])
 def test_a_huge_header_over_few_operations_takes_no_memory_of_that_size(workers: int, stages: int, micros: int) -> None:
     places = " ".join(str(stage % workers) for stage in range(stages))
     lanes = "\n".join(f"worker {worker}:" for worker in reversed(range(workers)))
@@ -122,7 +122,7 @@ def test_a_huge_header_over_few_operations_takes_no_memory_of_that_size(workers:
     finally:
         tracemalloc.stop()
     assert said.startswith("error[CH302]: micro-batch "), said
-    assert peak < 2**28
+    assert peak < 2**26
 
 
 def test_the_size_of_a_scheme_can_be_asked_for_by_itself() -> None:

@@ -31,14 +31,16 @@ EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
 positive = st.floats(1e-11, 1e8)
 sizes = st.integers(0, 10**15)
 times = st.just(0.0) | st.floats(1e-11, 10)
+noises = st.none() | st.floats(0, 1)
+pairs = st.none() | st.tuples(positive, positive)
+spent = st.builds(stage_times, times, times, times, st.none() | st.tuples(times, times))
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 @st.composite
 def timings(draw: st.DrawFn, last: bool) -> Timing:
     sent = [0, 0] if last else [draw(sizes), draw(sizes)]
-    noise = draw(st.none() | st.floats(0, 1))
-    halves = draw(st.none() | st.tuples(positive, positive))
+    noise, halves = draw(noises), draw(pairs)
     activations = draw(sizes)
     released = draw(st.integers(0, activations))
     kept = activations, draw(sizes), *sent
@@ -58,7 +60,7 @@ def stages(draw: st.DrawFn, depth: int, counted: bool, every: Sequence[int] = ()
         StageCosts(
             *(draw(sizes) for _ in range(3)),
             draw(at(s == depth - 1)),
-            *((0.0, None) if counted else (draw(times), draw(st.none() | st.floats(0, 1)))),
+            *((0.0, None) if counted else (draw(times), draw(noises))),
         )
         for s in range(depth)
     )
@@ -77,8 +79,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile | WorkProfile:
     kept_splits = {depth: tuple(range(0, 2 * depth, 2)) for depth in profile.depths if draw(st.booleans())}
     profile = replace(profile, splits=kept_splits)
     if not counted and draw(st.booleans()):
-        halves = st.none() | st.tuples(times, times)
-        profile = profile.with_overhead(draw(st.builds(stage_times, times, times, times, halves)))
+        profile = profile.with_overhead(draw(spent))
     return WorkProfile(profile) if counted else profile
 
 
