@@ -11,10 +11,9 @@ restricts the kinds of operations there are forwards alone: each must have run o
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from itertools import product
 
-from chimera_ir.ir.kinds import ACTIVATIONS, FORWARD, GRADIENTS
+from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -30,8 +29,8 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
+from tests.tokens import SPOILT, Cell, Sum, Transfer
 
-SPOILT = ("spoilt",)
 TRANSPORTS = ("directed", "tagged")
 SHARED = "pair"
 """A stream for each pair of workers, in the order of posting: an operation begins when the one before it is over."""
@@ -46,32 +45,6 @@ class Wrong(Exception):
     """The program computes, or does, something that it must not."""
 
 
-@dataclass(eq=False)
-class Cell:
-    """A piece of memory; what is made from it in place shares it."""
-
-    value: object = SPOILT
-
-
-@dataclass(eq=False)
-class Transfer:
-    """One end of a message: of a send the memory it reads, of a receive the memory it writes."""
-
-    tag: object
-    cell: Cell
-    expected: object = None
-    done: bool = False
-    waited: bool = False
-
-
-@dataclass(eq=False)
-class Sum:
-    """One sum over the holders of a stage or a tie, the n-th that each of them launched: what each of them put in."""
-
-    parts: dict[int, Counter] = field(default_factory=dict)
-    done: bool = False
-
-
 class Worker:
     """A lane and the memory of its worker."""
 
@@ -84,6 +57,7 @@ class Worker:
         self.recvs: dict[object, Transfer] = {}
         self.outputs: dict[object, tuple[Cell, object]] = {}
         self.kept: dict[object, tuple[Cell, object, tuple[int, ...]]] = {}
+        self.inputs: set[object] = set()
         self.halves: dict[object, list[tuple[Cell, object]]] = {}
         self.gradients: dict[Group, Counter] = {}
         self.busy: set[Group] = set()
@@ -107,6 +81,7 @@ class Executor:
         self.where = {
             (m, s): w for pipe in program.header.pipes for m in pipe.micros for s, w in enumerate(pipe.workers)
         }
+        self.again = {(m, s) for pipe in program.header.pipes for m in pipe.micros for s in pipe.recompute}
         groups: list[Group] = [*((s,) for s in range(self.stages)), *program.header.ties]
         self.members = {group: {pipe.workers[s] for pipe in program.header.pipes for s in group} for group in groups}
         self.groups = {s: [group for group in groups if s in group] for s in range(self.stages)}
@@ -271,8 +246,10 @@ class Executor:
     def compute(self, worker: Worker, operation: Compute) -> None:
         micros, stage = operation.micros, operation.stage
         weights = self.weights(worker, stage, operation.version)
-        if operation.kind is FORWARD:
+        if operation.kind.letter == "F":
             self.forward(worker, micros, stage, weights)
+        if operation.kind.letter == "recompute":
+            self.forward_again(worker, micros, stage, weights)
         if operation.kind.letter in "BI":
             self.input_gradient(worker, micros, stage, weights)
         if operation.kind.letter in "BW":
@@ -302,11 +279,20 @@ class Executor:
             self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
             self.demand((micro, stage) not in worker.kept, "forward twice")
             worker.kept[micro, stage] = (*source, weights)
+            worker.inputs |= {(micro, stage)} & self.again
         output = ("act", micros, stage)
         if stage > 0 and self.random.random() < 0.5:  # the output is a view of the input
             worker.outputs[output] = (source[0], source[0].value)
         else:
             worker.outputs[output] = (Cell(output), output)
+
+    def forward_again(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
+        """From the input that the forward read; what it keeps may be the memory of the input."""
+        for micro in micros:
+            self.demand((micro, stage) in worker.inputs, "recomputed without its forward, or twice")
+            cell, value, read = worker.kept[micro, stage]
+            self.demand((cell.value, read) == (value, weights), "{} on {} recomputes something else", micro, stage)
+            worker.inputs.remove((micro, stage))
 
     def input(
         self, worker: Worker, kind: str, micros: tuple[int, ...], source: int, target: int
@@ -340,7 +326,7 @@ class Executor:
         """What the weight gradient still needs may be the memory of all that this half reads."""
         given = [self.input(worker, "grad", micros, stage + 1, stage)] if stage < self.stages - 1 else []
         for micro in micros:
-            self.demand((micro, stage) in worker.kept, "backward before its forward")
+            self.demand((micro, stage) in worker.kept.keys() - worker.inputs, "backward before its forward")
             cell, value, read = worker.kept.pop((micro, stage))
             self.demand(cell.value == value, "the activations of {} on {} were overwritten", micro, stage)
             self.demand(read == weights, "forward of {} on {} with {}, backward with {}", micro, stage, read, weights)

@@ -227,11 +227,10 @@ class Simulator:
                 return self.compute(each.forward) + self.compute(each.backward)
             return max(known) * len(each.forward.micros) / (2 if self.header.halves else 1)
         costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size].times
-        pipe = next(pipe for pipe in self.header.pipes if each.micros[0] in pipe.micros)
         forward, backward = costs["F"], costs["B"]
-        again = costs["recomputing"] - backward if each.stage in pipe.recompute else 0
         first, second = (costs.get(half, backward / 2) for half in "IW")
-        times = {"F": forward, "B": backward + again, "I": first + again, "W": second}
+        again = max(0.0, costs["recomputing"] - backward)
+        times = {"F": forward, "B": backward, "I": first, "W": second, "recompute": again}
         one = times[each.kind.letter]
         return sum(one for _ in each.micros) / (2 if self.header.halves else 1)
 

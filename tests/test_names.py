@@ -51,7 +51,7 @@ CEILINGS = {
     "measure": 1,
     "options": 5,
     "planner": 6,
-    "predict": 4,
+    "predict": 3,
     "profile": 4,
     "syntax": 1,
 }

@@ -10,7 +10,7 @@ from chimera_ir.codegen.loops import reach
 from chimera_ir.codegen.statements import links
 from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, GRADIENTS, Value
+from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, GRADIENTS, RECOMPUTATION, Value
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ProgramStream
@@ -71,9 +71,12 @@ def _lines(value: Any) -> str:
 
 
 def _kinds(program: Program) -> list[str]:
-    """The letters of the kinds of the program's operations, in table order; a rehearsal needs a time for each."""
-    kinds = {operation.kind for parts in program.parts for operation in parts.computes.lines}
-    return [letter for letter, kind in COSTED.items() if kind in kinds]
+    """The letters of the kinds of the program's operations that need a time in a rehearsal, in table order.
+
+    The time of a backward includes recomputation where that has none of its own.
+    """
+    letters = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
+    return [letter for letter in COSTED if letter in letters - {RECOMPUTATION.letter}]
 
 
 def _stages(program: Program, has: Callable[[Compute], bool]) -> list[int]:

@@ -18,8 +18,10 @@ from chimera_ir.ir.kinds import (
     ACTIVATIONS,
     BACKWARD,
     FORWARD,
+    FORWARD_OF_INPUT,
     GRADIENTS,
     INPUT_GRADIENT,
+    RECOMPUTATION,
     WEIGHT_GRADIENT,
     Kind,
     Value,
@@ -72,9 +74,11 @@ def _named(prefix: str, routes: set[Route]) -> dict[Route, str]:
 
 CALLS: dict[Kind | type[ops.Instruction], str] = {
     FORWARD: "forward",
+    FORWARD_OF_INPUT: "forward",
     BACKWARD: "backward",
     INPUT_GRADIENT: "backward_input",
     WEIGHT_GRADIENT: "backward_weights",
+    RECOMPUTATION: "recompute",
     ops.AllReduce: "all_reduce",
     ops.WaitAllReduce: "wait_all_reduce",
     ops.Step: "step",

@@ -137,11 +137,9 @@ def _cycle(
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
     """The critical path of the operations ``path``, by their numbers in ``net``, which spans ``updates`` updates."""
     operations = tuple(net.operations[number] for number in path)
-    micros: Counter[Kind | Pairing] = Counter()
+    micros: Counter[str] = Counter()
     for operation in operations:
-        micros[operation.kind] += operation.size
-    present = {operation.kind for operation in net.operations}
-    counts = {
-        letter: Fraction(micros[kind], header.parts * updates) for letter, kind in COSTED.items() if kind in present
-    }
+        micros[operation.kind.letter] += operation.size
+    present = {kind.letter for kind in {operation.kind for operation in net.operations}}
+    counts = {letter: Fraction(micros[letter], header.parts * updates) for letter in COSTED if letter in present}
     return CriticalPath(operations, length, counts)

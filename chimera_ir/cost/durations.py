@@ -3,20 +3,17 @@
 import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
 from math import lcm
 from typing import Protocol
 
 from chimera_ir.cost.number_text import Unit, exact
-from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, PAIR
+from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, Pair
+from chimera_ir.plural import listed
 
 COST_LETTERS = tuple(COSTED)
 """The letters of the kinds of compute operations and of pairs, in the order in which reports name them."""
-
-_REPEATING = {letter for letter, kind in COSTED.items() if any(KEPT in part.reads for part in kind.kinds)}
-"""The letters of the kinds whose operations run the forward again on a stage that recomputes."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
 
@@ -36,13 +33,8 @@ class Durations(Protocol):
     def for_baseline(self, splits: bool) -> "Durations":
         """The durations for the baseline of a schedule; ``splits`` says whether the schedule has split backwards."""
 
-    def report_costs(
-        self, header: Header, path: Sequence[Operation], kinds: Collection[str]
-    ) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost per micro-batch, such that these costs times C_f and C_b are the length of ``path``.
-
-        ``kinds`` are the letters of the kinds that the schedule has.
-        """
+    def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
+        """Each kind with its cost per micro-batch; these costs times C_f and C_b are the length of ``path``."""
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """The costs of some kinds, by their letters, in one line."""
@@ -59,13 +51,11 @@ DurationKey = Hashable
 """A key that is equal for operations that take equally long, whatever the costs."""
 
 
-def duration_key(operation: Operation, header: Header) -> DurationKey:
-    """The key of an operation: its kind, number of micro-batches and stage, and whether it recomputes."""
+def duration_key(operation: Operation) -> DurationKey:
+    """The key of an operation: the letter of its kind, its number of micro-batches and its stage."""
     if isinstance(operation, Pair):
-        return duration_key(operation.forward, header), duration_key(operation.backward, header)
-    if header.recomputing and header.recomputes(operation.micros[0], operation.stage):
-        return operation.kind, len(operation.micros), operation.stage, True
-    return operation.kind, len(operation.micros), operation.stage
+        return duration_key(operation.forward), duration_key(operation.backward)
+    return operation.kind.letter, len(operation.micros), operation.stage
 
 
 class CostModel(Protocol):
@@ -79,8 +69,8 @@ class Costs(Mapping[str, Fraction]):
     """The duration of an operation over one micro-batch, by the letter of its kind, in a unit of the user's choice.
 
     ``Costs(B=Fraction(5, 2))`` gives the cost of a B; other kinds have the cost of their row (`Kind.cost`), and a pair
-    takes as long as its two operations one after the other. Recomputation adds ``again`` to the cost of a B, an I or a
-    pair (section 3.4), except for the kinds whose costs the user has set, ``user_set``.
+    takes as long as its two operations one after the other. If the user has set the cost of B, I or pair (``user_set``
+    has the kinds that are set), it includes recomputation, which then takes no time unless it is set as well.
 
     Raises
     ------
@@ -88,10 +78,10 @@ class Costs(Mapping[str, Fraction]):
         If there is no such kind.
     """
 
-    def __init__(self, *, again: Fraction = Fraction(1), user_set: tuple[str, ...] = (), **costs: Fraction) -> None:
+    def __init__(self, *, user_set: tuple[str, ...] = (), **costs: Fraction) -> None:
         if unknown := costs.keys() - COSTED.keys():
             raise TypeError(f"no kind of operation is called {', '.join(sorted(unknown))}")
-        self.again, self.user_set, self._given = again, user_set, costs
+        self.user_set, self._given = user_set, costs
         rows = {letter: costs.get(letter, Fraction(kind.cost)) for letter, kind in KINDS.items()}
         joint = sum((rows[kind.letter] for kind in PAIR.kinds), Fraction(0))
         self._costs = {**rows, PAIR.letter: joint, **costs}
@@ -113,11 +103,11 @@ class Costs(Mapping[str, Fraction]):
 
     @property
     def _facts(self) -> tuple[object, ...]:
-        return tuple(self._costs.items()), self.again, self.user_set
+        return tuple(self._costs.items()), self.user_set
 
     def __repr__(self) -> str:
         costs = (f"{kind}={cost!r}" for kind, cost in self._costs.items())
-        return f"Costs({', '.join(costs)}, again={self.again!r}, user_set={self.user_set!r})"
+        return f"Costs({', '.join(costs)}, user_set={self.user_set!r})"
 
     @staticmethod
     def parse(kind: str, text: str) -> Fraction:
@@ -135,8 +125,7 @@ class Costs(Mapping[str, Fraction]):
         Fraction(1, 10)
         """
         if kind not in COST_LETTERS:
-            *kinds, last = COST_LETTERS
-            raise ValueError(f"no kind of operation is called '{kind}': the kinds are {', '.join(kinds)} and {last}")
+            raise ValueError(f"no kind of operation is called '{kind}': the kinds are {listed(COST_LETTERS)}")
         if not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
             raise ValueError(
                 f"the cost of {kind} is an integer, a decimal or a fraction (2, 0.5, 1/3), not '{text[:40]}'"
@@ -148,41 +137,34 @@ class Costs(Mapping[str, Fraction]):
 
     def using(self, kind: str, text: str) -> "Costs":
         """The costs with the cost of one kind replaced by the text that a user wrote; raises errors like `parse`."""
-        return self.changed({kind: self.parse(kind, text)}, (*self.user_set, kind))
+        costs = {kind: self.parse(kind, text)}
+        if RECOMPUTATION.letter not in self.user_set and any(KEPT in part.reads for part in COSTED[kind].kinds):
+            costs[RECOMPUTATION.letter] = Fraction(0)
+        return self.changed(costs, (*self.user_set, kind))
 
     def changed(self, costs: Mapping[str, Fraction], user_set: tuple[str, ...] | None = None) -> "Costs":
         """The costs with those of some kinds replaced and, if given, other kinds ``user_set``."""
         chosen = self.user_set if user_set is None else user_set
-        return Costs(again=self.again, user_set=chosen, **{**self._given, **costs})
+        return Costs(user_set=chosen, **{**self._given, **costs})
 
     def durations(self, _: Header) -> "Costs":
         """The costs themselves, whatever the header."""
         return self
 
-    def report_costs(
-        self, header: Header, _: Sequence[Operation], kinds: Collection[str]
-    ) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost, as a report shows it.
-
-        If all stages recompute, the costs are those of operations that recompute. If only some do, a report has both
-        costs of a kind where they differ.
-        """
-        repeating = {kind: cost for kind, cost in self.recomputing.items() if kind in kinds and cost != self[kind]}
-        if all(len(pipe.recompute) == header.stages for pipe in header.pipes):
-            return tuple((self._costs | repeating).items())
-        further = {f"{kind}_recomputing": cost for kind, cost in repeating.items() if header.recomputing}
-        return tuple((self._costs | further).items())
+    def report_costs(self, header: Header, _: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
+        """Each kind with its cost, as a report shows it."""
+        return tuple((kind, cost) for kind, cost in self.items() if kind != RECOMPUTATION.letter or header.recomputing)
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """The costs of some kinds in one line; with B, also the cost of a backward that recomputes, and so on."""
-        costs = ((kind, cost) for kind, cost in self.report_costs(header, (), kinds) if kind.split("_")[0] in kinds)
-        return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
+        """The costs of some kinds in one line."""
+        costs = self.report_costs(header, ())
+        return ", ".join(f"{kind} = {exact(cost)}" for kind, cost in costs if kind in kinds)
 
     def recut(self, stages: int, into: int) -> "Costs":
         """The costs of ``into`` stages: with half as many stages, each is twice as large."""
         kinds = [kind for kind in self if kind in KINDS or kind in self._given]
         costs = {kind: self[kind] * stages / into for kind in kinds}
-        return Costs(again=self.again * stages / into, user_set=self.user_set, **costs)
+        return Costs(user_set=self.user_set, **costs)
 
     def for_baseline(self, splits: bool) -> "Costs":
         """The costs for a baseline whose backwards may be whole where the schedule's are split, or the other way round.
@@ -200,8 +182,7 @@ class Costs(Mapping[str, Fraction]):
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""
-        costs = (*self.values(), self.again)
-        return Fraction(1, lcm(*(cost.denominator for cost in costs)) * header.parts)
+        return Fraction(1, lcm(*(cost.denominator for cost in self.values())) * header.parts)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """A remark on each cost that the user has set for a kind of operation that the schedule lacks."""
@@ -217,18 +198,6 @@ class Costs(Mapping[str, Fraction]):
         """The unit of the costs, which is the user's choice."""
         return Unit.COST
 
-    @cached_property
-    def recomputing(self) -> dict[str, Fraction]:
-        """The cost of each kind on a stage that recomputes; user-set costs stay, that of pairs also if B is set."""
-        fixed = {*self.user_set, *([PAIR.letter] if "B" in self.user_set else [])}
-        return {kind: cost + (self.again if kind in _REPEATING - fixed else 0) for kind, cost in self.items()}
-
     def duration(self, operation: Operation, header: Header) -> Fraction:
-        """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
-
-        An operation that reads the values its forward kept takes longer where it has to run the forward again.
-        """
-        readers = (part for part in operation.parts if KEPT in part.kind.reads)
-        again = any(header.recomputes(part.micros[0], part.stage) for part in readers)
-        costs = self.recomputing if again else self._costs
-        return costs[operation.kind.letter] * Fraction(operation.size, header.parts)
+        """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half."""
+        return self._costs[operation.kind.letter] * Fraction(operation.size, header.parts)

@@ -273,7 +273,7 @@ def _remarks(schedule: Schedule) -> tuple[str, ...]:
 
 def _costs(figures: Figures) -> Iterator[tuple[str, int | float]]:
     """Yields each kind with its cost; pairs only if the schedule has any."""
-    for kind, cost in figures.costs.report_costs(figures.header, figures.path, figures.counts):
+    for kind, cost in figures.costs.report_costs(figures.header, figures.path):
         if kind != PAIR.letter or kind in figures.counts:
             yield kind, number(cost)
 

@@ -5,7 +5,7 @@ which every duration is an integer, so that the result is exact and the arithmet
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from chimera_ir.cost.durations import DurationKey, Durations, duration_key
 from chimera_ir.cost.overlap import steady_period
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Version, WeightGroup, Worker
-from chimera_ir.ir.kinds import Resource
+from chimera_ir.ir.kinds import RECOMPUTATION, Resource
 from chimera_ir.ir.levels import Header, Schedule, Strategy
 from chimera_ir.ir.ops import Operation
 
@@ -77,8 +77,8 @@ class Timeline:
 
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
     the updates that an asynchronous schedule shows, or the first of these. ``clock_span`` is the length of an update if
-    every operation takes 1. ``work`` has for each worker the time per update in which it computes, in ticks.
-    ``steady_period`` is the time in ticks of each of many updates that follow one another without a barrier.
+    every operation but a recomputation takes 1. ``work`` has for each worker the time per update in which it computes,
+    in ticks. ``steady_period`` is the time in ticks of each of many updates that follow one another without a barrier.
     """
 
     header: Header
@@ -106,6 +106,12 @@ class Timeline:
     def bubble_ratio(self) -> Fraction:
         """The share of the makespan, over all workers, in which they idle."""
         return idle(mean(self.work), self.critical_path.length)
+
+    @property
+    def visible(self) -> "Timeline":
+        """The timeline without the operations that take no time, which a picture cannot show."""
+        lanes = ((timed for timed in lane if timed.end > timed.start) for lane in self.lanes)
+        return replace(self, lanes=tuple(map(tuple, lanes)))
 
     @property
     def spans(self) -> tuple[int, ...]:
@@ -181,7 +187,9 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
         span=max(ends, default=0),
         lanes=lanes,
         critical_path=path,
-        clock_span=update_length(header, structure, [1] * len(operations)),
+        clock_span=update_length(
+            header, structure, [int(operation.kind is not RECOMPUTATION) for operation in operations]
+        ),
         work=tuple(_work(header, lane) for lane in lanes),
         steady_period=path.length if header.asynchronous else steady_period(header, structure.net, run.durations, path),
     )
@@ -212,7 +220,7 @@ def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operati
     lengths: dict[DurationKey, int] = {}
 
     def duration(operation: Operation) -> int:
-        key = duration_key(operation, header)
+        key = duration_key(operation)
         length = lengths.get(key)
         if length is None:
             length = lengths[key] = int(costs.duration(operation, header) / tick)

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import chain
 
 from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.kinds import KINDS, Kind, Value, follows, sources, values
+from chimera_ir.ir.kinds import Kind, Value, follows, sources, values
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Message, Operation, Pair
 
@@ -35,19 +35,20 @@ class Flow:
         self.stages = header.stages
         size = header.stages * header.micro_batches
         # Values that the same kinds make, or take, share one list of numbers.
-        makes, takes, read = _kinds_by_value(tuple(KINDS.values()))
+        makes, takes, read = _kinds_by_value(header.kinds, tuple(values()))
+        self._taken = {value for value, kinds in takes.items() if kinds}
         numbers = {kinds: [ABSENT] * size for kinds in (*makes.values(), *takes.values(), *read.values())}
         self.makers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in makes.items()}
         self.takers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in takes.items()}
         columns = {reading: numbers[kinds] for reading, kinds in read.items()}
         stages = [Stage(stage) for stage in range(header.stages)]
-        self._reads = {kind: [_readable(columns, header, kind, stage) for stage in stages] for kind in KINDS.values()}
+        self._reads = {kind: [_readable(columns, header, kind, stage) for stage in stages] for kind in header.kinds}
         self._fill(numbers, numbered)
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
         """Enters the number of each operation, at its cells, in those lists of ``numbers`` whose key has its kind."""
         stages = self.stages
-        entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in KINDS.values()}
+        entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in self._reads}
         for number, operation in numbered:
             for part in (operation,) if isinstance(operation, Compute) else operation.parts:
                 stage, columns = part.stage, entered[part.kind]
@@ -92,21 +93,23 @@ class Flow:
     def _last(self) -> dict[Value, list[int]]:
         """The last operation that needs a message or what is kept of it, by its value and by the receiver's cell."""
         columns = {
-            value: [self.takers[kept] for kept in (value, *follows(value))] for value in self.makers if value.crosses
+            value: [self.takers[kept] for kept in (value, *follows(value)) if kept in self._taken]
+            for value in self.makers
+            if value.crosses and value in self._taken
         }
         return {value: [*map(max, *several)] if len(several) > 1 else several[0] for value, several in columns.items()}
 
 
 @cache
 def _kinds_by_value(
-    kinds: tuple[Kind, ...],
+    kinds: tuple[Kind, ...], table: tuple[Value, ...]
 ) -> tuple[dict[Value, frozenset[Kind]], dict[Value, frozenset[Kind]], dict[tuple[Kind, Value], frozenset[Kind]]]:
-    """The kinds that make each value, those that take it, and those that made it for each kind that reads it.
+    """The kinds that make each value of a table, that take it, and that made it for each kind that reads it.
 
     A value may be made again: then an operation reads the latest that was made before.
     """
-    makes = {value: frozenset(kind for kind in kinds if value in kind.makes) for value in values()}
-    takes = {value: frozenset(kind for kind in kinds if value in kind.takes) for value in values()}
+    makes = {value: frozenset(kind for kind in kinds if value in kind.makes) for value in table}
+    takes = {value: frozenset(kind for kind in kinds if value in kind.takes) for value in table}
     return makes, takes, sources(kinds)
 
 

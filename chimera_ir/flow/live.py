@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from chimera_ir.ir.kinds import KEPT, Counted, Kind, Value
+from chimera_ir.ir.kinds import Counted, Kind
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, singles
 
@@ -63,14 +63,6 @@ KeptChange = tuple[Compute, Counted, int]
 """A change by an operation to what its stage keeps, in a unit: an amount of micro-batches, or parts of one."""
 
 
-class _Effect(NamedTuple):
-    """A change by an operation of a kind: ``per_micro`` for each of its micro-batches, and ``once``."""
-
-    unit: Counted
-    per_micro: int
-    once: int
-
-
 def changes(
     header: Header, lane: Iterable[Compute], units: Collection[Counted] = tuple(Counted)
 ) -> Iterator[KeptChange]:
@@ -79,47 +71,33 @@ def changes(
     What an operation makes exists while it runs, and so does what it frees. Operands alone take the place of the
     activations that are freed. A value that no operation frees does not count.
     """
-    effects, recomputes = _effects(header, units), header.recomputes if header.recomputing else None
+    effects = _effects(header, units)
     if not any(effects.values()):
         return
     for operation in lane:
-        kind, micros = operation.kind, operation.micros
-        for unit, per_micro, once in effects[kind, recomputes is not None and recomputes(micros[0], operation.stage)]:
-            yield operation, unit, per_micro * len(micros) + once
+        for unit, per_micro in effects[operation.kind]:
+            yield operation, unit, per_micro * len(operation.micros)
 
 
 def waiting(header: Header) -> dict[Kind, int]:
     """Number of values, of any unit, that an operation of each kind adds to what a stage keeps of a micro-batch."""
     effects = _effects(header, tuple(Counted))
-    return {kind: sum(effect.per_micro for effect in effects[kind, False]) for kind in header.kinds}
+    return {kind: sum(per_micro for _, per_micro in effects[kind]) for kind in header.kinds}
 
 
-def _effects(header: Header, units: Collection[Counted]) -> Mapping[tuple[Kind, bool], tuple[_Effect, ...]]:
-    """The effects of operations of each kind, in order, on a stage that keeps activations and on one that recomputes.
-
-    Only effects in ``units`` are listed. A stage that recomputes keeps the input until the activations are freed. They
-    exist while an operation reads them, of one micro-batch at a time.
-    """
+def _effects(header: Header, units: Collection[Counted]) -> Mapping[Kind, tuple[tuple[Counted, int], ...]]:
+    """The changes in ``units`` by operations of each kind, in order: a unit, and the amount for each micro-batch."""
     freed = {value for kind in header.kinds for value in kind.frees}
 
-    def effects(kind: Kind, again: bool) -> Iterator[_Effect]:
-        def unit(value: Value) -> Counted:
-            return Counted.INPUT if again and value is KEPT else value.counted
-
-        made, gone = Counter(unit(value) for value in kind.keeps if value in freed), Counter(map(unit, kind.frees))
+    def effects(kind: Kind) -> Iterator[tuple[Counted, int]]:
+        made = Counter(value.counted for value in kind.keeps if value in freed)
+        gone = Counter(value.counted for value in kind.frees)
         operands = made.pop(Counted.OPERANDS, 0)
-        computed_again = int(again and KEPT in kind.reads)
-        yield _Effect(Counted.ACTIVATIONS, 0, computed_again)
-        yield from (_Effect(counted, amount, 0) for counted, amount in made.items())
-        yield from (_Effect(counted, -amount, 0) for counted, amount in gone.items())
-        yield _Effect(Counted.ACTIVATIONS, 0, -computed_again)
-        yield _Effect(Counted.OPERANDS, operands, 0)
+        yield from made.items()
+        yield from ((counted, -amount) for counted, amount in gone.items())
+        yield Counted.OPERANDS, operands
 
-    return {
-        (kind, again): tuple(effect for effect in effects(kind, again) if effect.unit in units and effect[1:] != (0, 0))
-        for kind in header.kinds
-        for again in (False, True)[: 1 + header.recomputing]
-    }
+    return {kind: tuple([(unit, n) for unit, n in effects(kind) if unit in units and n]) for kind in header.kinds}
 
 
 class Peak(NamedTuple):
@@ -146,8 +124,8 @@ def peaks(schedule: Schedule, *units: Counted) -> tuple[Peak, ...]:
 def activations(schedule: Schedule) -> tuple[Peak, ...]:
     """The `peaks` of live micro-batches.
 
-    A micro-batch is live on a stage from its forward until no later operation there needs anything of it. If the stage
-    recomputes, it is live during its backward, or from the first half of a split backward to the second.
+    A micro-batch is live on a stage from its forward, or from its recomputation if the stage recomputes, until no later
+    operation there needs anything of it.
     """
     return peaks(schedule, Counted.ACTIVATIONS, Counted.OPERANDS)
 

@@ -1,22 +1,26 @@
 """The table of kinds of compute operations. All that the compiler knows about a kind follows from its row.
 
-    kind  reads                          makes     frees   sums   opens   occupies
-    F     y of the stages that feed it   y, a      -       no     yes     lane
-    B     a, dx of the stages it feeds   dx        a       yes    no      lane
-    I     a, dx of the stages it feeds   dx, g     a       no     no      lane
-    W     g                              -         g       yes    no      lane
+    kind       reads                          makes     frees   sums   opens   occupies
+    F          y of the stages that feed it   y, a      -       no     yes     lane
+    F          y of the stages that feed it   y, x      -       no     yes     lane       on a stage that recomputes
+    recompute  x                              a         x       no     no      lane
+    B          a, dx of the stages it feeds   dx        a       yes    no      lane
+    I          a, dx of the stages it feeds   dx, g     a       no     no      lane
+    W          g                              -         g       yes    no      lane
 
     value   counted as
     y, dx   message
     a       activations
+    x       input
     g       operands
 
-y is the output of a stage, a is what its forward keeps for the backward, dx is the gradient of its input, and g is what
-the gradient of its weights still needs. On each stage a micro-batch has the kinds of one of the `alternatives`: F and
-B, or F, I and W. A value for another stage is gone after the operation that reads it there, any other value after the
-operation that frees it. `Header.readers` says which stages read a value. No other module asks whether an operation *is*
-a forward: it asks what the operation's kind reads, makes, frees and sums. `flow.live` follows from what values are
-counted as.
+y is the output of a stage, a is what its forward keeps for the backward, x is its input, dx is the gradient of its
+input, and g is what the gradient of its weights still needs. On each stage a micro-batch has the kinds of one of the
+`alternatives`: F and B, or F, I and W. If the stage recomputes, its forward keeps the input alone, and recompute, which
+is the forward again, makes a. A value for another stage is gone after the operation that reads it there, any other
+value after the operation that frees it. `Header.readers` says which stages read a value. No other module asks whether
+an operation *is* a forward: it asks what the operation's kind reads, makes, frees and sums. `flow.live` follows from
+what values are counted as.
 
 A pair is an F and a B of different micro-batches that a worker runs as one operation. It reads, makes, frees and sums
 what both do, and has a cost of its own.
@@ -91,6 +95,7 @@ class Value:
 
 ACTIVATIONS = Value("y", "activations", Readers.FED, Counted.MESSAGE, "it needs those activations")
 KEPT = Value("a", "activations", Readers.OWN, Counted.ACTIVATIONS, "a backward needs what its forward kept")
+INPUT = Value("x", "input", Readers.OWN, Counted.INPUT, "a recomputation needs the input of its forward")
 GRADIENTS = Value("dx", "gradients", Readers.FEEDING, Counted.MESSAGE, "it needs those gradients")
 OPERANDS = Value(
     "g",
@@ -143,8 +148,13 @@ class Kind:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles a kind as its letter, so that every process has one object for it."""
-        return costed, (self.letter,)
+        """Pickles a kind as the letter of its row, so that every process has one object for it."""
+        return _row, (self.letter, self.recomputes)
+
+    @cached_property
+    def recomputes(self) -> bool:
+        """Whether operations of this kind exist only on stages that recompute."""
+        return INPUT in (*self.reads, *self.makes)
 
     @property
     def splits(self) -> bool:
@@ -173,12 +183,19 @@ class Kind:
 
 
 FORWARD = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, KEPT), opens=True)
+FORWARD_OF_INPUT = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, INPUT), opens=True)
 BACKWARD = Kind("B", "backward", reads=(KEPT, GRADIENTS), makes=(GRADIENTS,), frees=(KEPT,), sums=True, cost=2)
 INPUT_GRADIENT = Kind("I", "input gradient", reads=(KEPT, GRADIENTS), makes=(GRADIENTS, OPERANDS), frees=(KEPT,))
 WEIGHT_GRADIENT = Kind("W", "weight gradient", reads=(OPERANDS,), makes=(), frees=(OPERANDS,), sums=True)
+RECOMPUTATION = Kind("recompute", "recomputation", reads=(INPUT,), makes=(KEPT,), frees=(INPUT,))
 
-KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)}
-"""The rows, by letter, in the order in which a micro-batch meets them."""
+KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION)}
+"""A row of each letter, by letter, in the order in which reports name them; `all_kinds` has every row."""
+
+
+def all_kinds() -> tuple[Kind, ...]:
+    """All rows of the table: the forward of a stage that recomputes, and those of `KINDS`."""
+    return FORWARD_OF_INPUT, *KINDS.values()
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +242,8 @@ def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
 
     Examples
     --------
-    >>> alternatives((FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT))
-    ((F, B), (F, I, W))
+    >>> alternatives(all_kinds())
+    ((F, B), (F, B, recompute), (F, I, W), (F, I, W, recompute))
     """
     freed = {value for row in kinds for value in row.frees}
     sums = int(any(row.sums for row in kinds))
@@ -246,6 +263,10 @@ def costed(letter: str) -> Kind | Pairing:
     return COSTED[letter]
 
 
+def _row(letter: str, recomputes: bool) -> Kind:
+    return next(row for row in all_kinds() if (row.letter, row.recomputes) == (letter, recomputes))
+
+
 def _value(letter: str) -> Value:
     """The value with a letter."""
     return next(value for value in (NOTHING, *values()) if value.letter == letter)
@@ -253,7 +274,7 @@ def _value(letter: str) -> Value:
 
 def values() -> Iterator[Value]:
     """All values of the table, each once."""
-    yield from dict.fromkeys(value for row in KINDS.values() for value in row.makes)
+    yield from dict.fromkeys(value for row in all_kinds() for value in row.makes)
 
 
 @cache
@@ -300,7 +321,7 @@ def follows(value: Value) -> tuple[Value, ...]:
     pending = [value]
     while pending:
         read = pending.pop()
-        made = [kept for row in KINDS.values() if read in row.reads for kept in row.keeps if kept not in reached]
+        made = [kept for row in all_kinds() if read in row.reads for kept in row.keeps if kept not in reached]
         reached.update(dict.fromkeys(made))
         pending += made
     return tuple(reached)

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import KINDS, Kind, Readers, Value, values
+from chimera_ir.ir.kinds import Kind, Readers, Value, all_kinds, values
 from chimera_ir.source import Span
 
 MAX_WORKERS = 1 << 16
@@ -98,7 +98,8 @@ class Header:
     turn (`ir.streams`). A level of a synchronous scheme shows one update and has period 0.
 
     ``only`` has the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone make
-    no update. ``ties`` are the groups of stages that share parameters.
+    no update. Those of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages that
+    share parameters.
     """
 
     scheme: str
@@ -118,7 +119,8 @@ class Header:
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that operations of the level may have."""
-        return self.only or tuple(KINDS.values())
+        further = (row for row in all_kinds() if row.recomputes and self.recomputing)
+        return (*(self.only or (row for row in all_kinds() if not row.recomputes)), *further)
 
     @cached_property
     def trains(self) -> bool:

@@ -25,6 +25,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ScheduleStream
@@ -44,7 +45,11 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
         turn = level.header
         schedule = level.view(updates_a_turn(turn) * -(-turn.workers // turn.period))
     lanes = [
-        [Compute(part.kind, part.micros, part.stage, part.origin) for part in singles(lane) if part.kind.opens]
+        [
+            Compute(KINDS[part.kind.letter], part.micros, part.stage, part.origin)
+            for part in singles(lane)
+            if part.kind.opens
+        ]
         for lane in schedule.lanes
     ]
     return Schedule(_header(schedule.header), tuple(_ordered(schedule.header, lanes)))
@@ -58,7 +63,7 @@ def _header(trained: Header) -> Header:
         strategies=(),
         updates=1,
         period=0,
-        only=tuple(kind for kind in trained.kinds if kind.opens),
+        only=tuple(kind for kind in KINDS.values() if kind.opens),
     )
 
 

@@ -18,6 +18,7 @@ from typing import overload
 
 from chimera_ir.ir.levels import Plan, Planned, Schedule
 from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.recomputation import in_full
 from chimera_ir.ir.streams import PlanStream, ScheduleStream, computes
 from chimera_ir.ir.turns import later
 
@@ -34,7 +35,8 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     """The schedule in which every worker runs its operations by ascending clock.
 
     Only the clocks of the same worker are compared. Two operations of a worker on one clock, an error by the rule
-    "conflict-free", keep the order of the text.
+    "conflict-free", keep the order of the text. A recomputation without a clock comes right before the operation that
+    needs what it makes.
 
     A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. An
     operation that comes after the end of this turn is there as the one of an earlier turn.
@@ -48,10 +50,10 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     for planned in plan.operations:
         lanes[planned.worker].append(planned)
     if isinstance(plan, PlanStream):
-        return ScheduleStream(plan.header, tuple(tuple(_turn(plan, lane)) for lane in lanes))
+        return ScheduleStream(plan.header, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes]))
     for lane in lanes:
         lane.sort(key=attrgetter("clock"))
-    return Schedule(plan.header, tuple(tuple(planned.operation for planned in lane) for lane in lanes))
+    return Schedule(plan.header, in_full(plan.header, [[planned.operation for planned in lane] for lane in lanes]))
 
 
 def _turn(plan: PlanStream, lane: Sequence[Planned]) -> Iterator[Compute]:

@@ -46,8 +46,8 @@ def legend(looks: Looks, kinds: Sequence[Kind], names: Iterable[str], left: int,
 
 def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
     """The kinds of operations that a legend has swatches for, in the order of the table."""
-    present = {operation.kind for operation in singles(operations)}
-    return [kind for kind in KINDS.values() if kind in present]
+    present = {operation.kind.letter for operation in singles(operations)}
+    return [kind for letter, kind in KINDS.items() if letter in present]
 
 
 def pairs_of(operations: Iterable[Operation]) -> list[str]:
@@ -57,7 +57,7 @@ def pairs_of(operations: Iterable[Operation]) -> list[str]:
 
 def signs(looks: Looks, kinds: Sequence[Kind]) -> list[str]:
     """The meaning of the letters of chunks and, where there are more than two kinds, of the letters of kinds."""
-    names = ", ".join(f"{kind.letter} {kind.noun}" for kind in kinds) if len(kinds) > 2 else ""
+    names = ", ".join(f"{kind.letter[0]} {kind.noun}" for kind in kinds) if len(kinds) > 2 else ""
     return [sign for sign in (looks.sign, names) if sign]
 
 
@@ -83,4 +83,4 @@ def _lines(looks: Looks, kinds: Sequence[Kind]) -> Iterator[_EntryText]:
 def _swatches(looks: Looks, kinds: Sequence[Kind], line: _EntryText, x: int) -> Iterator[Swatch]:
     for place, (chunk, kind) in enumerate(product(line.chunks, kinds)):
         fill = looks.fill(ColourGroup(line.strand, chunk, Shade.of(kind)))
-        yield Swatch(x + _SWATCH * place, fill, ink(kind), kind.letter + looks.letter(chunk))
+        yield Swatch(x + _SWATCH * place, fill, ink(kind), kind.letter[0] + looks.letter(chunk))

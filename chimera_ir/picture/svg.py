@@ -55,7 +55,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     picture ends with the steady state if labels have no room otherwise. ``hatch`` is the name of the pattern for
     bubbles; two pictures in one document need different names.
     """
-    window = steady_window(timeline)
+    timeline, window = timeline.visible, steady_window(timeline)
     if unit is None:
         timeline = _legible(timeline, window)
         unit = fair_unit(timeline)
@@ -89,7 +89,7 @@ def fair_unit(timeline: Timeline) -> Fraction:
 
     The upper limit is large enough for every label, so labels are missing only in pictures of the largest width.
     """
-    operations = list(chain.from_iterable(timeline.lanes))
+    operations = list(chain.from_iterable(timeline.visible.lanes))
     looks = Looks(timeline.header)
     shortest = min((timed.end - timed.start for timed in operations), default=1)
     span = max(timeline.span, 1)

@@ -70,7 +70,7 @@ class _Labelled(NamedTuple):
 def draw(timeline: Timeline, width: int) -> Text:
     """The timeline below a heading; see `picture`."""
     return Text("\n").join(
-        [Text(timeline.header.title, "bold"), Text(summary(_shown(timeline, width))), picture(timeline, width)]
+        [Text(timeline.header.title, "bold"), Text(summary(_shown(timeline.visible, width))), picture(timeline, width)]
     )
 
 
@@ -83,7 +83,7 @@ def picture(timeline: Timeline, width: int) -> Text:
     without them.
     """
     names, window = _names(timeline), steady_window(timeline)
-    timeline = _shown(timeline, width)
+    timeline = _shown(timeline.visible, width)
     scale, panels = _layout(timeline, _room(timeline, width))
     lengths = _lengths(timeline, scale)
     if 2 * lengths.count(0) > len(lengths):
@@ -284,7 +284,7 @@ def _entry(looks: Looks, kinds: Sequence[Kind], number: int, strand: Strand) -> 
     for chunk, kind in product(chunks_shown(looks), kinds):
         fill = looks.fill(ColourGroup(number, chunk, Shade.of(kind)))
         strokes = _STROKES[Shade.of(kind)] * 2
-        entry.append(kind.letter + looks.letter(chunk) + strokes, f"{ink(kind)} on {fill}")
+        entry.append(kind.letter[0] + looks.letter(chunk) + strokes, f"{ink(kind)} on {fill}")
     return entry.append(f" {strand.name}: {_ranges(strand.micros)}")
 
 

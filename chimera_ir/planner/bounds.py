@@ -56,9 +56,9 @@ def _peaks(variant: Variant, setting: Setting, kept: Sequence[int]) -> list[int]
 def most(variant: Variant, setting: Setting) -> list[int] | None:
     """Upper bound on the bytes that each worker needs, with as many messages under way as there can be.
 
-    A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. There
-    is no bound for an asynchronous schedule whose streams are not in order, where a receive may be posted any time
-    before its use, or that splits backwards, where received gradients may stay in their buffers.
+    A stage that recomputes holds the activations of what was recomputed last, one stage at a time. There is no bound
+    for an asynchronous schedule whose streams are not in order, where a receive may be posted any time before its use,
+    or that splits backwards, where received gradients may stay in their buffers.
     """
     compiled, header = variant.compiled, variant.header
     if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
@@ -67,7 +67,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
     kept = [_most_kept(header, timings, stage, compiled.splits) for stage in range(header.stages)]
     return [
         peak
-        + max(timings[stage].activations * header.recomputing for stage in passing)
+        + max(timings[stage].activations * compiled.recomputed for stage in passing)
         + max(timings[stage].halving * compiled.splits for stage in passing)
         + sum(_under_way(compiled, header, timings, stage, count) for stage, count in passing.items())
         for peak, passing in zip(_peaks(variant, setting, kept), _passing(header), strict=True)

@@ -15,7 +15,7 @@ from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.flow.live import highest_by_key, waiting
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup
-from chimera_ir.ir.kinds import KINDS
+from chimera_ir.ir.kinds import KINDS, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of, view_of
@@ -48,9 +48,9 @@ Launched = tuple[tuple[tuple[int, WeightGroup], ...], ...]
 class CompiledScheme:
     """A scheme with its parameters, compiled on demand; all changes of the scheme share what is computed here.
 
-    All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text (the library's)
-    is not verified again, unless it has no flush and ``ties`` say that stages share parameters. Any other text must
-    pass `Variant.check` before its lanes are used.
+    All changes have the same plan, and lanes that differ in recomputation alone; ``change`` is the one that gives them.
+    A ``trusted`` text (the library's) is not verified again, unless it has no flush and ``ties`` say that stages share
+    parameters. Any other text must pass `Variant.check` before its lanes are used.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -69,6 +69,7 @@ class CompiledScheme:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._ties = max_operations, ties
         self._outlines: dict[Change, Outline] = {}
+        self._others: dict[bool, CompiledScheme] = {change.recompute: self}
 
     def outline(self, change: Change) -> Outline:
         """The outline of the scheme with a change; its header has the ties."""
@@ -77,6 +78,15 @@ class CompiledScheme:
             header = outlined.header
             self._outlines[change] = replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
         return self._outlines[change]
+
+    def like(self, change: Change) -> "CompiledScheme":
+        """The scheme with the lanes of a change."""
+        if change.recompute not in self._others:
+            settings = tuple(self._settings.items())
+            self._others[change.recompute] = CompiledScheme(
+                self._scheme, settings, change, self._max_operations, self.trusted, self._ties
+            )
+        return self._others[change.recompute]
 
     @property
     def _outline(self) -> Outline:
@@ -155,6 +165,12 @@ class CompiledScheme:
         return any(operation.kind.splits for lane in self.lanes for operation in singles(lane))
 
     @cached_property
+    def recomputed(self) -> int:
+        """The most micro-batches that a recomputation is over; 0 if nothing is recomputed."""
+        lanes = map(singles, self.lanes) if self._outline.header.recomputing else ()
+        return max((part.size for lane in lanes for part in lane if part.kind is RECOMPUTATION), default=0)
+
+    @cached_property
     def streams_in_order(self) -> bool:
         """Whether there is one pipe, with one stage per worker, and each worker takes single micro-batches in order."""
         workers = [pipe.workers for pipe in self._outline.header.pipes]
@@ -174,7 +190,7 @@ class Variant:
     """A compiled scheme with a change beyond its text, such as recomputation: schedule, program and memory."""
 
     def __init__(self, compiled: CompiledScheme, change: Change) -> None:
-        self.compiled, self._change = compiled, change
+        self.compiled, self._change = compiled.like(change), change
         self._lowerings: dict[Pattern, _Lowering] = {}
         self._proven: set[_Lowering] = set()
         self._holdings: tuple[Holdings, ...] = ()
@@ -211,7 +227,7 @@ class Variant:
 
         def described(part: Compute) -> tuple[object, ...]:
             micros = [numbers.setdefault(micro, len(numbers)) for micro in part.micros]
-            return part.kind.letter, part.stage, micros, header.recomputes(part.micros[0], part.stage)
+            return part.kind.letter, part.stage, micros
 
         lanes = [[list(map(described, operation.parts)) for operation in lane] for lane in self.compiled.lanes]
         return sha256(repr((header.parts, header.strategies, header.stages_of, lanes)).encode()).hexdigest()
@@ -314,8 +330,7 @@ class Variant:
     @cached_property
     def _keys(self) -> list[DurationKey]:
         """The keys of all operations, lane by lane; operations with equal keys take equally long."""
-        header = self.header
-        return [duration_key(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
+        return [duration_key(operation) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,10 +350,10 @@ class _Lowering:
     @cached_property
     def level(self) -> Program | ProgramStream:
         """The program, or without a flush its stream."""
-        header, ticks = self.schedule.header, self.ticks
+        ticks = self.ticks
 
         def duration(operation: Operation) -> int:
-            return ticks[duration_key(operation, header)]
+            return ticks[duration_key(operation)]
 
         return lower(self.ordered, duration=duration, net=self.net)
 

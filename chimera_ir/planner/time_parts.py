@@ -4,7 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from chimera_ir.ir.ops import singles
+from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.planner.compiled import Variant
 from chimera_ir.predict.equation import seconds_of
 from chimera_ir.predict.measured import Measured
@@ -55,13 +55,12 @@ def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
 def _computing(variant: Variant, setting: Setting) -> tuple[float, float]:
     """Mean seconds that a worker computes in an update, without recomputation, and that it recomputes."""
     header, measured = variant.header, Measured.of(setting)
-    computing, repeating = Fraction(), 0.0
+    computing, repeating = Fraction(), Fraction()
     for operation in (operation for lane in variant.compiled.lanes for operation in lane):
-        computing += measured.duration(operation, header)
-        for part in singles([operation]):
-            if header.recomputes(part.micros[0], part.stage):
-                timing, times = setting.over(part.stage, len(part.micros), header.parts)
-                again, once = (timing.seconds(part.kind.letter, recomputing=repeats) for repeats in (True, False))
-                repeating += (again - once) * float(times)
+        seconds = measured.duration(operation, header)
+        if operation.kind is RECOMPUTATION:
+            repeating += seconds
+        else:
+            computing += seconds
     shares = header.workers * header.updates
-    return (float(computing) - repeating) / shares, repeating / shares
+    return float(computing) / shares, float(repeating) / shares

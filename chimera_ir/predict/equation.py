@@ -21,7 +21,7 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import LaunchPlaces, launch_places
 from chimera_ir.cost.simulate import TimedRun, earliest
 from chimera_ir.ir.ids import WeightGroup
-from chimera_ir.ir.kinds import COSTED, KINDS, PAIR
+from chimera_ir.ir.kinds import COSTED, KINDS, PAIR, RECOMPUTATION, Kind
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import singles
 from chimera_ir.predict.setting import Setting
@@ -58,14 +58,13 @@ class Equation:
     Attributes
     ----------
     forward, backward
-        F_t and B_t of the slowest stage; where all stages recompute, ``backward`` includes the recomputation.
-    recomputing
-        B_t of the stages that recompute; None if all or none do.
+        F_t and B_t of the slowest stage.
     forwards, backwards
         C_f and C_b, counted in micro-batches.
     further
-        Terms for input gradients, weight gradients and pairs, if the schedule has them: (I_t + Comm_p2p) C_i + W_t C_w
-        + (pair_t + Comm_p2p) C_pair. A pair takes F_t + B_t unless the profile has its time.
+        Terms for input gradients, weight gradients, recomputations and pairs, if the schedule has them: (I_t +
+        Comm_p2p) C_i + W_t C_w + recompute_t C_recompute + (pair_t + Comm_p2p) C_pair. A pair takes F_t + B_t unless
+        the profile has its time.
     p2p
         Comm_p2p of the message that takes longest.
     compute
@@ -80,7 +79,6 @@ class Equation:
 
     forward: float
     backward: float
-    recomputing: float | None
     forwards: Fraction
     backwards: Fraction
     further: tuple[Term, ...]
@@ -143,18 +141,14 @@ class _EquationTerms:
 
     def equation(self) -> Equation:
         """Returns all terms. C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
-        header, costs, counts = self._header, self._costs, self._run.critical_path.counts
-        all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
-        usual = costs.recomputing if all_recompute else costs
-        some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
+        costs, counts = self._costs, self._run.critical_path.counts
         return Equation(
             forward=float(costs["F"]),
-            backward=float(usual["B"]),
-            recomputing=float(costs.recomputing["B"]) if some_recompute else None,
+            backward=float(costs["B"]),
             forwards=counts.get("F", Fraction(0)),
             backwards=counts.get("B", Fraction(0)),
             further=tuple(
-                Term(kind, float(cost), counts[kind]) for kind, cost in usual.items() if kind in {*counts} - {"F", "B"}
+                Term(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
             ),
             p2p=self._p2p,
             compute=self._compute,
@@ -179,26 +173,23 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
     header = schedule.header
     forwards = _timings(schedule, setting, opening=True)
     backwards = _timings(schedule, setting, opening=False)
-    # ``again`` are the stages that recompute in any pipe, ``kept`` those that do not in any; a stage may be in both.
-    again = {stage for pipe in header.pipes for stage in pipe.recompute}
-    kept = {stage for pipe in header.pipes for stage in range(header.stages) if stage not in pipe.recompute}
+    stages, again = range(header.stages), {stage for pipe in header.pipes for stage in pipe.recompute}
 
-    def slowest(kind: str, stages: Iterable[int], recomputing: bool) -> Fraction:
-        timings = ((forwards if KINDS[kind].opens else backwards)[stage] for stage in stages)
-        return Fraction(max(timing.seconds(kind, recomputing=recomputing) * times for timing, times in timings))
+    def slowest(kind: Kind) -> Fraction:
+        chosen = (again or stages) if kind is RECOMPUTATION else stages
+        timings = ((forwards if kind.opens else backwards)[stage] for stage in chosen)
+        return Fraction(max(timing.seconds(kind.letter) * times for timing, times in timings))
 
     def halves(stage: int) -> tuple[float, float]:
         timing, times = backwards[stage]
-        first, second = (timing.seconds(kind, recomputing=False) * times for kind in ("I", "W"))
+        first, second = (timing.seconds(kind) * times for kind in ("I", "W"))
         return first, second
 
-    first, second = max(map(halves, kept or again), key=lambda both: (sum(both), both))
-    stages = range(header.stages)
-    costs = {letter: slowest(letter, stages if kind.opens else kept or again, False) for letter, kind in KINDS.items()}
-    costs |= {"I": Fraction(first), "W": Fraction(second)}
+    first, second = max(map(halves, stages), key=lambda both: (sum(both), both))
+    costs = {letter: slowest(kind) for letter, kind in KINDS.items()} | {"I": Fraction(first), "W": Fraction(second)}
     if all(PAIR.letter in setting.timing(stage).times for stage in stages):
         costs[PAIR.letter] = Fraction(max(setting.timing(stage).times[PAIR.letter] for stage in stages))
-    return Costs(again=slowest("B", again or kept, True) - costs["B"], user_set=(), **costs)
+    return Costs(user_set=(), **costs)
 
 
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:

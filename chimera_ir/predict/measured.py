@@ -10,12 +10,12 @@ from functools import lru_cache
 from math import ceil, floor, lcm
 
 from chimera_ir.cost.number_text import Unit
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import COSTED, KINDS, PAIR, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Operation, Pair, singles
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.costs import operation_time
+from chimera_ir.profile.costs import time_of
 
 _Part = tuple[Stage, Fraction]
 """A stage of a profile, and a share of it."""
@@ -52,9 +52,8 @@ class Measured:
         """A unit of time of which the durations of operations of every size are multiples."""
         stages = self.setting.stages
         timings = [timing for stage in stages for timing in stage.at.values()]
-        kinds = [(kind, again) for kind in KINDS for again in (False, True)]
-        times = [timing.seconds(kind, recomputing=again) for timing in timings for kind, again in kinds]
-        times += [operation_time(stage.overhead, kind, recomputing=again) for stage in stages for kind, again in kinds]
+        times = [timing.seconds(kind) for timing in timings for kind in KINDS]
+        times += [time_of(stage.overhead, kind) for stage in stages for kind in KINDS]
         times += [timing.times[PAIR.letter] for timing in timings if PAIR.letter in timing.times]
         second = lcm(*(_exact(time).denominator for time in times))
         stage_size = lcm(*(share.denominator for parts in self.cut for _, share in parts))
@@ -64,13 +63,11 @@ class Measured:
         """Durations of the same model if the ``stages`` stages of the profile become ``into`` stages of equal size."""
         return Measured(self.setting, _cut(stages, into))
 
-    def report_costs(
-        self, header: Header, path: Sequence[Operation], _: Collection[str]
-    ) -> tuple[tuple[str, Fraction], ...]:
+    def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
         """Mean cost per micro-batch of each kind on ``path``; these costs times the path's counts give its length."""
         means = []
-        for letter, kind in COSTED.items():
-            operations = [operation for operation in path if operation.kind is kind]
+        for letter in COSTED:
+            operations = [operation for operation in path if operation.kind.letter == letter]
             if operations:
                 micro_batches = Fraction(sum(operation.size for operation in operations), header.parts)
                 total = sum((self.duration(operation, header) for operation in operations), _ZERO)
@@ -86,22 +83,16 @@ class Measured:
 
         ``kinds`` are the letters of the kinds that the text names.
         """
-        micros_of = {
-            (stage, stage in pipe.recompute): pipe.micros[: header.parts]
-            for pipe in header.pipes
-            if pipe.micros
-            for stage in map(Stage, range(header.stages))
-        }
+        micros = next((pipe.micros[: header.parts] for pipe in header.pipes if pipe.micros), ())
 
-        def operation(kind: Kind | Pairing, micros: tuple[Micro, ...], stage: Stage) -> Operation:
+        def operation(kind: Kind | Pairing, stage: Stage) -> Operation:
             if isinstance(kind, Pairing):
                 forward, backward = (Compute(part, micros, stage) for part in kind.kinds)
                 return Pair(forward, backward)
             return Compute(kind, micros, stage)
 
         def times(kind: Kind | Pairing) -> list[Fraction]:
-            places = ((micros, stage) for (stage, _), micros in micros_of.items())
-            return [self.duration(operation(kind, *place), header) for place in places]
+            return [self.duration(operation(kind, stage), header) for stage in map(Stage, range(header.stages))]
 
         return ", ".join(
             f"{letter} = {Unit.SECOND.show_range(times(kind))}" for letter, kind in COSTED.items() if letter in kinds
@@ -109,8 +100,8 @@ class Measured:
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """A remark if the schedule has operations whose times the profile lacks."""
-        letters = {operation.kind.letter for lane in schedule.lanes for operation in singles(lane)} - {"F", "B"}
-        if not letters or self.setting.halves_known:
+        splits = any(operation.kind.splits for lane in schedule.lanes for operation in singles(lane))
+        if not splits or self.setting.halves_known:
             return ()
         entries = "input_gradient and weight_gradient"
         return (f"the profile has no times of split backwards ({entries}): each half counts as half a backward",)

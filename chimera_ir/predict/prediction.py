@@ -58,13 +58,11 @@ class Prediction:
     def as_json(self) -> dict[str, object]:
         """The prediction in the shape of ``prediction`` in report.json."""
         terms = self.equation
-        recomputing = {} if terms.recomputing is None else {"B_t_recomputing": terms.recomputing}
         noisy = {} if self.expected is None else {"T_expected": self.expected}
         return rounded(
             {
                 "F_t": terms.forward,
                 "B_t": terms.backward,
-                **recomputing,
                 "C_f": number(terms.forwards),
                 "C_b": number(terms.backwards),
                 **{f"{term.kind}_t": term.seconds for term in terms.further},

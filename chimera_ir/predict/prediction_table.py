@@ -50,8 +50,6 @@ def heading(prediction: Prediction) -> Text:
 def _rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     terms = prediction.equation
     yield "F_t, B_t", f"{seconds(terms.forward)}, {seconds(terms.backward)}"
-    if terms.recomputing is not None:
-        yield "B_t, recomputing", seconds(terms.recomputing)
     for term in terms.further:
         yield f"{term.kind}_t", seconds(term.seconds)
     yield "Comm_p2p", seconds(terms.p2p)

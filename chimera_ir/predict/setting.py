@@ -8,7 +8,7 @@ from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Crossing, Pair
 from chimera_ir.profile.cluster import FREE, Cluster, Link
-from chimera_ir.profile.costs import StageCosts, Timing, operation_time
+from chimera_ir.profile.costs import StageCosts, Timing, time_of
 
 _WHOLE = Fraction(1)
 
@@ -69,9 +69,8 @@ class Setting:
         operation has, of whatever size: a second term adds the rest of it.
         """
         timing, times = self.over(stage, len(operation.micros), header.parts)
-        kind, again = operation.kind.letter, header.recomputes(operation.micros[0], operation.stage)
-        seconds = timing.seconds(kind, recomputing=again), times
-        overhead = operation_time(self.stages[stage].overhead, kind, recomputing=again)
+        seconds = timing.seconds(operation.kind.letter), times
+        overhead = time_of(self.stages[stage].overhead, operation.kind.letter)
         return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, Kind
+from chimera_ir.ir.kinds import COSTED, KINDS, RECOMPUTATION, Kind
 
 LEAST = 1e-9
 """The least time of an operation, a nanosecond; where work is counted, the least work in FLOP."""
@@ -27,7 +27,8 @@ def time_of(times: Times, key: str) -> float:
     """The time of a kind or, by `RECOMPUTING`, of a backward that runs the forward again.
 
     A kind that is left out takes as long as its cost in the table says, in proportion to a forward if it opens the
-    micro-batch, else to a backward; a pair as long as its operations one after the other.
+    micro-batch, else to a backward; a pair as long as its operations one after the other; a recomputation as long as
+    `RECOMPUTING` is longer than B.
     """
     return times[key] if key in times else sum(_derived(times, kind) for kind in COSTED[key].kinds)
 
@@ -35,16 +36,10 @@ def time_of(times: Times, key: str) -> float:
 def _derived(times: Times, kind: Kind) -> float:
     if kind.letter in times:
         return times[kind.letter]
+    if kind is RECOMPUTATION:
+        return max(0.0, round(times[RECOMPUTING] - times["B"], 12))
     reference = KINDS["F" if kind.opens else "B"]
     return times[reference.letter] * kind.cost / reference.cost
-
-
-def operation_time(times: Times, kind: str, *, recomputing: bool) -> float:
-    """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes."""
-    if not recomputing or KEPT not in KINDS[kind].reads:
-        return time_of(times, kind)
-    again = times[RECOMPUTING]
-    return again if kind == "B" else round(time_of(times, kind) + again - times["B"], 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +78,13 @@ class Timing:
             self, times={key: seconds + times * time_of(overhead, key) for key, seconds in self.times.items()}
         )
 
-    def seconds(self, kind: str, *, recomputing: bool) -> float:
-        """The time of an operation, see `operation_time`.
+    def seconds(self, kind: str) -> float:
+        """The time of an operation, see `time_of`.
 
         Half a backward without work, such as the first half on the first stage, takes `LEAST`.
         """
-        seconds = operation_time(self.times, kind, recomputing=recomputing)
-        return seconds if kind in ("F", "B") else seconds or LEAST
+        seconds = time_of(self.times, kind)
+        return seconds if kind in ("F", "B", RECOMPUTATION.letter) else seconds or LEAST
 
 
 NO_OVERHEAD: Times = {"F": 0.0, "B": 0.0, RECOMPUTING: 0.0}
@@ -121,7 +116,8 @@ class StageCosts:
         sleeps k times as long, whatever the profile has for that size.
         """
         backward = seconds["B"] if "B" in seconds else seconds["I"] + seconds["W"]
-        timing = replace(self.at[size], times={**seconds, "B": backward, RECOMPUTING: backward}, noise=None)
+        recomputing = backward + seconds.get(RECOMPUTATION.letter, 0.0)
+        timing = replace(self.at[size], times={**seconds, "B": backward, RECOMPUTING: recomputing}, noise=None)
         return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=NO_OVERHEAD)
 
 

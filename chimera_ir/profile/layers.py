@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.profile.balance import balanced
-from chimera_ir.profile.costs import ENTRIES, LEAST, RECOMPUTING, StageCosts, Times, Timing, operation_time, time_of
+from chimera_ir.profile.costs import ENTRIES, LEAST, RECOMPUTING, StageCosts, Times, Timing, time_of
 
 
 def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[StageCosts, ...]:
@@ -28,15 +29,12 @@ def _lasting(stage: StageCosts) -> StageCosts:
 
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
     """Time of a forward and a backward of ``size`` items on each layer, without the overhead of operations."""
-    return [
-        max(0.0, sum(_without_overhead(layer, size, kind, recomputing=recomputing) for kind in ("F", "B")))
-        for layer in layers
-    ]
+    kinds = ("F", "B", RECOMPUTATION.letter) if recomputing else ("F", "B")
+    return [max(0.0, sum(_without_overhead(layer, size, kind) for kind in kinds)) for layer in layers]
 
 
-def _without_overhead(layer: StageCosts, size: int, kind: str, *, recomputing: bool) -> float:
-    seconds = layer.at[size].seconds(kind, recomputing=recomputing)
-    return seconds - operation_time(layer.overhead, kind, recomputing=recomputing)
+def _without_overhead(layer: StageCosts, size: int, kind: str) -> float:
+    return layer.at[size].seconds(kind) - time_of(layer.overhead, kind)
 
 
 def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:

@@ -175,6 +175,7 @@ class Letter(Enum):
     BACKWARD = "B"
     INPUT_GRADIENT = "I"
     WEIGHT_GRADIENT = "W"
+    RECOMPUTATION = "recompute"
 
 
 LETTERS = {letter.value: letter for letter in Letter}

@@ -178,7 +178,7 @@ def costs(
 
         def slept(operation: Instruction) -> int:
             if isinstance(operation, Compute | Pair):
-                return lengths[operation.kind.letter] * operation.size // header.parts
+                return lengths.get(operation.kind.letter, 0) * operation.size // header.parts
             return 0
 
         return slept

@@ -34,6 +34,7 @@ class Activity(Enum):
     BACKWARD = "backward"
     INPUT_GRADIENT = "input gradient"
     WEIGHT_GRADIENT = "weight gradient"
+    RECOMPUTATION = "recomputation"
     PAIR = "pair"
     RECV = "wait for a message"
     SEND = "wait for a send"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.kinds import COSTED
+from chimera_ir.ir.kinds import COSTED, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.ir.text.reader import parse
@@ -259,8 +259,9 @@ def _by_kind(seconds: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _require_times(path: Path, about: RunInfo, program: Program) -> None:
-    """Checks that a rehearsal has the time of every kind of operation that the program has."""
+    """Checks that a rehearsal has the time of every kind of operation that the program has, recomputation aside."""
     kinds = {operation.kind.letter for lane in program.parts for operation in lane.computes.lines}
+    kinds.discard(RECOMPUTATION.letter)
     lacking = [] if about.rehearse is None else [kind for kind in COSTED if kind in kinds - about.rehearse.keys()]
     if lacking:
         raise BadTrace(f"{path}: lacks {lacking[0]!r}, which a trace has; trace the run again")

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple, Self
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
-from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
+from chimera_ir.ir.kinds import (
+    ACTIVATIONS,
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    INPUT_GRADIENT,
+    RECOMPUTATION,
+    WEIGHT_GRADIENT,
+    Kind,
+)
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.text.printer import line as text_of
 
@@ -260,6 +269,7 @@ class RecordedStage(RecordedWeights):
             raise Differs(line, _call_text(self._operation(kind, micros), *arguments))
 
     forward = partialmethod(_expect_operation, FORWARD)
+    recompute = partialmethod(_expect_operation, RECOMPUTATION)
     backward = partialmethod(_expect_operation, BACKWARD)
     backward_input = partialmethod(_expect_operation, INPUT_GRADIENT)
     backward_weights = partialmethod(_expect_operation, WEIGHT_GRADIENT)
@@ -269,7 +279,7 @@ class RecordedStage(RecordedWeights):
         group = group_of(micros)
         if (
             type(line) is not ops.Compute
-            or line.kind is not kind
+            or line.kind.letter != kind.letter
             or line.micros != group
             or line.stage != self._stage
             or line.version != self._version

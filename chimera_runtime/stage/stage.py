@@ -1,12 +1,13 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
 import torch
 
-from chimera_runtime.blame import LaneOperation, ModelError, UserCode
+from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.errors.values import memory_was_written
@@ -151,14 +152,11 @@ class Stage(WeightGroup):
         targets
             For the loss, on the last stage: a batch, or a tuple with one for each micro-batch.
         """
-        try:
+        with self._during("F", micros):
             if isinstance(micros, tuple):
                 outputs = self._forward_several(micros, inputs, targets)
             else:
                 outputs = self._forward(micros, inputs, targets)
-        except ModelError as error:
-            error.during(self._operation("F", micros))
-            raise
         if self._output.after is not None:
             self._outputs[micros] = outputs, versions(outputs)
 
@@ -264,10 +262,16 @@ class Stage(WeightGroup):
             watched.require_unwritten()
         return ForwardResult(input_leaves, returned, auxiliary)
 
+    def recompute(self, micros: Micros) -> None:
+        """Runs the forward of a micro-batch, or of several, again; the backward needs what it saves."""
+        with self._during("recompute", micros):
+            for micro in micros if isinstance(micros, tuple) else (micros,):
+                self._saved[micro] = self._graph(micro)
+
     # ---- backward
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs a backward, which adds to the gradients of the weights; a recomputed forward runs again first.
+        """Runs a backward, which adds to the gradients of the weights; see `recompute` for a recomputed forward.
 
         Parameters
         ----------
@@ -277,23 +281,20 @@ class Stage(WeightGroup):
             The gradients of the tensors that the forward sent, with the micro-batches along dimension 0; none on the
             last stage.
         """
-        self._run_backward("B", self._backward, micros, gradients)
+        self._backwards("B", self._backward, micros, gradients)
 
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
         """Runs the first half of a `backward`, which makes the gradients for the stage before."""
-        self._run_backward("I", self._backward_input, micros, gradients)
+        self._backwards("I", self._backward_input, micros, gradients)
 
     def backward_weights(self, micros: Micros) -> None:
         """Runs the second half of a `backward`, which adds to the gradients of the weights."""
-        try:
+        with self._during("W", micros):
             for micro in micros if isinstance(micros, tuple) else (micros,):
                 second_half, counts = self._half_backwards.pop(micro)
                 with self._in_backward:
                     second_half.finish()
                 self._collect(counts)
-        except ModelError as error:
-            error.during(self._operation("W", micros))
-            raise
 
     def pair(self, forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
         """Runs a pair, see `paired_operations`, with the arguments of `forward` here and of `backward` of ``other``."""
@@ -307,19 +308,14 @@ class Stage(WeightGroup):
         """Returns the gradients that a backward made for the stage before, and forgets them."""
         return self._input_gradients.pop(micros)
 
-    def _run_backward(
-        self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors
-    ) -> None:
+    def _backwards(self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors) -> None:
         """Runs a backward, or the first half of one, and keeps the gradients for the stage before."""
-        try:
+        with self._during(kind, micros):
             if isinstance(micros, tuple):
                 apart = [part(gradients, i, i + 1, len(micros)) for i in range(len(micros))]
                 results = join([run(*arguments) for arguments in zip(micros, apart, strict=True)])
             else:
                 results = run(micros, gradients)
-        except ModelError as error:
-            error.during(self._operation(kind, micros))
-            raise
         if self._input.before is not None:
             self._input_gradients[micros] = results
 
@@ -351,7 +347,7 @@ class Stage(WeightGroup):
         return input_leaves, (*roots, *auxiliary), (*self._output.gradients(roots, gradients), *shares), counts
 
     def _graph(self, micro: int) -> SavedGraph:
-        """Returns the graph of a micro-batch, which the forward has saved or a second run makes now."""
+        """Returns the graph of a micro-batch, which is saved, or which the forward makes now that runs again."""
         saved = self._saved.pop(micro)
         if isinstance(saved, SavedGraph):
             return saved
@@ -369,8 +365,13 @@ class Stage(WeightGroup):
             if group.group[0] == self.number:
                 group.gradient_sum.count(counts)
 
-    def _operation(self, kind: str, micros: Micros) -> LaneOperation:
-        return self._numbering.operation(kind, micros, self.number)
+    @contextmanager
+    def _during(self, kind: str, micros: Micros) -> Iterator[None]:
+        try:
+            yield
+        except ModelError as error:
+            error.during(self._numbering.operation(kind, micros, self.number))
+            raise
 
     # ---- update
 

@@ -15,7 +15,7 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Program
-from chimera_ir.predict.equation import Equation, equation
+from chimera_ir.predict.equation import Equation, Term, equation
 from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
@@ -225,14 +225,15 @@ def test_a_stream_sums_while_a_worker_idles() -> None:
 
 
 def test_the_slowest_stage_counts_and_a_backward_that_recomputes_takes_three_forwards() -> None:
-    """Doubling on two workers, N = 4: a forward over two micro-batches takes 2 F_t, a backward of one 3 F_t."""
+    """Doubling on two workers, N = 4: a forward over two takes 2 F_t, a recomputation and a backward of one 3 F_t."""
     compiled = scheme("chimera_doubling", D=2, N=4)
-    fast, slow = timing(), timing(forward=1.5)
+    fast, slow = timing(), timing(forward=1.5, backward=3.0)
     stages = (StageCosts(0, 0, 0, {1: fast}), StageCosts(0, 0, 0, {1: slow}))
     cluster = Cluster("by hand", 8, 1, 10**12, 0, FREE, FREE, FREE)
     found = equation(compiled, Setting(stages, cluster, 1, 1))
-    assert (found.forward, found.backward, found.recomputing) == (1.5, 4.5, None)
-    assert found.compute == pytest.approx(float(1.5 * found.forwards + 4.5 * found.backwards))
+    assert (found.forward, found.backward) == (1.5, 3.0)
+    assert found.further == (Term("recompute", 1.5, Fraction(4)),)
+    assert found.compute == pytest.approx(float(1.5 * found.forwards + 3 * found.backwards + 1.5 * 4))
     assert (found.forwards, found.backwards) == (Fraction(4), Fraction(4))
 
 

@@ -138,7 +138,7 @@ def test_dualpipe_has_the_bubbles_of_its_paper(times: dict[str, int], D: int, N:
     assert of.makespan == N * (f + b) + (D // 2 - 1) * (pair + b - 3 * w)
     assert of.activations == (D + 1,) * D
     assert of.makespan == sum(
-        dict(of.costs.report_costs(of.header, of.path, of.counts))[key] * count for key, count in of.counts.items()
+        dict(of.costs.report_costs(of.header, of.path))[key] * count for key, count in of.counts.items()
     )
 
 

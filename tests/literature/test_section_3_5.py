@@ -75,20 +75,23 @@ def test_neither_loses_to_the_baseline_at_equal_workloads(D: int, K: int) -> Non
         assert said.figures.makespan <= said.baseline.makespan == 3 * (K * D + D - 1)
 
 
-@pytest.mark.parametrize(("D", "N", "makespan", "plain"), [(4, 8, 38, 33), (8, 48, 222, 165)])
+@pytest.mark.parametrize(("D", "N", "makespan", "plain"), [(4, 8, 36, 33), (8, 48, 204, 165)])
 def test_with_the_cost_of_recomputation_doubling_loses_to_the_baseline(
     D: int, N: int, makespan: int, plain: int
 ) -> None:
+    """4N + 2(D-2): a worker computes all the time, but for D-2 forwards over two micro-batches."""
     said = cost("chimera_doubling", D=D, N=N)
     assert (said.figures.makespan, said.baseline.makespan) == (makespan, plain)
-    assert said.as_json()["costs"] == {"F": 1, "B": 3, "I": 1, "W": 1}
+    assert makespan == 4 * N + 2 * (D - 2)
+    assert said.as_json()["costs"] == {"F": 1, "B": 2, "I": 1, "W": 1, "recompute": 1}
     assert summary(said, None, None).speed.times_as_fast == Fraction(plain, makespan)
 
 
-def test_for_many_micro_batches_doubling_loses_to_a_baseline_that_recomputes_too() -> None:
+def test_doubling_wins_against_a_baseline_that_recomputes_too() -> None:
+    """The baseline takes 4N + 3(D-1): it hides all recomputations but those that nothing is waited for after."""
     recomputing = one_direction(8, 48)
     own = report(recomputing, Costs(), schedule(BASELINE, D=8, N=48), stages_held(recomputing.header)).figures
-    assert own.makespan == 220 < cost("chimera_doubling", D=8, N=48).figures.makespan
+    assert own.makespan == 4 * 48 + 3 * 7 > cost("chimera_doubling", D=8, N=48).figures.makespan
     assert own.stashed_inputs == tuple(8 - s for s in range(8))
     assert own.activations == (1,) * 8
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.kinds import FORWARD, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import Drop, Operation, Send, Stash, WaitSend, singles
+from chimera_ir.ir.ops import Drop, Operation, Pair, Send, Stash, WaitSend, singles
+from chimera_ir.ir.recomputation import in_full
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.verify.holdings import fullest, holdings
@@ -38,10 +40,12 @@ def played(header: Header, lane: tuple[Operation, ...]) -> Iterator[Held]:
         match operation.kind.letter:
             case "F":
                 held |= {(first, micro, stage) for micro in operation.micros}
+            case "recompute":
+                held |= {("activations", micro, stage) for micro in operation.micros}
+                yield {*held}
+                held -= {("input", micro, stage) for micro in operation.micros}
             case "B" | "I" as letter:
-                if again:
-                    yield {*held, ("activations", operation.micros[0], stage)}
-                held -= {(first, micro, stage) for micro in operation.micros}
+                held -= {("activations", micro, stage) for micro in operation.micros}
                 held |= {("operands", micro, stage) for micro in operation.micros if letter == "I"}
             case "W":
                 held -= {("operands", micro, stage) for micro in operation.micros}
@@ -116,7 +120,18 @@ def recomputing(schedule: Schedule, share: float, seed: int) -> Schedule:
         )
         for p, pipe in enumerate(schedule.header.pipes)
     ]
-    return replace(schedule, header=replace(schedule.header, pipes=tuple(pipes)))
+    header = replace(schedule.header, pipes=tuple(pipes))
+    plain = [
+        [plainly(operation) for operation in lane if operation.kind is not RECOMPUTATION] for lane in schedule.lanes
+    ]
+    return Schedule(header, in_full(header, plain))
+
+
+def plainly(operation: Operation) -> Operation:
+    """The operation as on a stage that recomputes nothing."""
+    if isinstance(operation, Pair):
+        return replace(operation, forward=replace(operation.forward, kind=FORWARD))
+    return replace(operation, kind=FORWARD) if operation.kind.opens else operation
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

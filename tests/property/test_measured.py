@@ -29,8 +29,8 @@ def free(header: Header, random: Random) -> Setting:
 
 def assert_costs_add_up(timeline: Timeline) -> None:
     path = timeline.critical_path
-    costs = dict(timeline.costs.report_costs(timeline.header, path.operations, path.counts))
-    assert timeline.makespan == costs.get("F", 0) * path.counts["F"] + costs.get("B", 0) * path.counts["B"]
+    costs = dict(timeline.costs.report_costs(timeline.header, path.operations))
+    assert timeline.makespan == sum(costs.get(kind, 0) * count for kind, count in path.counts.items())
 
 
 @settings(max_examples=150, deadline=None)

@@ -17,7 +17,7 @@ from chimera_ir.cost.report import activations
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
-from chimera_ir.ir.levels import Header, Plan, Program, Schedule
+from chimera_ir.ir.levels import Plan, Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Recv
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
@@ -144,7 +144,7 @@ def starts(timeline: Timeline) -> list[list[Fraction]]:
 def test_the_timeline_is_the_one_found_by_relaxation(name: str) -> None:
     """Every operation starts with the end of the last one that it needs, found by trying until nothing changes."""
     schedule = SCHEDULES[name]
-    costs = Costs(F=Fraction(2), B=Fraction(5), I=Fraction(3), W=Fraction(1), again=Fraction(2))
+    costs = Costs(F=Fraction(2), B=Fraction(5), I=Fraction(3), W=Fraction(1), recompute=Fraction(2))
     times = [[Fraction(0)] * len(lane) for lane in schedule.lanes]
     everywhere = [(w, place, each) for w, lane in enumerate(schedule.lanes) for place, each in enumerate(lane)]
     behind = []
@@ -156,17 +156,16 @@ def test_the_timeline_is_the_one_found_by_relaxation(name: str) -> None:
     while stale:
         stale = False
         for w, place, before in behind:
-            start = max((times[v][q] + length(schedule.header, other) for v, q, other in before), default=0)
+            start = max((times[v][q] + length(other) for v, q, other in before), default=0)
             if start != times[w][place]:
                 times[w][place], stale = Fraction(start), True
     parts = schedule.header.parts
     assert starts(simulate(schedule, costs)) == [[time / parts for time in lane] for lane in times]
 
 
-def length(header: Header, operation: Compute) -> int:
-    """Of as many parts of a micro-batch as there are; half a backward that runs a forward again takes that longer."""
-    again = operation.kind.letter in "BI" and header.recomputes(operation.micros[0], operation.stage)
-    return ({"F": 2, "B": 5, "I": 3, "W": 1}[operation.kind.letter] + 2 * again) * len(operation.micros)
+def length(operation: Compute) -> int:
+    """Of as many parts of a micro-batch as there are."""
+    return {"F": 2, "B": 5, "I": 3, "W": 1, "recompute": 2}[operation.kind.letter] * len(operation.micros)
 
 
 def needs(one: Compute, other: Compute) -> bool:
@@ -177,6 +176,8 @@ def needs(one: Compute, other: Compute) -> bool:
         case "F", "F":
             return other.stage == one.stage - 1
         case (("B" | "I"), "F"):
+            return other.stage == one.stage
+        case ("recompute", "F") | (("B" | "I"), "recompute"):
             return other.stage == one.stage
         case (("B" | "I"), ("B" | "I")):
             return other.stage == one.stage + 1

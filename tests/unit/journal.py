@@ -185,6 +185,7 @@ class FakeStage(FakeWeights):
         self.version = ""
         self.waiting: set[int] = set()
         self.halfway: set[int] = set()
+        self.again: set[int] = set()
         self.made: set[tuple[str, Micros]] = set()
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
@@ -205,11 +206,18 @@ class FakeStage(FakeWeights):
         self.made.remove(("y", micros))
         return "y", group(micros), self.number
 
+    def recompute(self, micros: Micros) -> None:
+        assert self.waiting >= {*group(micros)}
+        assert self.again.isdisjoint(group(micros))
+        self.again |= {*group(micros)}
+        self.journal.lines.append(f"recompute {listed(micros)} s{self.number}{self.version}")
+
     def backward(self, micros: Micros, gradients: Any = ()) -> None:
         last = self.number == self.journal.job.stages - 1
         assert gradients == (() if last else ("dx", group(micros), self.number + 1))
         assert self.waiting >= {*group(micros)}
         self.waiting -= {*group(micros)}
+        self.again -= {*group(micros)}
         self.made |= {("dx", micros)} if self.number else set()
         self.journal.lines.append(f"B {listed(micros)} s{self.number}{self.version}")
 

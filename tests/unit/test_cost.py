@@ -11,7 +11,7 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import activations, stages_held
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.kinds import BACKWARD, FORWARD
+from chimera_ir.ir.kinds import BACKWARD, FORWARD, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.source import Source
@@ -49,13 +49,13 @@ def test_a_cost_of_nothing_is_refused(text: str) -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="the kinds are F, B, I, W and pair"):
+    with pytest.raises(ValueError, match="the kinds are F, B, I, W, recompute and pair"):
         Costs.parse("G", "1")
 
 
 def test_a_cost_is_set_without_touching_the_others() -> None:
     assert Costs().using("B", "2.5") == Costs(
-        F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1), user_set=("B",)
+        F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1), recompute=Fraction(0), user_set=("B",)
     )
 
 
@@ -74,27 +74,31 @@ def test_an_operation_over_a_half_takes_half_as_long() -> None:
     assert Costs().duration(Compute(BACKWARD, micros[:1], Stage(0)), header) == 1
 
 
-def test_a_backward_that_recomputes_takes_3_unless_the_user_sets_b() -> None:
+def test_a_recomputation_takes_1_unless_the_user_sets_b_which_includes_it() -> None:
     header = Header("x", (), 1, 1, 1, (Pipe("p", (Worker(0),), (Micro(0),), (Stage(0),)),))
-    backward = Compute(BACKWARD, (Micro(0),), Stage(0))
-    assert Costs().duration(backward, header) == 3
-    assert Costs().using("B", "2").duration(backward, header) == 2
+    recomputation, backward = (Compute(kind, (Micro(0),), Stage(0)) for kind in (RECOMPUTATION, BACKWARD))
+    lengths = [
+        [costs.duration(operation, header) for operation in (recomputation, backward)]
+        for costs in (Costs(), Costs().using("B", "3"), Costs().using("recompute", "2").using("B", "3"))
+    ]
+    assert lengths == [[1, 2], [0, 3], [2, 3]]
 
 
 @pytest.mark.parametrize("name", ["zb_h1", "dualpipe_v", "dapple"])
 @pytest.mark.parametrize(
     ("own", "expected"),
     [
-        ({}, {"B": 3, "I": 2, "W": 1, "pair": 4}),
-        ({"B": 2}, {"B": 2, "I": 2, "W": 1, "pair": 3}),
-        ({"I": 3}, {"B": 3, "I": 3, "W": 1, "pair": 4}),
-        ({"pair": 2}, {"B": 3, "I": 2, "W": 1, "pair": 2}),
+        ({}, {"B": 2, "I": 1, "W": 1, "recompute": 1, "pair": 3}),
+        ({"B": 3}, {"B": 3, "I": 1, "W": 1, "recompute": 0, "pair": 4}),
+        ({"I": 3}, {"B": 2, "I": 3, "W": 1, "recompute": 0, "pair": 3}),
+        ({"pair": 4}, {"B": 2, "I": 1, "W": 1, "recompute": 0, "pair": 4}),
+        ({"recompute": 2}, {"B": 2, "I": 1, "W": 1, "recompute": 2, "pair": 3}),
     ],
 )
 def test_the_costs_of_a_report_that_recomputes_are_those_of_its_makespan(
     name: str, own: dict[str, int], expected: dict[str, int]
 ) -> None:
-    """A cost that the user sets is the whole cost; to any other of B, I and pair, the forward again adds 1."""
+    """B, I and pair, if the user sets them, include the recomputation."""
     report = chimera_ir.compile(name, options=chimera_ir.Options(recompute=True, costs=own)).report
     costs, counts = report.as_json()["costs"], report.figures.counts
     assert isinstance(costs, dict)
@@ -103,10 +107,10 @@ def test_the_costs_of_a_report_that_recomputes_are_those_of_its_makespan(
     assert all(f"--cost {kind}=" in "".join(report.remarks) for kind in own if kind not in counts)
 
 
-def test_where_some_stages_recompute_a_report_has_both_costs() -> None:
+def test_where_some_stages_recompute_a_report_has_the_cost_of_that() -> None:
     text = library.source("zb_h1").text.replace("stages s in 0..D on s", "stages s in 0..D on s  recompute when s == 0")
     report = chimera_ir.compile(Source("some.chim", text)).report
-    assert report.as_json()["costs"] == {"F": 1, "B": 2, "I": 1, "W": 1, "I_recomputing": 2}
+    assert report.as_json()["costs"] == {"F": 1, "B": 2, "I": 1, "W": 1, "recompute": 1}
 
 
 def test_two_workers_and_one_micro_batch_run_one_after_the_other() -> None:

@@ -1,5 +1,6 @@
 """Forwards alone: the order that is made for them, what is sent and kept, and the text that says so of itself."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -42,7 +43,9 @@ def trained(made: Compilation) -> Schedule:
 
 def inherited(schedule: Schedule) -> Schedule:
     """The forwards in the order of the schedule that trains."""
-    lanes = tuple(tuple(each for each in singly(lane) if each.kind is FORWARD) for lane in schedule.lanes)
+    lanes = tuple(
+        tuple(replace(each, kind=FORWARD) for each in singly(lane) if each.kind.opens) for lane in schedule.lanes
+    )
     return Schedule(forwards(schedule).header, lanes)
 
 
@@ -62,7 +65,7 @@ def test_an_evaluation_is_every_forward_once_where_the_scheme_has_it(name: str, 
     made = compilation(name, *size)
     there, here = trained(made), made.evaluation
     for mine, theirs in zip(computes(here).lanes, there.lanes, strict=True):
-        cells = [(each.micros, each.stage) for each in singly(theirs) if each.kind is FORWARD]
+        cells = [(each.micros, each.stage) for each in singly(theirs) if each.kind.opens]
         assert sorted((each.micros, each.stage) for each in mine) == sorted(cells)
         assert all(each.version is None for each in mine)
     assert [pipe.workers for pipe in here.header.pipes] == [pipe.workers for pipe in there.header.pipes]

@@ -21,7 +21,7 @@ def test_the_fullest_moments_are_those_that_no_other_exceeds() -> None:
     assert inner.fullest == (((1, 2, 0, 0), (2, 2, 0, 0)),)
 
 
-def test_a_backward_that_runs_a_forward_again_keeps_what_that_saves_beside_the_inputs() -> None:
+def test_a_recomputation_has_its_input_and_what_it_makes() -> None:
     _, inner, *_ = held("chimera_doubling", D=4, N=8)
     assert inner.fullest == (((1, 0, 4, 0), (2, 1, 4, 0)), ((1, 1, 4, 0), (2, 0, 2, 0)))
 

@@ -8,18 +8,20 @@ from chimera_ir.flow import live
 from chimera_ir.flow.flow import Flow
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.kinds import (
-    ACTIVATIONS,
     BACKWARD,
     FORWARD,
+    FORWARD_OF_INPUT,
     INPUT_GRADIENT,
     KEPT,
     KINDS,
+    RECOMPUTATION,
     WEIGHT_GRADIENT,
     Counted,
     Kind,
     Readers,
     Resource,
     Value,
+    all_kinds,
     alternatives,
     preceding,
 )
@@ -34,26 +36,23 @@ from chimera_ir.verify.conflict_free import conflict_free
 from chimera_ir.verify.holdings import Kept, fullest, holdings
 from chimera_ir.verify.verify import verify_schedule
 
-INPUT = Value("x", "input", Readers.OWN, Counted.INPUT, "a recomputation needs the input")
 ON_HOST = Value("h", "activations", Readers.OWN, Counted.HOST, "a reload needs what was offloaded")
-OF_INPUT = Kind("K", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, INPUT), opens=True)
-RECOMPUTE = Kind("R", "recomputation", reads=(INPUT,), makes=(KEPT,), frees=(INPUT,))
 OFFLOAD = Kind("O", "offload", reads=(KEPT,), makes=(ON_HOST,), frees=(KEPT,), occupies=Resource.HOST_LINK)
 RELOAD = Kind("L", "reload", reads=(ON_HOST,), makes=(KEPT,), frees=(ON_HOST,), occupies=Resource.HOST_LINK)
 PREFETCH = Kind("P", "prefetch", reads=(KEPT,), makes=())
 
-ROWS = (FORWARD, OF_INPUT, RECOMPUTE, OFFLOAD, RELOAD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+ROWS = (*all_kinds(), OFFLOAD, RELOAD)
 
 
-def of_one_stage(*kinds: Kind) -> Schedule:
+def of_one_stage(*kinds: Kind, recompute: tuple[Stage, ...] = ()) -> Schedule:
     """Two micro-batches, one after the other, each with one operation of each kind."""
-    header = Header("test", (), 1, 1, 2, (Pipe("down", (Worker(0),), (Micro(0), Micro(1))),))
+    header = Header("test", (), 1, 1, 2, (Pipe("down", (Worker(0),), (Micro(0), Micro(1)), recompute),))
     return Schedule(header, (tuple(Compute(kind, (Micro(micro),), Stage(0)) for micro in range(2) for kind in kinds),))
 
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    for row in ROWS:
+    for row in (OFFLOAD, RELOAD):
         monkeypatch.setitem(KINDS, row.letter, row)
 
 
@@ -65,9 +64,9 @@ def test_a_value_may_be_made_again_by_another_kind() -> None:
 
 
 def test_a_value_may_be_made_by_one_kind_or_another() -> None:
-    assert alternatives((FORWARD, OF_INPUT, RECOMPUTE, BACKWARD)) == (
+    assert alternatives((FORWARD, FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD)) == (
         (FORWARD, BACKWARD),
-        (OF_INPUT, RECOMPUTE, BACKWARD),
+        (FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD),
     )
 
 
@@ -112,9 +111,8 @@ def test_what_is_kept_elsewhere_counts_there() -> None:
     assert live.peaks(schedule, Counted.HOST)[0].amount == 1
 
 
-@pytest.mark.usefixtures("table")
 def test_a_recomputation_has_its_input_and_the_activations_while_it_runs() -> None:
-    schedule = of_one_stage(OF_INPUT, RECOMPUTE, BACKWARD)
+    schedule = of_one_stage(FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD, recompute=(Stage(0),))
     assert not verify_schedule(schedule, None).findings.errors
     assert fullest(schedule.header, (Stage(0),), schedule.lanes[0]) == ((Kept(Stage(0), 1, 1, 0),),)
     assert live.activations(schedule)[0].amount == live.inputs(schedule)[0].amount == 1

@@ -80,7 +80,7 @@ def test_equal_stages_make_the_report_of_the_unit_costs_in_seconds(run: Run, mea
     remarks, costs, unit = found.pop("said")
     plain_remarks, _, none = plain.pop("said")
     assert (remarks, unit, none) == (plain_remarks, "s", None)
-    times = {"F": 0.01, "B": 0.03 if any(found["stashed_inputs"]) else 0.02, "I": 0.01, "W": 0.01, "pair": 0.03}
+    times = {"F": 0.01, "B": 0.02, "I": 0.01, "W": 0.01, "pair": 0.03, "recompute": 0.01}
     counts = found["critical_path"]
     assert costs == pytest.approx({kind: time for kind, time in times.items() if counts.get(f"C_{kind.lower()}")})
     for key in ("makespan", "prediction"):

@@ -247,7 +247,7 @@ def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputi
     _, program = compiled("chimera_doubling", D=2, N=4)
     setting = profile_source(Trace(about(), program, ()), inputs()).setting
     taken = {
-        (what(each.instruction), len(each.instruction.micros)): Fraction(each.end - each.start).limit_denominator(
+        (each.instruction.kind.letter, len(each.instruction.micros)): Fraction(each.end - each.start).limit_denominator(
             10_000
         )
         for lane in replay(view_of(program), setting).lanes
@@ -255,13 +255,15 @@ def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputi
         if each.role is Role.COMPUTE and isinstance(each.instruction, Compute)
     }
     assert taken == {
-        (kind, count): Fraction(count * one, 1000)
-        for kind, one in ((FORWARD, 1), (BACKWARD, 3))
+        (letter, count): Fraction(count * one, 1000)
+        for letter, one in (("F", 1), ("B", 3), ("recompute", 0))
         for count in {
-            len(e.micros) for lane in program.lanes for e in lane if isinstance(e, Compute) and e.kind is kind
+            len(e.micros) for lane in program.lanes for e in lane if isinstance(e, Compute) and e.kind.letter == letter
         }
     }
-    assert (FORWARD, 2) in taken
+    assert {("F", 2), ("recompute", 1)} <= taken.keys()
+    apart = about(rehearse={"F": 0.001, "B": 0.002, "recompute": 0.001})
+    assert profile_source(Trace(apart, program, ()), inputs()).setting.timing(0).seconds("recompute") == 0.001
 
 
 def test_copies_and_layout_are_those_of_the_run() -> None:

@@ -76,7 +76,7 @@ LIBRARY = [
 ]
 
 
-@pytest.mark.parametrize("costs", [Costs(), Costs(F=Fraction(2, 3), B=Fraction(7, 5), again=Fraction(17, 20))])
+@pytest.mark.parametrize("costs", [Costs(), Costs(F=Fraction(2, 3), B=Fraction(7, 5), recompute=Fraction(17, 20))])
 @pytest.mark.parametrize(("name", "sizes"), part(LIBRARY, 2))
 def test_with_free_communication_every_scheme_of_the_library_takes_its_makespan(
     name: str, sizes: dict[str, int], costs: Costs
@@ -85,7 +85,7 @@ def test_with_free_communication_every_scheme_of_the_library_takes_its_makespan(
     plan = schedule(name, **sizes)
     timeline = simulate(plan, costs)
     tick, duration = ticks(plan.header, costs)
-    whole = [float(cost / tick) for cost in (costs["F"], costs["B"], costs["B"] + costs.again)]
+    whole = [float(cost / tick) for cost in (costs["F"], costs["B"], costs["B"] + costs["recompute"])]
     program = lowered(plan, duration=duration)
     found = replay(program, setting(plan.header.stages, costs=(whole[0], whole[1], whole[2]), copies=2))
     assert Fraction(found.seconds) * tick == timeline.makespan

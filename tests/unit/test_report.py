@@ -16,6 +16,7 @@ from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.table import heading, per_worker, proof, show
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.recomputation import in_full
 from tests.lowered import lowered
 from tests.unit.clocked import (
     in_turns,
@@ -115,7 +116,13 @@ def test_the_baselines_stages_are_larger_where_it_has_fewer() -> None:
     assert said.baseline.activations == (4, 2)
 
 
-RECOMPUTING = replace(one_direction(4, 4).header.pipes[0], recompute=tuple(map(Stage, range(4))))
+def recomputing(schedule: Schedule) -> Schedule:
+    """A schedule of one pipe in which every stage recomputes."""
+    (pipe,), stages = schedule.header.pipes, tuple(map(Stage, range(schedule.header.stages)))
+    header = replace(schedule.header, pipes=(replace(pipe, recompute=stages),))
+    return Schedule(header, in_full(header, schedule.lanes))
+
+
 APART = schedule(
     "apart",
     {},
@@ -135,7 +142,7 @@ APART = schedule(
         (in_turns(6, 4, workers=4), one_direction(4, 4), "4 stages, each as large as 1.5 of these, F = 1.5, B = 3"),
         (APART, one_direction(4, 2), "4 stages, each as large as 0.5 of these, F = 0.5, B = 1"),
         (
-            replace(one_direction(4, 4), header=replace(one_direction(4, 4).header, pipes=(RECOMPUTING,))),
+            recomputing(one_direction(4, 4)),
             one_direction(4, 4),
             "F = 1, B = 2",
         ),

@@ -120,7 +120,7 @@ def test_what_is_promised_is_the_timeline_of_the_compiler(name: str, settings: d
     """Two simulators: one of schedules, exact; one of programs, with every wait in it."""
     schedule, program = compiled(name, **settings)
     header = view_of(program).header
-    costs = Costs(F=Fraction(COSTS["F"]), B=Fraction(COSTS["B"]), again=Fraction(0))
+    costs = Costs(F=Fraction(COSTS["F"]), B=Fraction(COSTS["B"]), recompute=Fraction(0))
     expected = simulate(schedule, costs)
 
     def cost(each: Instruction) -> int:

@@ -10,7 +10,7 @@ from chimera_ir.diagnostics.catalogue import irheader as say
 from chimera_ir.diagnostics.catalogue.irtext import NumberOutOfRange
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import KINDS, Kind, alternatives, unmade
+from chimera_ir.ir.kinds import Kind, all_kinds, alternatives, unmade
 from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, MAX_WORKERS, Bound, Header, Pipe, Quantity, Strategy
 from chimera_ir.ir.text.malformed import FORMS
 from chimera_ir.ir.text.printer import group_name
@@ -150,7 +150,8 @@ class _HeaderReader:
         for place, letter in enumerate(letters):
             if letter in letters[:place]:
                 raise Rejected([say.EntryTwice(span(token), letter, "kind")])
-        kinds = tuple(kind for letter, kind in KINDS.items() if letter in letters)
+        listed = [kind for kind in all_kinds() if not kind.recomputes]
+        kinds = tuple(kind for kind in listed if kind.letter in letters)
         for reader, value in unmade(kinds):
             raise Rejected([say.KindLacking(span(token), str(token), reader.noun, value.reason)])
         finished = {kind for several in alternatives(kinds) for kind in several}
@@ -158,7 +159,7 @@ class _HeaderReader:
             raise Rejected([say.KindUnfinished(span(token), str(token), plural(unfinished.noun))])
         if not any(kind.sums for kind in kinds):
             self._require_nothing_about_updates(token)
-        return () if len(kinds) == len(KINDS) else kinds
+        return () if len(kinds) == len(listed) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
         """Raises ``Rejected`` with all lines about updates, if there are any.

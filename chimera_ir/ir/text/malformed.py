@@ -42,6 +42,7 @@ FORMS_OF_TURN = FORMS | {
     "B": "B m-1 s1 v-1",
     "I": "I m-1 s1 v-1",
     "W": "W m-2 s1 v-1",
+    "recompute": "recompute m-1 s1 v-1",
     "send": "send m s1->s2 to w2",
     "recv": "recv m+1 s1->s2 from w1 into 0 of 2",
     "wait": "wait recv m s1->s2",

@@ -166,7 +166,7 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
 
 def kinds_line(header: Header) -> str:
     """The ``kinds`` line of a header with only some kinds of operations, such as ``kinds F``."""
-    return "kinds " + " ".join(kind.letter for kind in header.kinds)
+    return "kinds " + " ".join(kind.letter for kind in header.only or header.kinds)
 
 
 def _pipe(pipe: Pipe) -> str:

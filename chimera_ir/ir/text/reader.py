@@ -17,6 +17,7 @@ from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
 from chimera_ir.ir.kinds import KINDS, NOTHING, Value
 from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule
+from chimera_ir.ir.recomputation import in_full
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span
 from chimera_ir.ir.text.malformed import FORMS, FORMS_OF_TURN
@@ -70,16 +71,17 @@ class _BodyReader:
         if self._stream:
             return self._turns(lanes)
         if self._level == "program":
-            return Program(self._header, tuple(tuple(self._instructions(lane)) for lane in lanes))
-        return Schedule(self._header, tuple(tuple(self._computes(lane)) for lane in lanes))
+            return Program(self._header, in_full(self._header, [tuple(self._instructions(lane)) for lane in lanes]))
+        return Schedule(self._header, in_full(self._header, [tuple(self._computes(lane)) for lane in lanes]))
 
     def _turns(self, lanes: Iterable[Iterable[Token]]) -> ScheduleStream | ProgramStream:
         if self._level == "schedule":
-            return ScheduleStream(self._header, tuple(ops.singles(self._computes(lane)) for lane in lanes))
+            turns_read = [ops.singles(self._computes(lane)) for lane in lanes]
+            return ScheduleStream(self._header, in_full(self._header, turns_read))
         turns: list[Turn] = []
         for lane in lanes:
             self._rings = {}
-            instructions = tuple(self._instructions(lane))
+            (instructions,) = in_full(self._header, [tuple(self._instructions(lane))])
             turns.append(Turn(instructions, tuple((shelf, count) for shelf, (count, _) in self._rings.items())))
         return ProgramStream(self._header, tuple(turns))
 
@@ -229,7 +231,7 @@ class _BodyReader:
         age = 0 if version is None else self._header.update_of(numbers) - version
         if age > MAX_AGE:
             self._reject(VersionsTooOld(span(token), (), Instance(), (), age, MAX_AGE))
-        return ops.Compute(KINDS[letter or token[0]], numbers, Stage(stage), self._origin(token), version)
+        return ops.Compute(KINDS[letter or token.split()[0]], numbers, Stage(stage), self._origin(token), version)
 
     def _message(self, token: Token, numbers: list[int], peer: int = 0) -> ops.Message | None:
         """The message of a line, from its micro-batches and its two stages; ``peer`` is the worker that it names."""

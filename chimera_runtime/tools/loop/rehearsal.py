@@ -39,8 +39,12 @@ class RehearsedStage(Stage):
         if self._output.after is not None:
             self._outputs[micros] = outputs, versions(outputs)
 
+    def recompute(self, micros: Micros) -> None:
+        """Sleeps as long as the recomputation takes; not at all if it is in the time of a backward."""
+        self._slept(micros, "recompute", ())
+
     def backward(self, micros: Micros, _gradients: Tensors = ()) -> None:
-        """Sleeps as long as the backward takes, the forward that it may run again included."""
+        """Sleeps as long as the backward takes."""
         self._sleep_and_hand_back(micros, "B")
 
     def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
@@ -68,7 +72,7 @@ class RehearsedStage(Stage):
     def _slept(self, micros: Micros, kind: str, fake: Tensors) -> Tensors:
         """Sleeps for each micro-batch, then returns the tensors to send; ``fake`` are those of one micro-batch."""
         for _ in micros if isinstance(micros, tuple) else (micros,):
-            time.sleep(self._seconds[kind])
+            time.sleep(self._seconds.get(kind, 0.0))
         return repeated(micros, fake)
 
 

@@ -1,0 +1,58 @@
+"""Recomputation in its short form: the header lists the stages that recompute, and lanes say nothing of it.
+
+In full, a forward on such a stage keeps its input alone, and recompute is an operation of the lane:
+
+    F m0 s0                     F m0 s0
+    F m1 s0                     F m1 s0
+    B m0 s0                     recompute m0 s0
+    B m1 s0                     B m0 s0
+                                recompute m1 s0
+                                B m1 s0
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.kinds import FORWARD_OF_INPUT, INPUT, KEPT, RECOMPUTATION
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Compute, Instruction, Pair
+
+Line = TypeVar("Line", bound=Instruction)
+
+
+def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line, ...], ...]:
+    """Lanes in full: a recomputation comes right before the operation that needs what it makes.
+
+    A lane with any recomputation of a stage is in full for this stage already.
+    """
+    if not header.recomputing:
+        return tuple(map(tuple, lanes))
+    return tuple(tuple(cast("Iterator[Line]", _in_full(header, lane))) for lane in lanes)
+
+
+def _in_full(header: Header, lane: Sequence[Instruction]) -> Iterator[Instruction]:
+    whole = {part.stage for instruction in lane for part in _parts(instruction) if INPUT in part.kind.reads}
+    done: set[tuple[Micro, Stage]] = set()
+    for instruction in lane:
+        for part in _parts(instruction):
+            micros = tuple([micro for micro in part.micros if (micro, part.stage) not in done])
+            if KEPT in part.kind.reads and header.recomputes(part.micros[0], part.stage) and part.stage not in whole:
+                done.update((micro, part.stage) for micro in micros)
+                yield from [Compute(RECOMPUTATION, micros, part.stage, part.origin, part.version)] if micros else []
+        if isinstance(instruction, Pair):
+            yield replace(instruction, forward=_kept(header, instruction.forward))
+        else:
+            yield _kept(header, instruction) if isinstance(instruction, Compute) else instruction
+
+
+def _parts(instruction: Instruction) -> tuple[Compute, ...]:
+    return instruction.parts if isinstance(instruction, Compute | Pair) else ()
+
+
+def _kept(header: Header, operation: Compute) -> Compute:
+    """The operation itself, or if it opens a micro-batch on a stage that recomputes, one that keeps its input alone."""
+    if operation.kind.opens and header.recomputes(operation.micros[0], operation.stage):
+        return replace(operation, kind=FORWARD_OF_INPUT)
+    return operation
