@@ -23,28 +23,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from chimera_runtime.checkpoint.entries import (
-    absent,
-    entries_of,
-    flat,
-    packed_state,
-    paths_of,
-    room_for,
-    unpacked_state,
-    value_of,
-)
+from chimera_runtime.checkpoint import entries
 from chimera_runtime.checkpoint.stateful import Stateful, give, packed_states, require_equal, shown_states, states_of
 from chimera_runtime.errors import checkpoint as mistakes
-from chimera_runtime.optimizer.optimizer_state import (
-    OptimizerState,
-    SavedGroup,
-    by_name,
-    group_of,
-    parameters_of,
-    plain,
-    refusal,
-    restore,
-)
+from chimera_runtime.optimizer import optimizer_state
+from chimera_runtime.optimizer.optimizer_state import SavedGroup, parameters_of
 from chimera_runtime.optimizer.scheduler_state import for_groups_of, groups_of, restore_schedulers
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.pipeline import Pipeline
@@ -152,13 +135,14 @@ class CheckpointContent:
         """
         # Optimizers: the state of each parameter, and each group once, under its hash.
         pipe = self.pipe
-        named = by_name(self._optimizers, pipe.names, self._schedulers)
+        named = optimizer_state.by_name(self._optimizers, pipe.names, self._schedulers)
         hashes: dict[int, str] = {}
         groups: dict[str, bytes] = {}
         for group in named.groups.values():
             if id(group) not in hashes:
-                hashes[id(group)] = fingerprint(plain(group))[:32]
-                groups[hashes[id(group)]] = packed(plain(group), "what an optimizer keeps of its groups")
+                plain = optimizer_state.plain(group)
+                hashes[id(group)] = fingerprint(plain)[:32]
+                groups[hashes[id(group)]] = packed(plain, "what an optimizer keeps of its groups")
         of_name = {name: hashes[id(group)] for name, group in named.groups.items()}
 
         # Objects of the loop, and averages of the weights.
@@ -180,7 +164,7 @@ class CheckpointContent:
         content = {
             **state,
             "averages": averages,
-            "state": {name: packed_state(of_parameter) for name, of_parameter in named.state.items()},
+            "state": {name: entries.packed_state(of_parameter) for name, of_parameter in named.state.items()},
             "groups": groups,
             "shared": saved["shared"],
             "of_copy": {str(pipe.copy): saved["of_copy"]},
@@ -226,7 +210,7 @@ class CheckpointContent:
 
     def wanted_groups(self, there: Metadata, info: CheckpointInfo) -> dict[str, Any]:
         """Returns a nested state without values, to read the groups of this rank's parameters into."""
-        saved = {path[1] for path in paths_of(there) if path[0] == "groups"}
+        saved = {path[1] for path in entries.paths_of(there) if path[0] == "groups"}
         hashes = info.group_of(self._place)
         keys = (hashes.get(name) if info.format > 1 else name for name in self.stepped)
         return {"groups": {key: () for key in keys if key in saved}}
@@ -235,13 +219,13 @@ class CheckpointContent:
         """Returns the group of each parameter of this rank, if the checkpoint has it."""
         if info.format == 1:
             return {name: SavedGroup(dict(settings)) for name, (settings,) in read["groups"].items()}
-        of_hash = {key: group_of(unpacked(value)) for key, value in read["groups"].items()}
+        of_hash = {key: optimizer_state.group_of(unpacked(value)) for key, value in read["groups"].items()}
         hashes = info.group_of(self._place)
         return {name: of_hash[hashes[name]] for name in self.stepped if hashes.get(name) in of_hash}
 
     def refusal(self, groups: Mapping[str, SavedGroup]) -> str | None:
         """Returns why optimizers and schedulers of this rank cannot continue from saved groups; None if they can."""
-        return refusal(self._optimizers, self.pipe.names, self._schedulers, groups)
+        return optimizer_state.refusal(self._optimizers, self.pipe.names, self._schedulers, groups)
 
     def wanted(self, there: Metadata, info: CheckpointInfo, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a nested state to read this rank's part of a checkpoint into, for `take`.
@@ -249,7 +233,7 @@ class CheckpointContent:
         ``state`` is the pipeline's ``state_dict``, for the replica whose buffers are read: see `replica`.
         """
         copy = str(self.pipe.copy)
-        paths = {*paths_of(there)}
+        paths = {*entries.paths_of(there)}
         if ("of_copy", copy) not in {path[:2] for path in paths}:
             copy = _ONE
         wanted: dict[str, Any] = {
@@ -265,9 +249,9 @@ class CheckpointContent:
         if info.format == 1:
             wanted |= {"extra": {}, "scheduler": {_ONE: ()} if self._schedulers else {}}
         parameters = dict(self.pipe.named_parameters()) | self._sharded()
-        for path, stored in entries_of(there):
+        for path, stored in entries.entries_of(there):
             if path[0] == "state" and path[1] in wanted["state"]:
-                wanted["state"][path[1]][path[2]] = room_for(parameters[path[1]], stored)
+                wanted["state"][path[1]][path[2]] = entries.room_for(parameters[path[1]], stored)
         return wanted
 
     def replica(self, info: CheckpointInfo) -> int | None:
@@ -276,10 +260,10 @@ class CheckpointContent:
 
     def lacking(self, wanted: Mapping[str, Any], there: Metadata) -> str | None:
         """Returns a complaint if a checkpoint lacks something that this rank wants, or has it in another shape."""
-        stored = dict(entries_of(there))
-        for path, value in flat(wanted):
+        stored = dict(entries.entries_of(there))
+        for path, value in entries.flat(wanted):
             if path not in stored:
-                return absent(path, stored)
+                return entries.absent(path, stored)
             entry = stored[path]
             if isinstance(entry, TensorStorageMetadata) and tuple(entry.size) != tuple(value.shape):
                 return mistakes.shapes_differ(f"{path[-1]}", tuple(entry.size), tuple(value.shape))
@@ -292,11 +276,11 @@ class CheckpointContent:
         """
         for name, average in self._average_states().items():
             average.load(read["averages"][name], self.replica(info))
-        state = {name: unpacked_state(entries) for name, entries in read["state"].items() if entries}
-        restore(self._optimizers, self.pipe.names, OptimizerState(state, dict(groups)))
+        state = {name: entries.unpacked_state(saved) for name, saved in read["state"].items() if saved}
+        optimizer_state.restore(self._optimizers, self.pipe.names, optimizer_state.OptimizerState(state, dict(groups)))
         if info.format == 1:
             for scheduler in self._schedulers:
-                give(scheduler, for_groups_of(scheduler, value_of(read["scheduler"][_ONE])), "the scheduler")
+                give(scheduler, for_groups_of(scheduler, entries.value_of(read["scheduler"][_ONE])), "the scheduler")
         else:
             states = {name: group.schedulers or [] for name, group in groups.items()}
             restore_schedulers(self._schedulers, self.pipe.names, states)
@@ -306,13 +290,13 @@ class CheckpointContent:
             ("of_rank", self._objects.of_rank, *read["of_rank"].values()),
         ):
             for name, value in values.items():
-                give(value, value_of(saved[name]), f"{what}[{name!r}]")
+                give(value, entries.value_of(saved[name]), f"{what}[{name!r}]")
 
     def left_out(self, there: Metadata) -> list[str]:
         """Returns the objects in a checkpoint that `Checkpoints` was not given on this rank."""
         names = {
             (path[0], path[1 if path[0] in ("shared", "averages") else 2])
-            for path in paths_of(there)
+            for path in entries.paths_of(there)
             if path[0] in vars(self._objects)
         }
         return sorted(f"{kind}[{name!r}]" for kind, name in names if name not in vars(self._objects)[kind])
@@ -320,9 +304,9 @@ class CheckpointContent:
     @property
     def exceeds_format_1(self) -> bool:
         """Whether this rank saves anything that checkpoints of format 1 do not contain."""
-        named = by_name(self._optimizers, self.pipe.names)
-        entries = any(group.entries for group in named.groups.values())
-        return len(self._schedulers) > 1 or entries or bool(self.pipe.state_dict()["extra"])
+        named = optimizer_state.by_name(self._optimizers, self.pipe.names)
+        has_entries = any(group.entries for group in named.groups.values())
+        return len(self._schedulers) > 1 or has_entries or bool(self.pipe.state_dict()["extra"])
 
     @property
     def _place(self) -> int:
@@ -352,9 +336,9 @@ class CheckpointContent:
 
 def wanted_info(there: Metadata) -> dict[str, Any]:
     """Returns a nested state to read the `CheckpointInfo` into; empty if `Checkpoints` did not write it."""
-    return {INFO: {_ONE: ()}} if (INFO, _ONE) in {*paths_of(there)} else {}
+    return {INFO: {_ONE: ()}} if (INFO, _ONE) in {*entries.paths_of(there)} else {}
 
 
 def info_fields(read: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a `CheckpointInfo` that has been read."""
-    return dict(value_of(read[INFO][_ONE]))
+    return dict(entries.value_of(read[INFO][_ONE]))

@@ -42,24 +42,30 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
     def sizes_of(items: int) -> tuple[int, ...]:
         return tuple([max(0, min(part_size, items - part_size * micro)) for micro in range(count)])
 
+    def parts_of(load: Callable[[int], Triple], sizes: Sequence[int]) -> EvaluationBatch:
+        """The round of which ``load`` returns a micro-batch by its number; ``sizes`` are those of its parts."""
+
+        def part(micro: int) -> Any:
+            triple = load(micro // job.parts)
+            _require(triple, names, max(lengths(triple), default=0) if job.parts > 1 else None)
+            return rows(triple, micro % job.parts * part_size, sizes[micro])
+
+        return EvaluationBatch(sizes, part)
+
+    def rows_of(start: int, sizes: Sequence[int]) -> EvaluationBatch:
+        return EvaluationBatch(sizes, lambda micro: rows(batch, start + part_size * micro, sizes[micro]))
+
     if isinstance(batch, MiniBatch):
-        sizes = sizes_of(batch.items)
-        yield EvaluationBatch(sizes, partial(_part_of, batch, part_size, job.parts, sizes, names))
+        yield parts_of(batch, sizes_of(batch.items))
         return
     if callable(batch):
-        sizes, load = (part_size,) * count, partial(_loaded, batch, size)
-        yield EvaluationBatch(sizes, partial(_part_of, load, part_size, job.parts, sizes, names))
+        yield parts_of(partial(_loaded, batch, size), (part_size,) * count)
         return
     batch = as_triple(batch, _BATCH)
     items = _items(batch)
     _require(batch, names, items if items > part_size else None)
     for start in range(0, items, part_size * count):
-        sizes = sizes_of(items - start)
-        yield EvaluationBatch(sizes, partial(_rows_of, batch, start, part_size, sizes))
-
-
-def _rows_of(batch: Any, start: int, part_size: int, sizes: Sequence[int], micro: int) -> Any:
-    return rows(batch, start + part_size * micro, sizes[micro])
+        yield rows_of(start, sizes_of(items - start))
 
 
 def _require(batch: Triple, names: KeywordNames | None, cut: int | None) -> None:
@@ -68,21 +74,6 @@ def _require(batch: Triple, names: KeywordNames | None, cut: int | None) -> None
         names.require(batch[2], _BATCH)
     if cut is not None:
         require_cut(batch, cut, _BATCH)
-
-
-def _part_of(
-    load: Callable[[int], Triple],
-    part_size: int,
-    parts: int,
-    sizes: Sequence[int],
-    names: KeywordNames | None,
-    micro: int,
-) -> Any:
-    """A part of a micro-batch, or all of it; ``load`` returns a micro-batch by its number."""
-    number, part = divmod(micro, parts)
-    triple = load(number)
-    _require(triple, names, max(lengths(triple), default=0) if parts > 1 else None)
-    return rows(triple, part * part_size, sizes[micro])
 
 
 def _loaded(load: Callable[[int], Any], size: int, number: int) -> Triple:

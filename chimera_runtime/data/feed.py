@@ -37,7 +37,7 @@ class Feed(MicroBatchSource):
     size: int
     copy: int = 0
     names: KeywordNames | None = None
-    _pairs: "dict[int, Callable[[int], Pair] | Batches | _WholeMiniBatch]" = field(default_factory=dict)
+    _pairs: dict[int, Callable[[int], Pair] | Batches | Triple] = field(default_factory=dict)
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
     _versions: dict[int, list[int]] = field(default_factory=dict)
@@ -58,7 +58,12 @@ class Feed(MicroBatchSource):
         else:
             triple = as_triple(batch, "a batch")
             self._require_names(triple, "a batch")
-            self._pairs[update] = _WholeMiniBatch(triple, self.size, self.job.micro_batches, self.job.parts)
+            size, count = self.size * self.job.micro_batches, self.job.micro_batches
+            if self.job.passes > 1:
+                require_cut(triple, size, "a batch")
+            if wrong := next(_other_sizes(triple, size), None):
+                raise mistakes.mini_batch_has_another_size(wrong, self.size, count)
+            self._pairs[update] = triple
             self._tensors[update] = taken_apart(triple)[0]
             self._note_facts(update, triple, update % self.job.micro_batches * self.size)
 
@@ -129,8 +134,8 @@ class Feed(MicroBatchSource):
             self._require_names((None, None, pairs.keywords(update, place)), "a micro-batch of the dataset")
             return pairs.component(update, place, number)
         # A mini-batch was checked when it came. What a function returns is checked now, and noted before it can change.
-        if isinstance(pairs, _WholeMiniBatch):
-            value = pairs.part(uncut, number)
+        if isinstance(pairs, tuple):
+            value = rows(pairs[number], uncut * self.size, self.size)
         else:
             with _LOADING:
                 loaded = pairs(uncut)
@@ -149,22 +154,6 @@ class Feed(MicroBatchSource):
     def _require_names(self, triple: Triple, name: str) -> None:
         if self.names is not None:
             self.names.require(triple[2], name)
-
-
-class _WholeMiniBatch:
-    """A whole mini-batch, from which micro-batches are cut."""
-
-    def __init__(self, batch: Triple, size: int, count: int, parts: int) -> None:
-        if count * parts > 1:
-            require_cut(batch, size * count, "a batch")
-        if wrong := next(_other_sizes(batch, size * count), None):
-            raise mistakes.mini_batch_has_another_size(wrong, size, count)
-        self._batch = batch
-        self._size = size
-
-    def part(self, micro: int, component: int) -> Any:
-        """One part of a micro-batch: the inputs, the targets or the keyword arguments."""
-        return rows(self._batch[component], micro * self._size, self._size)
 
 
 def _other_sizes(value: Any, size: int) -> Iterator[int]:

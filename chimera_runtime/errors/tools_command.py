@@ -88,10 +88,6 @@ NO_SUCH_FILE = "there is no such file"
 NOT_PYTHON = "not a Python file (its name must end in .py)"
 
 
-def backend_module_cannot_be_run(module: Path, why: str) -> Misuse:
-    return Misuse(f"--backend-module {module}: {why}")
-
-
 def backend_is_not_registered(backend: str, module: Path) -> Misuse:
     return Misuse(
         f"--backend {backend}: {module} registers no backend of that name; it has to call "

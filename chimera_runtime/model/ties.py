@@ -90,9 +90,8 @@ def unite(control_group: ControlGroup, job: Job, built: Modules, ties: Sequence[
     refuse_undeclared(built, ties, model)
     place = control_group.place
     # Each rank describes its ends in the store, then compares: all ends of a parameter must agree.
-    for tie in ties:
-        for ends in tie.parameters:
-            _describe(control_group, built, ends, model)
+    for ends in (ends for tie in ties for ends in tie.parameters):
+        _describe(control_group, built, ends, model)
     for tie in ties:
         if place.rank in place.ranks_of(job.members(tie.stages)):
             for ends in tie.parameters:

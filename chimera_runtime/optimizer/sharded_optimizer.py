@@ -35,10 +35,10 @@ class ShardedOptimizer(optim.Optimizer):
 
     Parameters
     ----------
-    shardings
-        The weight groups of this rank, in an order that is the same on all ranks.
+    groups
+        The parameters of this rank by weight group, in the order of `by_group`, which is the same on all ranks.
     make
-        Makes an optimizer of the shards of these groups, in the same order.
+        Makes an optimizer of the shards of these parameters, in the same order.
     elementwise
         Whether this optimizer computes each number of a parameter by itself; known of those in `ELEMENTWISE`.
     gathers
@@ -57,23 +57,24 @@ class ShardedOptimizer(optim.Optimizer):
 
     def __init__(
         self,
-        shardings: Sequence[Sharding],
+        world: World,
+        groups: Mapping[Group, Sequence[torch.nn.Parameter]],
         make: Callable[[list[torch.nn.Parameter]], Any],
         elementwise: bool = False,
         gathers: bool = True,
     ) -> None:
-        self._shardings = shardings
+        self._shardings = shardings = [Sharding(world, group, parameters) for group, parameters in groups.items()]
         self._gathers = gathers
         self._sharding_of = {p: sharding for sharding in shardings for p in sharding.parameters}
         whole = {s: p for sharding in shardings for s, p in zip(sharding.shards, sharding.parameters, strict=True)}
         self.of_shards: optim.Optimizer = make([*whole])
         _require_elementwise(self.of_shards, elementwise)
-        groups = [
+        of_whole = [
             {**_settings(group), "params": [whole[shard] for shard in group["params"]]}
             for group in self.of_shards.param_groups
         ]
         self._is_made = False
-        super().__init__(groups, dict(self.of_shards.defaults))
+        super().__init__(of_whole, dict(self.of_shards.defaults))
         self._is_made = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -148,18 +149,6 @@ class ShardedOptimizer(optim.Optimizer):
         return value
 
 
-def sharded(
-    world: World,
-    groups: Mapping[Group, Sequence[torch.nn.Parameter]],
-    make: Callable[[list[torch.nn.Parameter]], Any],
-    elementwise: bool = False,
-    gathers: bool = True,
-) -> ShardedOptimizer:
-    """Makes an optimizer of the parameters of weight groups, in the order of `by_group`; errors as in the class."""
-    shardings = [Sharding(world, group, parameters) for group, parameters in groups.items()]
-    return ShardedOptimizer(shardings, make, elementwise, gathers)
-
-
 def sharded_by_name(
     world: World,
     groups: Mapping[Group, Sequence[torch.nn.Parameter]],
@@ -176,7 +165,7 @@ def sharded_by_name(
         with _MAKING:
             return make(list(zip(listed, shards, strict=True)))
 
-    return sharded(world, trained, made, elementwise)
+    return ShardedOptimizer(world, trained, made, elementwise)
 
 
 def _require_elementwise(optimizer: Any, elementwise: bool) -> None:

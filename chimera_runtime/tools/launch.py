@@ -10,19 +10,9 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from chimera_runtime import errors
 from chimera_runtime.blame import Located, ModelError, describe
-from chimera_runtime.errors import (
-    FAILED,
-    MISUSED,
-    OUR_FAULT,
-    BadCheckpoint,
-    BadModel,
-    CheckFailed,
-    Misuse,
-    NotFinite,
-    PeerLost,
-    Unwritable,
-)
+from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, Misuse, Unwritable
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.model.model import load as load_model
 from chimera_runtime.program.compiled_program import CompiledProgram
@@ -76,15 +66,15 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         if program != os.environ.get(_EXPECTED, program):
             raise mistakes.program_was_replaced(directory)
         _run(train, compiled, store, rank, size=size, options=options, faults=faults)
-    except (Misuse, BadModel, Unwritable, BadCheckpoint) as error:
+    except (Misuse, errors.BadModel, Unwritable, errors.BadCheckpoint) as error:
         faults.end(f"train.py: {error}", MISUSED)
     except Terminated as error:
         faults.end(f"train.py: {error}", error.status)
     except ModelError as error:
         faults.end(f"train.py: {describe(error)}", error.status)
-    except PeerLost as error:
+    except errors.PeerLost as error:
         faults.lost(error)
-    except (CheckFailed, NotFinite) as error:
+    except (errors.CheckFailed, errors.NotFinite) as error:
         faults.end(f"train.py: {error}", FAILED)
     except (RuntimeError, dist.DistError) as error:
         faults.fail(error)

@@ -10,7 +10,7 @@ import torch
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors.tools_check import steps_are_not_updates
-from chimera_runtime.program.job import Job
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.program.weight_groups import Group, group_name, group_text
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.tools.check.reference import Gradients, History, Training, differences, size
@@ -153,13 +153,17 @@ def compare(
 
     Raises `CheckFailed` on rank 0, if a stage has made more or fewer steps than there are updates.
     """
-    _publish_digests(control_group, result)
+    digests = {
+        group_text(group): (len(gradients), digest(t for part in (*gradients, result.weights[group]) for t in part))
+        for group, gradients in result.gradients.items()
+    }
+    digests_of_ranks = control_group.collect("check/replicas", digests, "for the digests of its replicas")
     summed = torch.tensor([tally.numbers(names) for tally in result.losses], dtype=torch.float64)
     control_group.reduce(summed, "for the sum of the losses")
     if control_group.place.rank:
         _send_parts(control_group, job, result, updates)
         return None
-    unequal = list(_unequal(control_group, job, updates))
+    unequal = list(_unequal(job, updates, control_group.place, digests_of_ranks))
     training, gradients, weights = _train_in_one_process(control_group, job, result, updates, begin, inspect)
     dtype = max(training.dtypes & TOLERANCES.keys(), key=TOLERANCES.__getitem__, default=torch.float64)
     adaptive = any(history.is_adaptive for history in training.histories)
@@ -278,21 +282,14 @@ def _send_parts(control_group: ControlGroup, job: Job, result: RankResult, updat
                     control_group.send(tensor, 0, f"for the comparison of {group_name(group)}")
 
 
-def _publish_digests(control_group: ControlGroup, result: RankResult) -> None:
-    for group, gradients in result.gradients.items():
-        bits = digest(tensor for part in (*gradients, result.weights[group]) for tensor in part)
-        control_group.store.set(
-            f"check/replica/{group_text(group)}/{control_group.place.rank}", json.dumps([len(gradients), bits])
-        )
-
-
-def _unequal(control_group: ControlGroup, job: Job, updates: int) -> Iterator[str]:
+def _unequal(
+    job: Job, updates: int, place: Place, digests_of_ranks: Sequence[Mapping[str, tuple[int, str]]]
+) -> Iterator[str]:
     for group in job.groups:
         name = group_name(group)
         ranks_by_digest: dict[str, list[int]] = {}
-        for rank in control_group.place.ranks_of(job.members(group)):
-            key, what = f"check/replica/{group_text(group)}/{rank}", f"for the digest of {name}"
-            steps, bits = json.loads(control_group.wait_for_key(key, rank, what))
+        for rank in place.ranks_of(job.members(group)):
+            steps, bits = digests_of_ranks[rank][group_text(group)]
             if steps != updates:
                 raise steps_are_not_updates(name, rank, steps, updates)
             ranks_by_digest.setdefault(bits, []).append(rank)

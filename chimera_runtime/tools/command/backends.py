@@ -9,6 +9,7 @@ import torch.distributed as dist
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED
 from chimera_runtime.errors import tools_command as mistakes
+from chimera_runtime.errors.tools import directory_cannot_be_written as cannot_be_run
 
 
 def register(backend: str, module: Path) -> None:
@@ -18,10 +19,10 @@ def register(backend: str, module: Path) -> None:
     """
     file = module.resolve()
     if not file.is_file():
-        raise mistakes.backend_module_cannot_be_run(module, mistakes.NO_SUCH_FILE)
+        raise cannot_be_run("--backend-module", module, mistakes.NO_SUCH_FILE)
     spec = importlib.util.spec_from_file_location("chimera_backend", file)
     if spec is None or spec.loader is None:
-        raise mistakes.backend_module_cannot_be_run(module, mistakes.NOT_PYTHON)
+        raise cannot_be_run("--backend-module", module, mistakes.NOT_PYTHON)
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
     with UserCode("importing the backend module", MISUSED):

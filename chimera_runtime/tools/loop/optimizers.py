@@ -9,7 +9,7 @@ from chimera_runtime.blame import LaneOperation, ModelError, UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.ties import Modules, Tie, by_group
-from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded
+from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.weight_groups import Group, group_key
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.weight_group import WeightGroup
@@ -110,4 +110,4 @@ def optimizer_of(
     """Makes the model file's optimizer of a weight group; if its state is sharded, the caller gathers after steps."""
     if sharded_over is None or not parameters:
         return model.steps(parameters)
-    return sharded(sharded_over, {group: parameters}, model.steps, gathers=False)
+    return ShardedOptimizer(sharded_over, {group: parameters}, model.steps, gathers=False)

@@ -8,14 +8,13 @@ import argparse
 import json
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
-from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.control_group import ControlGroup
@@ -73,11 +72,9 @@ class Recorder:
         self.first = 0
         self._clock = clock_of(world.device)
         offset = clocks.compare(self._world.control_group)
-        try:
+        with self._refusing():
             self._file: IO[str] = self._part.open("w", encoding="utf-8")
             self._line(_about(world, options) | {"clock": asdict(offset)})
-        except OSError as error:
-            raise self._refused(error) from error
 
     def timed(self, method: Callable[..., Any], line: Callable[..., tuple[int, str]]) -> Callable[..., Any]:
         """Returns a function that calls a method and records the call, unless it raises an error.
@@ -104,20 +101,15 @@ class Recorder:
 
         Raises `Misuse` if the file can no longer be written.
         """
-        if len(self._records) < self._clock.most:
-            return
-        try:
-            self._flush()
-        except OSError as error:
-            raise self._refused(error) from error
+        if len(self._records) >= self._clock.most:
+            with self._refusing():
+                self._flush()
 
     def close(self) -> None:
         """Completes the file after a run that ended well, and gives it its name. Errors as in `spill`."""
         offset = clocks.compare(self._world.control_group)
-        try:
+        with self._refusing():
             self._end(None, offset)
-        except OSError as error:
-            raise self._refused(error) from error
 
     def abandon(self, message: str) -> None:
         """Completes the file after a run that ended early, with its message, if that is possible."""
@@ -144,8 +136,12 @@ class Recorder:
         self._file.write(json.dumps(content, separators=(",", ":")) + "\n")
         self._file.flush()
 
-    def _refused(self, error: OSError) -> Misuse:
-        return mistakes.directory_cannot_be_written("--trace", self._directory, error.strerror)
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise mistakes.directory_cannot_be_written("--trace", self._directory, error.strerror) from error
 
 
 def _about(world: World, options: argparse.Namespace) -> dict[str, Any]:

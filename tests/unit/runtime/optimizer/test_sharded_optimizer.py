@@ -11,7 +11,7 @@ from torch import nn, optim
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.optimizer.optimizer_state import by_name, restore
-from chimera_runtime.optimizer.sharded_optimizer import ELEMENTWISE, ShardedOptimizer, sharded
+from chimera_runtime.optimizer.sharded_optimizer import ELEMENTWISE, ShardedOptimizer
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.optimizer.test_sharding import replicas
 from tests.unit.runtime.thread_ranks import together
@@ -51,7 +51,7 @@ def on_all(alone: World, make: Make, **options: Any) -> list[tuple[list[nn.Param
 
     def run(world: World) -> tuple[list[nn.Parameter], ShardedOptimizer]:
         parameters = weights()
-        optimizer = sharded(world, {(0,): parameters}, make)
+        optimizer = ShardedOptimizer(world, {(0,): parameters}, make)
         trained(optimizer, parameters, **options)
         return parameters, optimizer
 
@@ -103,7 +103,7 @@ def test_the_state_is_saved_in_the_shape_of_the_whole_and_read_from_a_whole(alon
 
     def run(world: World) -> list[nn.Parameter]:
         parameters = [nn.Parameter(p.detach().clone()) for p in whole]
-        optimizer = sharded(world, {(0,): parameters}, lambda shards: optim.AdamW(shards, lr=0.7))
+        optimizer = ShardedOptimizer(world, {(0,): parameters}, lambda shards: optim.AdamW(shards, lr=0.7))
         restore([optimizer], dict(zip(parameters, names, strict=True)), deepcopy(saved))
         assert optimizer.param_groups[0]["lr"] == 0.1
         trained(optimizer, parameters)
@@ -123,15 +123,15 @@ def test_what_may_look_at_a_whole_parameter_is_refused_unless_it_is_said_not_to(
 
     with replicas(alone, 1) as (world,):
         with pytest.raises(Misuse, match=r"a Mine may look at a parameter as a whole.*SGD, Adam, AdamW.*elementwise"):
-            sharded(world, {(0,): weights()}, Mine)
+            ShardedOptimizer(world, {(0,): weights()}, Mine)
         with pytest.raises(Misuse, match="a int cannot be sharded"):
-            sharded(world, {(0,): weights()}, lambda _: 1)
-        assert isinstance(sharded(world, {(0,): weights()}, Mine, elementwise=True).of_shards, Mine)
+            ShardedOptimizer(world, {(0,): weights()}, lambda _: 1)
+        assert isinstance(ShardedOptimizer(world, {(0,): weights()}, Mine, elementwise=True).of_shards, Mine)
 
 
 def test_no_parameters_can_be_added_later(alone: World) -> None:
     with replicas(alone, 1) as (world,):
-        optimizer = sharded(world, {(0,): weights()}, optim.SGD)
+        optimizer = ShardedOptimizer(world, {(0,): weights()}, optim.SGD)
     with pytest.raises(Misuse, match="takes no further parameters"):
         optimizer.add_param_group({"params": weights()})
 
@@ -139,7 +139,7 @@ def test_no_parameters_can_be_added_later(alone: World) -> None:
 def test_one_that_does_not_gather_leaves_the_other_rows_until_it_is_told(alone: World) -> None:
     def run(world: World) -> tuple[torch.Tensor, torch.Tensor]:
         parameters = weights()[:1]
-        optimizer = sharded(world, {(0,): parameters}, lambda shards: optim.SGD(shards, lr=1.0), gathers=False)
+        optimizer = ShardedOptimizer(world, {(0,): parameters}, lambda shards: optim.SGD(shards, lr=1.0), gathers=False)
         give_gradients(parameters, 1)
         optimizer.step()
         before = parameters[0].detach().clone()
@@ -157,7 +157,7 @@ def test_one_that_does_not_gather_leaves_the_other_rows_until_it_is_told(alone: 
 def test_a_closure_is_run_before_the_step(alone: World) -> None:
     with replicas(alone, 1) as (world,):
         parameter = nn.Parameter(torch.ones(2))
-        optimizer = sharded(world, {(0,): [parameter]}, lambda shards: optim.SGD(shards, lr=1.0))
+        optimizer = ShardedOptimizer(world, {(0,): [parameter]}, lambda shards: optim.SGD(shards, lr=1.0))
 
     def closure() -> float:
         (parameter.sum() * 3).backward()
