@@ -8,18 +8,16 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.data.data_workers import DataWorkers
-from chimera_runtime.data.feed import Feed, Pair, items_of
+from chimera_runtime.data.feed import EvaluationDataFacts, Feed, Pair, items_of
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.micro_batch_source import Batches
-from chimera_runtime.data.mini_batch_facts import EvaluationDataFacts
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import pipeline as mistakes
 from chimera_runtime.evaluate.inference import Inference
 from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model import Model, file_of, require_build_stage
-from chimera_runtime.model.naming import parameters_by_name
-from chimera_runtime.model.ties import End, by_group
+from chimera_runtime.model.ties import End, by_group, parameters_by_name
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.weight_groups import Group

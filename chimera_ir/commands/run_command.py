@@ -20,8 +20,17 @@ from chimera_ir.options import MOST
 from chimera_runtime.errors import Misuse as Refused
 from chimera_runtime.model.model_text import require_plausible
 from chimera_runtime.program.compiled_program import parsed
-from chimera_runtime.tools.command.options import BACKEND, BUILT_IN, COMMUNICATORS, MODEL, OPTIONS, Option, parse, path
-from chimera_runtime.tools.command.requirements import require_fitting
+from chimera_runtime.tools.command.options import (
+    BACKEND,
+    BUILT_IN,
+    COMMUNICATORS,
+    MODEL,
+    OPTIONS,
+    Option,
+    parse,
+    path,
+    require_fitting,
+)
 
 _MACHINES = (
     *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),

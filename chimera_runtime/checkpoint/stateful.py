@@ -56,9 +56,9 @@ def shown_states(states: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def require_equal(what: str, of_ranks: Sequence[tuple[int, Mapping[str, Mapping[str, str]]]], instead: str) -> None:
-    """Passes if ranks have the same states under the same names.
+    """Raises `Misuse` unless ranks have the same states under the same names.
 
-    Raises `Misuse` if they differ; ``instead`` are the parameters of `Checkpoints` that take states which differ.
+    ``instead`` are the parameters of `Checkpoints` that take states which differ.
     """
     first, expected = of_ranks[0] if of_ranks else (0, {})
     for rank, states in of_ranks[1:]:

@@ -1,4 +1,7 @@
-"""Feed of a pipeline: the mini-batches that a training loop gives to `Pipeline.step`, cut into micro-batches."""
+"""Feed of a pipeline: the mini-batches that a training loop gives to `Pipeline.step`, cut into micro-batches.
+
+Also facts about the data of a training loop, which the ranks of a copy compare: see `agreement`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,16 +11,69 @@ import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.micro_batch_source import Batches, MicroBatchSource
-from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, require_cut
-from chimera_runtime.data.mini_batch_facts import digests, position, sample
+from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
-from chimera_runtime.ranks.agreement import POSITION, Fact, Key
+from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
 from chimera_runtime.values.keywords import KeywordNames
 from chimera_runtime.values.nested import leaves, lengths, rows, taken_apart
+from chimera_runtime.values.sampled_digests import sampled
 from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors
+
+
+def position(numbers: tuple[int, ...]) -> Fact:
+    """Returns as a fact the position in the data at which a loader's mini-batch begins."""
+    return short(hash(numbers)), lambda: {
+        name: f"{value}" for name, value in zip(POSITION_NAMES, numbers, strict=False)
+    }
+
+
+def sample(digest: int) -> Fact:
+    """Returns as a fact the digest of a sample of the values in inputs, targets or keyword arguments."""
+    return short(digest), lambda: {"a digest of a sample": f"{digest:x}"}
+
+
+def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yields number and digest (see `sampled`) of inputs, targets and keyword arguments, if they are not absent."""
+    for component, part in enumerate(triple):
+        if (component < 2 or part) and (digest := sampled(part, start, count)) is not None:
+            yield component, digest
+
+
+class EvaluationDataFacts:
+    """Collector of the facts about all batches of an evaluation, which the ranks of a copy compare."""
+
+    def __init__(self, copy: int) -> None:
+        self._copy = copy
+        self._count = 0
+        self._counts = [0, 0, 0]
+        self._digests = [0, 0, 0]
+        self._positions: list[tuple[int, ...]] = []
+
+    def note(self, batch: Any) -> Any:
+        """Notes the facts of a batch, and returns the batch."""
+        self._count += 1
+        if isinstance(batch, MiniBatch):
+            self._positions.append(batch.position)
+        elif not callable(batch):
+            for component, digest in digests(as_triple(batch, "a batch of an evaluation")):
+                self._counts[component] += 1
+                self._digests[component] = short(hash((self._digests[component], digest)))
+        return batch
+
+    def facts(self) -> dict[Key, Fact]:
+        """Returns the facts of all batches together: for each part that all have, and for positions if all have one."""
+        facts: dict[Key, Fact] = {
+            ("data", self._copy, component): sample(self._digests[component])
+            for component, count in enumerate(self._counts)
+            if count == self._count > 0
+        }
+        if self._positions and len(self._positions) == self._count:
+            facts[POSITION] = short(hash((*self._positions,))), position(self._positions[-1])[1]
+        return facts
+
 
 Pair = tuple[Any, Any] | Triple
 """A micro-batch: an input and a target, as pytrees, and keyword arguments if there are any."""
@@ -100,10 +156,7 @@ class Feed(MicroBatchSource):
         self._versions = {update: versions(tensors) for update, tensors in self._tensors.items()}
 
     def require_unwritten_batches(self) -> None:
-        """Passes if the mini-batches in use are as they were when the last step ended.
-
-        Raises `Misuse` if the loop has written one of these mini-batches.
-        """
+        """Raises `Misuse` if the loop has written a mini-batch in use since the last step ended."""
         for update, before in self._versions.items():
             if versions(self._tensors[update]) != before:
                 raise mistakes.mini_batch_was_written(update)

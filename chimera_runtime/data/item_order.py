@@ -98,10 +98,7 @@ def length(dataset: Any) -> int:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether a dataset is iterable, and not map-style.
-
-    Raises `Misuse` if it is neither, or can be read only once.
-    """
+    """Whether a dataset is iterable, and not map-style. Raises `Misuse` if it is neither, or can be read only once."""
     with _COUNTING:
         if isinstance(dataset, torch.utils.data.IterableDataset):
             return True
@@ -125,9 +122,6 @@ def length_of_stream(dataset: Any) -> int | None:
 
 
 def require_enough(items: int, share: Share) -> None:
-    """Passes if an epoch has enough items for a mini-batch.
-
-    Raises `Misuse` if it has fewer.
-    """
+    """Raises `Misuse` unless an epoch has enough items for a mini-batch."""
     if items < share.items:
         raise mistakes.dataset_is_too_small(items, share.formula)

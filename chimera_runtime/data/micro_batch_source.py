@@ -57,11 +57,7 @@ class Batches(MicroBatchSource):
     _stream: list[Any] = field(default_factory=list)
 
     def check(self) -> None:
-        """Passes if the dataset can be trained on.
-
-        Raises `Misuse` if it is neither map-style nor iterable, too small for one update, or iterable and has a
-        sampler.
-        """
+        """Raises `Misuse` if the dataset is not map-style or iterable, too small, or iterable and has a sampler."""
         if not is_stream(self.dataset):
             require_enough(self._order.count(0), self._share)
             return

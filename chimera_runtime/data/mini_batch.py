@@ -114,10 +114,7 @@ class MiniBatch:
         return self.micro_batches[micro]
 
     def require_whole(self) -> None:
-        """Passes if the mini-batch has enough items for an update.
-
-        Raises `Misuse` if it lacks items, as the last one of an epoch may.
-        """
+        """Raises `Misuse` if the mini-batch lacks items for an update, as the last one of an epoch may."""
         if self.items != self.share.items_of_copy(self.share.items):
             raise mistakes.mini_batch_lacks_items(self.items, self.share.micro_batch_size, self.share.micro_batches)
 
@@ -202,9 +199,9 @@ _PLACES = {"[0]": "the input", "[1]": "the target", "[2]": "the keyword argument
 
 
 def require_cut(triple: Triple, items: int, name: str) -> None:
-    """Passes if inputs, target and keyword arguments of ``items`` items can be cut into parts with fewer items.
+    """Raises `Misuse` unless inputs, target and keyword arguments of ``items`` items can be cut into smaller parts.
 
-    Raises `Misuse` if a value in them cannot be cut, although it may hold something for each item.
+    What cannot be cut is a value that may hold something for each item.
     """
     uncut = obstacle(triple, items)
     if uncut is not None:

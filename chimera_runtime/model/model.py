@@ -207,10 +207,7 @@ class _NoOptimizer:
 
 
 def require_build_stage(build_stage: object) -> None:
-    """Passes if ``build_stage`` can make stages.
-
-    Raises `Misuse` if it is neither a function nor `Layers`.
-    """
+    """Raises `Misuse` unless ``build_stage`` is a function or `Layers`."""
     if isinstance(build_stage, Layers) or (callable(build_stage) and not isinstance(build_stage, torch.nn.Module)):
         return
     is_list = isinstance(build_stage, Sequence) and not isinstance(build_stage, str)

@@ -21,9 +21,9 @@ _DYNAMIC_ATTRIBUTES = {"__dict__", "import_module", "modules"}
 
 
 def require_plausible(path: Path) -> None:
-    """Passes unless a model file is certain to fail when ranks import it.
+    """Raises `Misuse` if the text of a model file is not Python, or does not define a required function.
 
-    Raises `Misuse` if the text of the file is not Python, or does not define a required function.
+    It passes unless the file is certain to fail when ranks import it.
     """
     if path.suffix != ".py" or not path.is_file():
         return

@@ -15,8 +15,15 @@ import torch
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import optimizer as mistakes
-from chimera_runtime.optimizer.scheduler_state import GroupStates, NameOf, States, schedulers_of
-from chimera_runtime.optimizer.torch_class import TorchClass, class_of, share_state
+from chimera_runtime.optimizer.scheduler_state import (
+    GroupStates,
+    NameOf,
+    States,
+    TorchClass,
+    class_of,
+    schedulers_of,
+    share_state,
+)
 from chimera_runtime.values.fingerprint import fingerprint, shown
 from chimera_runtime.values.mesh_tensors import local
 from chimera_runtime.values.nested import to_device

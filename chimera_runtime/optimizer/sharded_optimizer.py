@@ -103,10 +103,7 @@ class ShardedOptimizer(optim.Optimizer):
             sharding.gather()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a parameter group; only the constructor may call it.
-
-        Raises `Misuse` if it is called later.
-        """
+        """Adds a parameter group; only the constructor may call it. Raises `Misuse` if it is called later."""
         if self._is_made:
             raise Misuse(mistakes.SHARDED_TAKES_NO_FURTHER_PARAMETERS)
         super().add_param_group(param_group)

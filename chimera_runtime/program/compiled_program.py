@@ -73,19 +73,13 @@ class CompiledProgram:
 
 
 def require_interface(number: int, path: Path) -> None:
-    """Passes if a file was written for the interface of this package.
-
-    Raises `Misuse` if it was written for another one.
-    """
+    """Raises `Misuse` unless a file was written for the interface of this package."""
     if number != INTERFACE:
         raise mistakes.interface_is_another(path, number, INTERFACE)
 
 
 def load(directory: Path) -> CompiledProgram:
-    """Reads the program in a directory.
-
-    Raises `Misuse` if there is no program, or it is for another interface.
-    """
+    """Reads the program in a directory. Raises `Misuse` if there is no program, or it is for another interface."""
     path = directory / FILE
     try:
         text = path.read_text(encoding="utf-8")

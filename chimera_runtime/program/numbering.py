@@ -13,17 +13,10 @@ Micros = int | tuple[int, ...]
 class Numbering:
     """Numbering of a lane's micro-batches.
 
-    Attributes
-    ----------
-    seed, copy
-        ``--seed``, and the copy of the pipelines. Random numbers depend on these, the update, the stage and the
-        micro-batch alone.
-    passes
-        Number of micro-batches of a copy in an update; with halves, each half counts.
-    cycle
-        Number of micro-batches after which the schedule repeats: an update, or the period where updates overlap.
-    first
-        The update whose first micro-batch has number 0.
+    Random numbers depend on ``seed`` (``--seed``), the ``copy`` of the pipelines, the update, the stage and the
+    micro-batch alone. ``passes`` is the number of micro-batches of a copy in an update; with halves, each half counts.
+    The schedule repeats after ``cycle`` micro-batches: an update, or the period where updates overlap. ``first`` is the
+    update whose first micro-batch has number 0.
     """
 
     seed: int

@@ -70,10 +70,7 @@ class ControlGroup:
         return self.names.lost(operation, peers or only, error)
 
     def check(self) -> None:
-        """Passes as long as every wait has ended in time, and torchrun is there.
-
-        Raises `PeerLost` if not: see `Monitor.check`.
-        """
+        """Raises `PeerLost` if a wait has not ended in time, see `Monitor.check`, or torchrun has died."""
         self.names.require_launcher()
         if self.monitor is not None:
             self.monitor.check()

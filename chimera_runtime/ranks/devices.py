@@ -54,9 +54,9 @@ def known_device(asked: torch.device | str) -> torch.device:
 
 
 def require_own_gpu(store: Store, rank: int, device: torch.device) -> None:
-    """Passes if no other rank has the same GPU; all ranks of a store call it. NCCL may hang if two ranks share a GPU.
+    """Raises `Misuse` if another rank has called it for the same GPU; all ranks of a store call it.
 
-    Raises `Misuse` if another rank has called it for the same GPU.
+    NCCL may hang if two ranks share a GPU.
     """
     key = f"gpu/{torch.cuda.get_device_properties(device).uuid}"
     if store.add(f"{key}/ranks", 1) == 1:

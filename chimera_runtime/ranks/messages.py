@@ -55,10 +55,7 @@ class Names:
     launcher: Launcher = field(default_factory=Launcher)
 
     def require_launcher(self) -> None:
-        """Passes as long as torchrun is alive, if it has started this rank.
-
-        Raises `PeerLost` if it has died: then all ranks of the job end.
-        """
+        """Raises `PeerLost` if torchrun has started this rank and has died: then all ranks of the job end."""
         if self.launcher.is_gone():
             raise mistakes.torchrun_has_died(self.rank, self.worker)
 

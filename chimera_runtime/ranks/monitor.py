@@ -112,9 +112,9 @@ class Monitor:
             self.check()
 
     def check(self) -> None:
-        """Passes as long as no operation has taken longer than the time-out; the computing thread calls it.
+        """Raises `PeerLost` if an operation has taken longer than the time-out; the computing thread calls it.
 
-        Raises `PeerLost` if an operation has: then no result of the device is valid any more.
+        After the error no result of the device is valid any more.
         """
         if self._error is not None:
             self._is_raised.set()

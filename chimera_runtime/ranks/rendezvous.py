@@ -67,10 +67,9 @@ def fresh_store(timeout: float = 1800.0) -> dict[str, Any]:
 
 
 def require_own_store() -> None:
-    """Passes if ranks that torchrun may start later get another store than these for their default process group.
+    """Raises `Misuse` if torchrun may start ranks again that get the same store for their default process group.
 
-    Raises `Misuse` if torchrun may start ranks again and they will get this store: they would look for each other at
-    the addresses of dead ranks.
+    They would look for each other at the addresses of dead ranks.
     """
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) < 1:
         return

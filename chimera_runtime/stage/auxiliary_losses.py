@@ -69,10 +69,7 @@ def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
 
 @dataclass
 class AuxiliaryLosses:
-    """The auxiliary losses of a stage, by update.
-
-    ``names`` are the names of the losses of the first micro-batch; ``read`` reads losses from the device.
-    """
+    """The auxiliary losses of a stage, by update; ``names`` are those of the losses of the first micro-batch."""
 
     stage: int
     names: Collection[str]

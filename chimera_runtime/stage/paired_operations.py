@@ -23,14 +23,9 @@ class Backward:
     """Backward of a pair, which the method ``forward_and_backward`` of the forward's module gets as an argument.
 
     A call runs the backward, which adds to the ``.grad`` of the leaves of the graph. A method that runs it piece by
-    piece takes ``roots`` and ``gradients`` instead.
-
-    Attributes
-    ----------
-    module
-        The module whose forward made the graph; it may belong to another stage than the method's.
-    begun
-        Whether the method has run the backward, or taken its roots to do so.
+    piece takes ``roots`` and ``gradients`` instead. ``module`` is the module whose forward made the graph; it may
+    belong to another stage than the method's. ``begun`` says whether the method has run the backward, or taken its
+    roots to do so.
     """
 
     def __init__(self, module: torch.nn.Module, roots: Tensors, gradients: Tensors) -> None:

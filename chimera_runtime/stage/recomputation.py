@@ -67,17 +67,8 @@ class SavedInput(NamedTuple):
 class RecomputedForwards:
     """The two runs of the recomputed forwards of a stage.
 
-    Parameters
-    ----------
-    is_compared
-        Whether the two runs are compared, by the number of updates since the run began.
-    read
-        Reads the results of comparisons from the device.
-
-    Attributes
-    ----------
-    first_update
-        The update with which the run began.
+    ``is_compared`` says whether the two runs are compared, by the number of updates since the run began with update
+    ``first_update``; ``read`` reads the results of comparisons from the device.
     """
 
     def __init__(self, stage: int, module: torch.nn.Module, is_compared: IsCompared, read: Reader) -> None:

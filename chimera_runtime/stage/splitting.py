@@ -55,14 +55,8 @@ JointRun = tuple[EdgeGradients, list[LateFork]]
 class SplitBackward:
     """A backward that is split at its forks. The constructor runs the first half, which sets ``grad`` of ``leaves``.
 
-    The object keeps the graph, and the gradients with which the second half begins, until `finish`.
-
-    Parameters
-    ----------
-    roots, gradients
-        The tensors at which the backward begins, with the gradient of each.
-    leaves
-        The tensors whose gradients the first half computes; tensors that require no gradient are passed over.
+    The backward begins at ``roots``, with the gradient of each; leaves that require no gradient are passed over. The
+    object keeps the graph, and the gradients with which the second half begins, until `finish`.
     """
 
     def __init__(self, roots: Tensors, gradients: Tensors, leaves: Tensors) -> None:

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,14 +21,14 @@ Finished = tuple[Tensors, Tensors]
 """The tensors for the next stage, and the roots at which the backward will begin."""
 
 
+@dataclass
 class SendOutput:
     """The output of a stage that has a next one: tensors, as the `Boundary` ``after`` to that stage describes them."""
 
-    def __init__(self, number: int, after: Boundary, share: float = 1.0) -> None:
-        self.share = share
-        self.scale = 1.0
-        self.after = after
-        self._number = number
+    number: int
+    after: Boundary
+    share: float = 1.0
+    scale: float = 1.0
 
     def resize(self, after: Boundary | None) -> None:
         """Changes the shapes of the tensors for the next stage."""
@@ -44,7 +45,7 @@ class SendOutput:
         tensors, form = taken_apart(returned)
         difference = self.after.mismatch(tensors, form, len(micros))
         if difference:
-            raise mistakes.output_differs(self._number, micros[0], difference)
+            raise mistakes.output_differs(self.number, micros[0], difference)
         roots = tuple([_root(t) for t in compress(tensors, self.after.differentiable)])
         if any(self.after.owned_by_stage):
             pairs = zip(tensors, self.after.owned_by_stage, strict=True)
@@ -64,6 +65,7 @@ class SendOutput:
         return Tally()
 
 
+@dataclass
 class LossOutput:
     """The output of the last stage: the ``loss`` of output and target.
 
@@ -71,27 +73,17 @@ class LossOutput:
     says that some weight needs the gradient of the loss.
     """
 
-    after = None
-
-    def __init__(
-        self,
-        loss: Callable[[Any, Any], Loss],
-        share: float,
-        numbering: Numbering,
-        counted: bool = False,
-        read: Reader = from_host,
-        trains: bool = False,
-    ) -> None:
-        self.scale = 1.0
-        self._trains = trains
-        self._with_graph: set[int] = set()  # updates of which a loss has a graph
-        self._loss = loss
-        self.share = share
-        self._numbering = numbering
-        self._counted = counted
-        self._read = read
-        self._losses: defaultdict[int, dict[int, Numbers]] = defaultdict(dict)
-        self._counts: dict[int, torch.Tensor] = {}
+    loss: Callable[[Any, Any], Loss]
+    share: float
+    numbering: Numbering
+    counted: bool = False
+    read: Reader = from_host
+    trains: bool = False
+    scale: float = 1.0
+    after: ClassVar[None] = None
+    _with_graph: set[int] = field(default_factory=set)  # updates of which a loss has a graph
+    _losses: defaultdict[int, dict[int, Numbers]] = field(default_factory=lambda: defaultdict(dict))
+    _counts: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def resize(self, after: Boundary | None) -> None:
         """Does nothing: there is no next stage."""
@@ -103,13 +95,13 @@ class LossOutput:
         and a count for some micro-batches and a mean for others.
         """
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
-        pairs = [as_pair(self._loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
+        pairs = [as_pair(self.loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
         for micro, (value, count) in zip(micros, pairs, strict=True):
-            if (count is not None) != self._counted:
+            if (count is not None) != self.counted:
                 raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
-            update, number = self._numbering.place(micro)
+            update, number = self.numbering.place(micro)
             if number not in self._losses[update]:  # else this is the second run of a recomputed forward
-                self._losses[update][number] = self._read([value.detach(), *(() if count is None else (count,))])
+                self._losses[update][number] = self.read([value.detach(), *(() if count is None else (count,))])
             if value.requires_grad:
                 self._with_graph.add(update)
             if count is not None:
@@ -122,7 +114,7 @@ class LossOutput:
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
         """The loss count that the loss has returned; none if the loss is a mean."""
-        return (self._counts.pop(micro),) if self._counted else ()
+        return (self._counts.pop(micro),) if self.counted else ()
 
     def take_loss(self, update: int) -> Tally:
         """Returns the sum of the losses of an update and forgets them.
@@ -131,8 +123,8 @@ class LossOutput:
         the update has a graph.
         """
         read = [numbers() for numbers in self._losses.pop(update, {}).values()]
-        tally = added(Tally(*(numbers if self._counted else (*numbers, 1.0))) for numbers in read)
-        if self._trains and tally.count and update not in self._with_graph:
+        tally = added(Tally(*(numbers if self.counted else (*numbers, 1.0))) for numbers in read)
+        if self.trains and tally.count and update not in self._with_graph:
             raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
         return tally

@@ -12,8 +12,7 @@ from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors.start import initial_weights_differ
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
-from chimera_runtime.model.naming import parameters_by_name
-from chimera_runtime.model.ties import by_group, declared, unite
+from chimera_runtime.model.ties import by_group, declared, parameters_by_name, unite
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import RankFacts, spread

@@ -2,16 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
-from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.loader import Loader, Messages, ReaderMessages
 from chimera_runtime.data.mini_batch import ItemLoading, Uses
-from chimera_runtime.data.reader_messages import Messages, ReaderMessages
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.data import order_of_iterable
@@ -41,6 +41,7 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
     return {micro: frozenset(parts[micro]) for micro in sorted(parts)}
 
 
+@dataclass
 class LoaderMaker:
     """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
 
@@ -49,40 +50,35 @@ class LoaderMaker:
     given no seed take ``seed``, that of the pipeline.
     """
 
-    def __init__(
-        self,
-        control_group: ControlGroup,
-        job: Job,
-        located: Located,
-        feed: Feed,
-        *,
-        workers: Iterable[RankFacts],
-        traits: Sequence[Traits],
-        varying: bool,
-        seed: int,
-    ) -> None:
-        self._control_group = control_group
-        self._located = located
-        self._names = feed.names
-        place = control_group.place
-        self._share = Share(feed.size, job.micro_batches, place.copies, place.copy)
-        self._seed = seed
-        self._needed = [
+    control_group: ControlGroup
+    job: Job
+    located: Located
+    feed: Feed
+    _: KW_ONLY
+    workers: Iterable[RankFacts]
+    traits: Sequence[Traits]
+    varying: bool
+    seed: int
+    _messages: Messages = field(default_factory=Messages, init=False)
+    _made: int = field(default=0, init=False)
+
+    @cached_property
+    def _needed(self) -> list[Uses]:
+        """The parts of a mini-batch that each worker uses: see `needed_inputs`."""
+        return [
             needed_inputs(
-                job,
+                self.job,
                 facts,
-                takes_keywords=any(traits[stage].keywords for stage in facts.stages),
-                reads_shapes=varying,
+                takes_keywords=any(self.traits[stage].keywords for stage in facts.stages),
+                reads_shapes=self.varying,
             )
-            for facts in workers
+            for facts in self.workers
         ]
-        self._messages = Messages()
-        self._made = 0
 
     @property
     def needed(self) -> Uses:
-        """The parts of a mini-batch that this rank uses, by micro-batch: see `needed_inputs`."""
-        return self._needed[self._control_group.place.worker]
+        """The parts of a mini-batch that this rank uses, by micro-batch."""
+        return self._needed[self.control_group.place.worker]
 
     def make(
         self,
@@ -104,16 +100,16 @@ class LoaderMaker:
             raise Misuse(mistakes.SAMPLER_AND_SHUFFLE)
         if getattr(sampler, "num_replicas", 1) > 1:
             raise Misuse(mistakes.SAMPLER_OF_ONE_RANK)
-        drawn_by = self._seed if seed is None else seed
+        drawn_by, place = self.seed if seed is None else seed, self.control_group.place
         self._made += 1
         readers = frozenset(worker for worker, parts in enumerate(self._needed) if parts)
         return Loader(
-            loading=ItemLoading(dataset, drawn_by, collate_fn, names=self._names),
-            share=self._share,
+            loading=ItemLoading(dataset, drawn_by, collate_fn, names=self.feed.names),
+            share=Share(self.feed.size, self.job.micro_batches, place.copies, place.copy),
             uses=self.needed,
             order=ItemOrder(dataset, drawn_by, shuffle, sampler),
-            reader_messages=ReaderMessages(self._control_group, readers, self._made, self._messages),
-            located=self._located.for_loader(),
-            workers=replace(workers, timeout=self._control_group.timeout),
+            reader_messages=ReaderMessages(self.control_group, readers, self._made, self._messages),
+            located=self.located.for_loader(),
+            workers=replace(workers, timeout=self.control_group.timeout),
             drop_last=drop_last,
         )

@@ -43,19 +43,10 @@ from chimera_runtime.values.tensors import all_generators_kept, draw_seed, gener
 class ProbeResult:
     """Facts about all stages that the probe has learned, the same on every rank.
 
-    Attributes
-    ----------
-    boundaries
-        Structure, shapes and dtypes of the tensors that each stage but the last hands to the next.
-    traits
-        Behaviour of each stage: the random numbers that it draws, the buffers that it changes, the arguments it takes.
-    footprints
-        The memory that a forward of each stage keeps; empty unless it was measured.
-    expected_count
-        An estimate of the count of an update, if ``loss`` returns a sum and a count: see `losses.expected_count`.
-        None if ``loss`` returns a mean.
-    auxiliary
-        The names of the auxiliary losses of all stages.
+    ``boundaries`` describe the tensors that each stage but the last hands to the next, ``traits`` the behaviour of each
+    stage. ``footprints`` have the memory that a forward of each stage keeps; they are empty unless it was measured.
+    ``expected_count`` estimates the count of an update, see `losses.expected_count`; it is None if ``loss`` returns a
+    mean. ``auxiliary`` are the names of the auxiliary losses of all stages.
     """
 
     boundaries: list[Boundary]

@@ -39,20 +39,11 @@ class StageCall(NamedTuple):
 class ProbedForward:
     """Results of a stage's forward on one micro-batch, with the graph of autograd.
 
-    Attributes
-    ----------
-    inputs
-        The input tensors, for which gradients go back to the stage before.
-    outputs, form
-        The tensors that the module returned and their structure; on the last stage the loss alone.
-    traits
-        The behaviour of the stage, as in `Traits`; ``traits.whole`` is empty until `with_obstacle`.
-    footprint
-        The memory that the forward keeps for the backward; ``activations`` is 0 if it was not measured.
-    count
-        The count that came with the loss, if ``loss`` returns one.
-    auxiliary
-        Auxiliary losses, from which a backward begins as well.
+    ``inputs`` are the input tensors, for which gradients go back to the stage before. ``outputs`` and ``form`` are the
+    tensors that the module returned and their structure; on the last stage the loss alone. ``traits`` is the behaviour
+    of the stage; ``traits.whole`` is empty until `with_obstacle`. ``footprint`` is the memory that the forward keeps
+    for the backward; ``activations`` in it is 0 if that was not measured. ``count`` came with the loss, if ``loss``
+    returns one. A backward begins at the ``auxiliary`` losses as well.
     """
 
     inputs: Tensors

@@ -86,9 +86,9 @@ class VaryingShapes:
         self.require_fitting(self._first_inputs(update))
 
     def require_fitting(self, inputs: FirstInputs) -> None:
-        """Passes if no tensor is larger than in the example. Call it before any rank has sent a message.
+        """Raises `Misuse` if a tensor is larger than in the example, or there are more or fewer tensors.
 
-        Raises `Misuse` if a tensor is larger, or the number of tensors differs.
+        Call it before any rank has sent a message.
         """
         shapes = _shapes(inputs)
         if len(shapes) != len(self._example):

@@ -15,8 +15,7 @@ from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.errors import FAILED, MISUSED
 from chimera_runtime.errors import state as mistakes
 from chimera_runtime.model.model import Model
-from chimera_runtime.model.naming import name_in_model, names_in_model
-from chimera_runtime.model.ties import Tie
+from chimera_runtime.model.ties import Tie, name_in_model, names_in_model
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.object_exchange import ObjectExchange
@@ -94,20 +93,14 @@ class State:
         self._take_extra(extra)
 
     def require_trainable(self, updates: int) -> None:
-        """Passes if all tensors have values and no module has a new parameter, which is looked up in some updates only.
-
-        Raises `Misuse` as `require_values` and `require_known`.
-        """
+        """Raises `Misuse` as `require_values` and, in some updates only, as `require_known`."""
         self.require_values()
         if not self._is_known or is_due(updates):
             self.require_known()
             self._is_known = True
 
     def require_values(self) -> None:
-        """Passes if all parameters and buffers have values.
-
-        Raises `Misuse` if some were built on the meta device, and no checkpoint or file of weights was loaded.
-        """
+        """Raises `Misuse` if a parameter or buffer was built on the meta device, and nothing was loaded since."""
         if not self._has_values:
             require_values(
                 self._tensors(),
@@ -117,10 +110,7 @@ class State:
             self._has_values = True
 
     def require_known(self) -> None:
-        """Passes if the modules have no other parameters than those that the pipeline was made with.
-
-        Raises `Misuse` if there are new ones, which nothing would train.
-        """
+        """Raises `Misuse` if modules have parameters that the pipeline was not made with, which nothing would train."""
         known = {*self.parameters.values()}
         for stage, module in self.modules.items():
             if not known.issuperset(module.parameters()):
@@ -314,10 +304,7 @@ class State:
 
 
 def packed(value: Any, what: str) -> bytes:
-    """Pickles a value, tensors included.
-
-    Raises `Misuse` if that fails; ``what`` names the value.
-    """
+    """Pickles a value, tensors included. Raises `Misuse` if that fails; ``what`` names the value."""
     file = BytesIO()
     try:
         torch.save(value, file)

@@ -21,8 +21,7 @@ from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import begin
 from chimera_runtime.start.memory_report import memory_report
 from chimera_runtime.tools.command.backends import register
-from chimera_runtime.tools.command.options import parse
-from chimera_runtime.tools.command.requirements import require_fitting
+from chimera_runtime.tools.command.options import parse, require_fitting
 from chimera_runtime.tools.fail.bug_report import BugReport
 from chimera_runtime.tools.fail.faults import Faults, leave
 from chimera_runtime.tools.loop.saving import Terminated

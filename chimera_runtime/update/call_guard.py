@@ -31,10 +31,7 @@ class CallGuard:
     updates: Updates
 
     def require_sound(self) -> None:
-        """Passes if the pipeline is not closed and no update or wait has failed.
-
-        Raises `Misuse` if it is closed or an update has failed, `PeerLost` if a wait for another rank has failed.
-        """
+        """Raises `Misuse` if the pipeline is closed or an update has failed, `PeerLost` if a wait has failed."""
         if self.located.closed:
             raise Misuse(PIPELINE_IS_CLOSED)
         if self.located.failed:

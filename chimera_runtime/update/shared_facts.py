@@ -52,10 +52,7 @@ class SharedFacts:
             steps.watch(stream_facts.note_step)
 
     def compare_weights(self, update: int) -> None:
-        """Passes if the replicas of each stage have the same weights, bit by bit; every rank calls it.
-
-        Raises `RanksDiffer` if replicas have drifted apart.
-        """
+        """Raises `RanksDiffer` unless the replicas of each stage are equal, bit by bit; every rank calls it."""
         self._outcomes.settle()
         facts = {weights_of(group): digest(numbers) for group, numbers in self._replicas.begin().items()}
         self._outcomes.compare(facts, f"after update {update}")

@@ -55,10 +55,8 @@ class StreamedUpdates(Updates):
     _finished: list[Outcome] = field(default_factory=list)
 
     def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
-        """Passes if a further update can be started; there is nothing else to prepare.
-
-        Raises `Misuse` if gradients are to be accumulated or scaled, or if the caller has cleared gradients of updates
-        under way.
+        """Raises `Misuse` if gradients are to be accumulated or scaled, or the caller has cleared some of updates under
+        way.
         """
         if accumulate:
             raise mistakes.accumulation_without_flush(self.job.name)

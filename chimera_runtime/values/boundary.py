@@ -17,21 +17,12 @@ from chimera_runtime.values.tensors import Tensors, first_part
 class Boundary:
     """Structure, shapes and dtypes of the value that a stage hands to the next one for every micro-batch.
 
-    Attributes
-    ----------
-    form
-        The structure of the value; the other attributes, except ``counted``, have an entry for each tensor in it.
-    shapes, dtypes
-        The shape of each tensor for one micro-batch, and its dtype.
-    recorded
-        Whether each tensor requires a gradient.
-    differentiable
-        Whether the gradient of each tensor comes back: it requires one, and a later stage uses the tensor.
-    counted
-        Whether a message of gradients also has the loss count of each micro-batch, in float64.
-    owned_by_stage
-        Whether the stage keeps the memory of each tensor, such as that of a buffer: then a copy is handed on, because a
-        later forward may write the memory.
+    ``form`` is the structure of the value; the other attributes, except ``counted``, have an entry for each tensor in
+    it. ``shapes`` are those for one micro-batch. A tensor is ``recorded`` if it requires a gradient, and
+    ``differentiable`` if its gradient comes back: it requires one, and a later stage uses the tensor. ``counted`` says
+    that a message of gradients also has the loss count of each micro-batch, in float64. A tensor is ``owned_by_stage``
+    if the stage keeps its memory, such as that of a buffer: then a copy is handed on, because a later forward may write
+    the memory.
     """
 
     form: Form

@@ -23,9 +23,8 @@ class KeywordNames:
     needed: frozenset[str]
 
     def require(self, keywords: Mapping[str, Any], what: str) -> None:
-        """Passes if keyword arguments have only names of the example, and include all that this rank needs.
-
-        Raises `Misuse` if a name is not in the example, or a needed one is missing from ``what``.
+        """Raises `Misuse` if keyword arguments have a name that is not in the example, or lack one that this rank
+        needs.
         """
         names = keywords.keys()
         if names == self.example:
@@ -45,9 +44,9 @@ class Watched:
         self._before = {name: versions(tensors) for name, tensors in self._tensors.items()}
 
     def require_unwritten(self) -> None:
-        """Passes if the forward has written none of the shared keyword arguments.
+        """Raises `BadModel` if the forward has written a shared keyword argument.
 
-        Raises `BadModel` if it has written one: the change would reach other stages on this rank, but not on others.
+        The change would reach other stages on this rank, but not on others.
         """
         for name, tensors in self._tensors.items():
             if versions(tensors) != self._before[name]:
@@ -55,10 +54,7 @@ class Watched:
 
 
 def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
-    """Passes if the loss has no parameter with the name of a keyword argument: only stages get keyword arguments.
-
-    Raises `Misuse` if the loss has such a parameter.
-    """
+    """Raises `Misuse` if the loss has a parameter with the name of a keyword argument: only stages get these."""
     try:
         parameters = signature(loss).parameters
     except (TypeError, ValueError):

@@ -43,10 +43,7 @@ def fill(tensor: torch.Tensor) -> None:
 
 
 def require_values(tensors: Mapping[str, torch.Tensor], remedy: str) -> None:
-    """Passes if all tensors have values.
-
-    Raises `Misuse` if some have none; ``remedy`` says what gives them values.
-    """
+    """Raises `Misuse` if some tensors have no values; ``remedy`` says what gives them values."""
     empty = [name for name, tensor in tensors.items() if is_unfilled(tensor)]
     if empty:
         raise mistakes.tensors_have_no_values(empty, remedy)

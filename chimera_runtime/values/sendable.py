@@ -22,20 +22,14 @@ def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def require_here(stage: int, outputs: Iterable[torch.Tensor], device: torch.device) -> None:
-    """Passes if the outputs of a stage are on the rank's device.
-
-    Raises `Misuse` if a tensor is elsewhere.
-    """
+    """Raises `Misuse` unless the outputs of a stage are on the rank's device."""
     for output in outputs:
         if not is_on(output, device):
             raise mistakes.output_is_elsewhere(stage, str(output.device), str(device))
 
 
 def require_sendable(stage: int, outputs: Iterable[torch.Tensor], backend: str) -> None:
-    """Passes if a backend can send the outputs of a stage.
-
-    Raises `Misuse` if a tensor is sparse, nested or quantised, or NCCL has no such dtype.
-    """
+    """Raises `Misuse` if an output of a stage is sparse, nested or quantised, or NCCL has no such dtype."""
     for output in outputs:
         if output.layout != torch.strided:
             raise mistakes.output_is_not_dense(stage, str(output.layout))

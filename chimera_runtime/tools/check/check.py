@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,7 @@ import torch
 from chimera_runtime.errors.tools_check import ranks_differ_from_one_process
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import ModelFile
-from chimera_runtime.model.naming import parameters_by_name
-from chimera_runtime.model.ties import by_group, refuse_undeclared
+from chimera_runtime.model.ties import by_group, parameters_by_name, refuse_undeclared
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.job import Job
 from chimera_runtime.stage.auxiliary_losses import collecting
@@ -30,23 +30,23 @@ from chimera_runtime.values.meta_weights import require_values
 from chimera_runtime.values.tensors import all_generators_kept
 
 
+@dataclass
 class WatchedOptimizer:
     """Optimizer that copies the gradients of each of its steps to the host's memory."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Any) -> None:
-        self.parameters = parameters
-        self.gradients: list[list[torch.Tensor | None]] = []
-        self._optimizer = optimizer
+    parameters: list[torch.nn.Parameter]
+    optimizer: Any
+    gradients: list[list[torch.Tensor | None]] = field(default_factory=list)
 
     def step(self) -> None:
         """Copies every gradient, and steps."""
         self.gradients.append([None if p.grad is None else _copy(p.grad) for p in self.parameters])
-        self._optimizer.step()
+        self.optimizer.step()
 
     def gather(self) -> None:
         """Gathers the shards of other replicas, if the state is sharded."""
-        if isinstance(self._optimizer, ShardedOptimizer):
-            self._optimizer.gather()
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.gather()
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Command line of train.py. The module is imported without torch: `chimera run` parses before it starts torchrun."""
+"""Command line of train.py, and what its options require of the program.
+
+The module is imported without torch: `chimera run` parses before it starts torchrun.
+"""
 
 import argparse
 import math
@@ -8,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from chimera_runtime.errors import tools_command as mistakes
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.operations import OPERATIONS, PAIRED
-from chimera_runtime.ranks.communicators import CHOICES
+from chimera_runtime.ranks.communicators import CHOICES, chosen
 from chimera_runtime.tools.open.stdio import write_line
 from chimera_runtime.values.byte_text import UNITS
 
@@ -218,3 +222,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _first_given(options: argparse.Namespace, *names: str) -> str | None:
     return next((name for name in names if getattr(options, name[2:].replace("-", "_"))), None)
+
+
+def require_fitting(options: argparse.Namespace, job: Job) -> None:
+    """Raises `Misuse` if the program cannot do what the options ask for; the model file and other ranks are not looked
+    at.
+    """
+    if options.clip_norm is not None and job.period:
+        raise mistakes.clipping_needs_a_flush(job.name)
+    if options.shard_optimizer and job.period:
+        raise mistakes.sharding_needs_a_flush(job.name)
+    size = options.micro_batch_size
+    if size % job.parts:
+        raise mistakes.micro_batch_is_not_divisible(size, job.name, job.parts)
+    seconds = options.rehearse
+    if seconds is not None and (lacking := [kind for kind in job.kinds if kind not in seconds]):
+        durations = dict.fromkeys(KINDS, 0.005) | seconds
+        durations["pair"] = seconds.get("pair", durations["F"] + durations["B"])
+        raise mistakes.rehearsal_lacks_durations(lacking, job.name, {kind: durations[kind] for kind in job.kinds})
+    chosen(job, options.backend, options.communicators)

@@ -4,6 +4,7 @@ The ranks agree through torchrun's store on the rank that prints. The store outl
 """
 
 import json
+import math
 import os
 import signal
 import socket
@@ -19,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED, PeerLost
-from chimera_runtime.tools.fail.error_file import claim_to_speak, record
 from chimera_runtime.tools.open.parent import has_ended
 from chimera_runtime.tools.open.stdio import drop_unwritable, last_lines, write_error
 
@@ -321,3 +321,36 @@ def leave(status: int) -> NoReturn:
     """Ends the process without waiting for messages that will never come."""
     drop_unwritable()
     os._exit(status)
+
+
+def claim_to_speak() -> bool:
+    """Returns True on the first rank of a torchrun that calls this: that rank is to print the message.
+
+    The first rank makes a file next to the directories of the ranks. If it cannot, local rank 0 gets True.
+    """
+    rank = os.environ.get("LOCAL_RANK", "0")
+    place = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
+    if place.name == rank:
+        try:
+            os.close(os.open(place.with_name("spoken"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        except OSError:
+            return rank == "0"
+        return True
+    return rank == "0"
+
+
+def record(message: str, is_cause: bool) -> None:
+    """Writes a message as ``torch.distributed.elastic.multiprocessing.errors.record`` writes an exception.
+
+    torchrun calls the oldest failure the cause, and its times are whole seconds. So the time of a failure that follows
+    from another one (not ``is_cause``) is rounded up. If the file cannot be written, nothing happens.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    now = time.time()
+    details = {"py_callstack": message, "timestamp": str(math.floor(now) if is_cause else math.ceil(now))}
+    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": message.split("\n", 1)[0], "extraInfo": details}}, file)

@@ -3,6 +3,7 @@
 import argparse
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Terminated(Exception):
         self.status = INTERRUPTED if name == "SIGINT" else TERMINATED
 
 
+@dataclass
 class Saving:
     """Reads and writes weights and checkpoints for the training loop, as the options ask.
 
@@ -34,28 +36,23 @@ class Saving:
     before its last update, because a rank has called `Pipeline.ask_to_stop`.
     """
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        pipe: Pipeline,
-        optimizers: Iterable[Any],
-        schedulers: Sequence[Any],
-        shared: Mapping[str, Stateful],
-        write: Callable[[str], None],
-        termination: Callable[[], str | None],
-    ) -> None:
-        self._options = options
-        self._termination = termination
-        self._pipe = pipe
-        self._write = write
-        self._checkpoints: Checkpoints | None = None
-        self._outcomes: deque[Outcome] = deque()
-        self._saved = -1
-        self.is_over = False
-        directory = options.save or options.resume
-        if directory is not None:
+    options: argparse.Namespace
+    pipe: Pipeline
+    optimizers: Iterable[Any]
+    schedulers: Sequence[Any]
+    shared: Mapping[str, Stateful]
+    write: Callable[[str], None]
+    termination: Callable[[], str | None]
+    is_over: bool = False
+    _checkpoints: Checkpoints | None = None
+    _outcomes: deque[Outcome] = field(default_factory=deque)
+    _saved: int = -1
+
+    def __post_init__(self) -> None:
+        if (directory := self.options.save or self.options.resume) is not None:
+            optimizers, keep = _saveable(self.optimizers), self.options.keep
             self._checkpoints = Checkpoints(
-                directory, pipe, _saveable(optimizers), schedulers=schedulers, shared=shared, keep=options.keep
+                directory, self.pipe, optimizers, schedulers=self.schedulers, shared=self.shared, keep=keep
             )
 
     def begin(self) -> None:
@@ -64,24 +61,24 @@ class Saving:
         Raises `BadCheckpoint` or `Misuse` if either cannot be loaded, or ``--save`` or ``--export`` cannot be written
         later.
         """
-        options = self._options
+        options = self.options
         if options.export is not None:
             require_writable(options.export)
         if options.load is not None:
-            unknown = self._pipe.load_weights(options.load)
+            unknown = self.pipe.load_weights(options.load)
             if unknown:
-                self._write(f"--load {options.load}: the model has no {', '.join(unknown)}")
+                self.write(f"--load {options.load}: the model has no {', '.join(unknown)}")
         if options.resume is not None and self._checkpoints is not None:
             resumed = self._checkpoints.resume(options.resume)
             if resumed is None:
-                self._write(f"--resume {options.resume}: no checkpoint there yet; the training begins")
+                self.write(f"--resume {options.resume}: no checkpoint there yet; the training begins")
             else:
                 self._saved = resumed.update
-                self._write(f"resumed from {resumed.path}, after update {resumed.update}, item {resumed.items}")
+                self.write(f"resumed from {resumed.path}, after update {resumed.update}, item {resumed.items}")
                 for remark in resumed.remarks:
-                    self._write(remark)
+                    self.write(remark)
                 if resumed.update >= (updates := options.steps) and not options.check_only:
-                    self._write(f"nothing left to do: {resumed.update} of {updates} updates are done (--steps)")
+                    self.write(f"nothing left to do: {resumed.update} of {updates} updates are done (--steps)")
         if options.save is not None and self._checkpoints is not None:
             self._checkpoints.claim()
 
@@ -93,30 +90,30 @@ class Saving:
         if outcome is not None:
             self._outcomes.append(outcome)
         self.is_over = len(self._outcomes) > 1 and self._outcomes.popleft().is_last
-        every = self._options.save_every
-        return every is not None and self._pipe.updates % every == 0 and self._pipe.updates != self._options.steps
+        every = self.options.save_every
+        return every is not None and self.pipe.updates % every == 0 and self.pipe.updates != self.options.steps
 
     def save(self) -> None:
         """Saves, unless there is a checkpoint of the last update already."""
-        if self._checkpoints is not None and self._saved != self._pipe.updates:
+        if self._checkpoints is not None and self._saved != self.pipe.updates:
             self._checkpoints.save()
-            self._saved = self._pipe.updates
+            self._saved = self.pipe.updates
 
     def end(self) -> None:
         """Saves and exports at the end of training, whether it was planned or asked for.
 
         Raises `Terminated` if training ended after a signal. Raises `BadCheckpoint` if a file cannot be written.
         """
-        options = self._options
+        options = self.options
         if options.save is not None and not options.check_only:
             self.save()
         if self._checkpoints is not None:
             self._checkpoints.close()
-        if self.is_over and (name := self._termination()) is not None:
-            raise Terminated(name, self._pipe.updates, options.save)
+        if self.is_over and (name := self.termination()) is not None:
+            raise Terminated(name, self.pipe.updates, options.save)
         if options.export is not None:
-            self._pipe.export_weights(options.export)
-            self._write(f"exported to {options.export}")
+            self.pipe.export_weights(options.export)
+            self.write(f"exported to {options.export}")
 
 
 def _saveable(optimizers: Iterable[Any]) -> list[torch.optim.Optimizer]:

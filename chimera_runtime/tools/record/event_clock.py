@@ -1,15 +1,21 @@
-"""``--trace`` on a GPU: times of events in the CUDA stream in which the GPU computes.
+"""Clocks of ``--trace``: on a GPU of events in the CUDA stream in which it computes; and offsets between ranks.
 
 A call only puts work into the stream, so the host's clock would measure how long that took. An event before and one
 after each call give the times at which the GPU began and ended the work, or was held up by a wait for a message.
+
+The monotonic clocks of two machines are unrelated.
 """
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
 
 import torch
+
+from chimera_runtime.ranks.control_group import ControlGroup
 
 _NANOSECONDS = 10**6
 """Nanoseconds in a millisecond."""
@@ -87,3 +93,54 @@ class EventClock(HostClock):
 def clock_of(device: torch.device) -> HostClock:
     """Makes the clock for operations on a device."""
     return EventClock(CudaEvents(device)) if device.type == "cuda" else HostClock()
+
+
+ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class OffsetEstimate:
+    """Rank 0's clock minus this rank's clock, at the time ``at`` of this rank's clock, in nanoseconds.
+
+    The true difference is within ``uncertainty`` of ``offset``.
+    """
+
+    at: int
+    offset: int
+    uncertainty: int
+
+
+def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROUNDS) -> OffsetEstimate:
+    """Estimates the offset of another clock as NTP does: from the shortest of several rounds of question and answer.
+
+    The other clock was read at some moment of the round; the middle of the round is off by half of it at most.
+    """
+    answers = []
+    for _ in range(rounds):
+        sent = clock()
+        theirs = ask()
+        answers.append((clock() - sent, sent, theirs))
+    length, sent, theirs = min(answers)
+    middle = sent + length // 2
+    return OffsetEstimate(middle, theirs - middle, length - length // 2)
+
+
+def compare(control_group: ControlGroup) -> OffsetEstimate:
+    """Measures the offset to rank 0; every rank calls it, and rank 0 answers one rank after the other.
+
+    Raises `PeerLost` if another rank does not answer within the time-out.
+    """
+    token = torch.zeros(1, dtype=torch.int64)
+    if control_group.place.rank == 0:
+        for rank in control_group.place.ranks[1:]:
+            for _ in range(ROUNDS):
+                control_group.recv(token, rank, "for a question about the time")
+                control_group.send(torch.tensor([time.monotonic_ns()]), rank, "an answer about the time")
+        return OffsetEstimate(time.monotonic_ns(), 0, 0)
+
+    def ask() -> int:
+        control_group.send(token, 0, "a question about the time")
+        control_group.recv(token, 0, "for an answer about the time")
+        return int(token.item())
+
+    return estimate(ask, time.monotonic_ns)

@@ -20,8 +20,7 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.open.files import write_atomically
-from chimera_runtime.tools.record import clocks
-from chimera_runtime.tools.record.event_clock import clock_of
+from chimera_runtime.tools.record.event_clock import OffsetEstimate, clock_of, compare
 
 FORMAT = "chimera trace"
 VERSION = 1
@@ -71,7 +70,7 @@ class Recorder:
         self._over = False
         self.first = 0
         self._clock = clock_of(world.device)
-        offset = clocks.compare(self._world.control_group)
+        offset = compare(self._world.control_group)
         with self._refusing():
             self._file: IO[str] = self._part.open("w", encoding="utf-8")
             self._line(_about(world, options) | {"clock": asdict(offset)})
@@ -107,7 +106,7 @@ class Recorder:
 
     def close(self) -> None:
         """Completes the file after a run that ended well, and gives it its name. Errors as in `spill`."""
-        offset = clocks.compare(self._world.control_group)
+        offset = compare(self._world.control_group)
         with self._refusing():
             self._end(None, offset)
 
@@ -116,7 +115,7 @@ class Recorder:
         with suppress(OSError, ValueError):
             self._end(message.split("\n", 1)[0], None)
 
-    def _end(self, message: str | None, offset: clocks.OffsetEstimate | None) -> None:
+    def _end(self, message: str | None, offset: OffsetEstimate | None) -> None:
         if self._over:
             return
         self._over = True

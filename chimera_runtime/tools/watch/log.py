@@ -49,10 +49,7 @@ class Log:
             self._failed = error
 
     def close(self) -> None:
-        """Closes the file.
-
-        Raises `Unwritable` if a line could not be written.
-        """
+        """Closes the file. Raises `Unwritable` if a line could not be written."""
         os.close(self._file)
         if self._failed is not None:
             raise mistakes.file_cannot_be_written("--log-file", self._path, self._failed.strerror)

@@ -58,10 +58,7 @@ class Metrics:
                 self._save()
 
     def close(self) -> None:
-        """Writes the numbers that are not yet in the file.
-
-        Raises `Unwritable` if the file cannot be written.
-        """
+        """Writes the numbers that are not yet in the file. Raises `Unwritable` if the file cannot be written."""
         try:
             self._save()
         except OSError as error:

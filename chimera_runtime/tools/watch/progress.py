@@ -241,10 +241,7 @@ class Progress:
                 self._write_error = error
 
     def close(self) -> None:
-        """Closes the files.
-
-        Raises `Unwritable` if a file, or standard output, could not be written completely.
-        """
+        """Closes the files. Raises `Unwritable` if a file, or standard output, could not be written completely."""
         for sink in (self._sinks.metrics, self._sinks.log, self._sinks.board):
             if sink is not None:
                 sink.close()

@@ -12,9 +12,8 @@ from torch.utils.data import IterableDataset
 from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.item_order import ItemOrder, Share
-from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.loader import Loader, ReaderMessages
 from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch
-from chimera_runtime.data.reader_messages import ReaderMessages
 
 ITEMS = 26
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.data.feed import EvaluationDataFacts, digests
 from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.mini_batch import MiniBatch
-from chimera_runtime.data.mini_batch_facts import EvaluationDataFacts, digests
 from chimera_runtime.ranks.agreement import POSITION
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)

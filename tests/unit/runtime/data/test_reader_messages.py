@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.data.reader_messages import Messages, ReaderMessages
+from chimera_runtime.data.loader import Messages, ReaderMessages
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.thread_ranks import job, together, worlds

@@ -9,8 +9,7 @@ from torch import nn
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.layers import Layers
-from chimera_runtime.model.naming import name_in_model, names_in_model, parameters_by_name
-from chimera_runtime.model.ties import Tie
+from chimera_runtime.model.ties import Tie, name_in_model, names_in_model, parameters_by_name
 from tests.unit.runtime.models import CPU, model
 
 STAGED = model(lambda _stage, _stages: nn.BatchNorm1d(2))

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 
-from chimera_runtime.optimizer.torch_class import TorchClass, class_of, share_state
+from chimera_runtime.optimizer.scheduler_state import TorchClass, class_of, share_state
 
 
 class Mine(torch.optim.AdamW):

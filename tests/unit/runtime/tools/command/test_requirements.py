@@ -4,8 +4,7 @@ import pytest
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.job import Job
-from chimera_runtime.tools.command.options import parse
-from chimera_runtime.tools.command.requirements import require_fitting
+from chimera_runtime.tools.command.options import parse, require_fitting
 from tests.unit.runtime.thread_ranks import job
 
 STREAM = job(period=1, lag=1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from chimera_runtime.tools.fail.error_file import claim_to_speak, record
+from chimera_runtime.tools.fail.faults import claim_to_speak, record
 
 
 def failure(path: Path, rank: int) -> ProcessFailure:
