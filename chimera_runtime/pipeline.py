@@ -13,7 +13,7 @@ from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import pipeline as mistakes
-from chimera_runtime.evaluate.inference import Inference
+from chimera_runtime.evaluate.evaluation import Inference
 from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model import Model, file_of, require_build_stage
@@ -22,7 +22,7 @@ from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharde
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import join_group
-from chimera_runtime.stage.gradient_norm import agree_on_infinite, gradients_of, scale_down, total_norm
+from chimera_runtime.stage.gradient_sums import agree_on_infinite, gradients_of, scale_down, total_norm
 from chimera_runtime.start.assemble import assemble, build_and_probe, located_at, remarks
 from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.start.loader_maker import LoaderMaker
@@ -36,7 +36,7 @@ from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.update.outcome import Outcome
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
-from chimera_runtime.update.streamed_updates import step_hooks_of, updates_of
+from chimera_runtime.update.updates import step_hooks_of, updates_of
 from chimera_runtime.values.losses import Loss
 
 _NO_HOOKS = Hooks()

@@ -26,8 +26,7 @@ from chimera_runtime.checkpoint.content import (
     info_fields,
     wanted_info,
 )
-from chimera_runtime.checkpoint.entries import names_in
-from chimera_runtime.checkpoint.stateful import Stateful
+from chimera_runtime.checkpoint.entries import Stateful, names_in
 from chimera_runtime.checkpoint.storage import Lock, Writer, damage, is_whole, others, update_of, whole
 from chimera_runtime.errors import BadCheckpoint
 from chimera_runtime.errors import checkpoint as mistakes

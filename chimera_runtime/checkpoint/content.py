@@ -24,7 +24,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from chimera_runtime.checkpoint import entries
-from chimera_runtime.checkpoint.stateful import Stateful, give, packed_states, require_equal, shown_states, states_of
+from chimera_runtime.checkpoint.entries import Stateful, give, packed_states, require_equal, shown_states, states_of
 from chimera_runtime.errors import checkpoint as mistakes
 from chimera_runtime.optimizer import optimizer_state
 from chimera_runtime.optimizer.optimizer_state import SavedGroup, parameters_of

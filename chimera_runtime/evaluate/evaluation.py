@@ -1,4 +1,4 @@
-"""Evaluation: forwards alone, for the loss or the outputs of a model, by the function ``evaluate`` of a rank's script.
+"""Evaluation: forwards alone, by the function ``evaluate`` of a rank's script. `Inference` calls it between updates.
 
 Modules run in evaluation mode and without a graph, and their mode is restored afterwards; the caller restores random
 generators. A micro-batch may have fewer items than in training. It may also have none, that is be absent: then the
@@ -13,25 +13,28 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import UserCode
+from chimera_runtime.blame import Located, UserCode
 from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_batches
-from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import evaluate as mistakes
+from chimera_runtime.errors.evaluate import NOTHING_TO_EVALUATE, PREDICTIONS_HAVE_NO_ITEMS
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.stream_lane import StreamLink
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route
+from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.stage_probe import state_of
 from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.keywords import Keywords
-from chimera_runtime.values.losses import Loss, as_pair
+from chimera_runtime.values.losses import Loss, Tally, as_pair
 from chimera_runtime.values.mesh_tensors import rest, settled
-from chimera_runtime.values.nested import mapped, taken_apart, to_device
+from chimera_runtime.values.nested import is_rows, joined, mapped, taken_apart, to_device
 from chimera_runtime.values.shared_memory import Slots, unshared
-from chimera_runtime.values.tensors import Tensors, join, plain
+from chimera_runtime.values.tensors import Tensors, all_generators_kept, join, plain
 
 
 @dataclass(frozen=True)
@@ -314,3 +317,71 @@ def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
             for submodule, training in before:
                 submodule.training = training
             rest(module)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Computes losses and outputs of the stages. Call it only while no update is under way.
+
+    Random generators, and the buffers and attributes of modules, are restored afterwards. ``size`` is the number of
+    items of a micro-batch. After an error inside ``located`` the pipeline refuses further calls. ``varying`` is as in
+    `Evaluation`.
+    """
+
+    context: RankContext
+    stages: Mapping[int, Stage]
+    size: int
+    located: Located
+    varying: VaryingShapes | None = None
+
+    def mean_loss(self, batches: Iterable[Any]) -> float:
+        """Returns the mean loss over all items in the batches of all copies, the same on every rank.
+
+        Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all. Raises
+        `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
+        """
+        losses = LossTotal(self.context.model.judge)
+        evaluation = self._evaluation(losses)
+        with self._unchanged():
+            for batch in batches:
+                for micro_batches in evaluation.evaluation_batches(batch):
+                    with self.located, all_generators_kept():
+                        evaluation.run(micro_batches)
+        with self.located:
+            control_group = self.context.world.control_group
+            items, total, count = added_over_all(control_group, losses.items, losses.total, losses.count)
+        if not items:
+            raise Misuse(NOTHING_TO_EVALUATE)
+        return Tally(total, count).mean
+
+    def predictor(self) -> Callable[[Any], Any]:
+        """Returns a function from a batch to the outputs of the last stage, on the CPU.
+
+        Every rank of the copy calls the function and gets the outputs. It raises the errors of `mean_loss`, and
+        `Misuse` if outputs cannot be joined along dimension 0.
+        """
+        world, store = self.context.world, OutputStore()
+        evaluation = self._evaluation(store)
+
+        def outputs_of(batch: Any) -> Any:
+            outputs: list[Any] = []
+            for micro_batches in evaluation.evaluation_batches(batch):
+                with self.located, all_generators_kept(), self._unchanged():
+                    evaluation.run(micro_batches)
+                    outputs += gathered(world.control_group, world.job.holders[-1], store.take()).values()
+            if not all(map(is_rows, outputs)):
+                raise Misuse(PREDICTIONS_HAVE_NO_ITEMS)
+            return joined(outputs)
+
+        return outputs_of
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Context at whose end the buffers and attributes of the stages are restored."""
+        states = [state_of(stage.module) for stage in self.stages.values()]
+        yield
+        for state, before in states:
+            state.restore(before)
+
+    def _evaluation(self, output: LossTotal | OutputStore) -> Evaluation:
+        return Evaluation(self.context, self.stages, self.size, output, varying=self.varying)

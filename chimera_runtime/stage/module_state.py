@@ -9,8 +9,9 @@ import pickle
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ _KINDS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 _PLAIN = (bool, int, float, str)
 _CLOSED = frozenset({"builtins", "torch", "numpy", "chimera_runtime", *sys.stdlib_module_names})
 """The packages whose objects, except modules, are compared as a whole: their attributes are no container."""
+
+
+GeneratorState = tuple[Callable[[], Any], Callable[[Any], object], Any]
+"""Functions that return and set the state of a random generator, and its state at one time."""
 
 
 class TensorVersion(NamedTuple):
@@ -40,7 +45,7 @@ class StateSnapshot(NamedTuple):
 
     containers: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
     versions: Mapping[int, TensorVersion] = MappingProxyType({})
-    generators: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
+    generators: Mapping[int, GeneratorState] = MappingProxyType({})
     written: Set[int] = frozenset()
 
 
@@ -77,7 +82,7 @@ class ModuleState:
         # A snapshot is shallow: copies of containers, a copy of each tensor that has changed, states of generators.
         copies: dict[int, tuple[Any, Any]] = {}
         versions: dict[int, TensorVersion] = {}
-        generators: dict[int, tuple[Any, Any]] = {}
+        generators: dict[int, GeneratorState] = {}
         for container in containers:
             copy = container.copy()
             copies[id(container)] = container, copy
@@ -85,8 +90,8 @@ class ModuleState:
                 if isinstance(element, torch.Tensor):
                     if not isinstance(element, torch.nn.Parameter):
                         versions[id(element)] = self._version(element, thorough)
-                elif _is_generator(element):
-                    generators[id(element)] = element, _state_of(element)
+                elif (access := _access(element)) is not None:
+                    generators[id(element)] = (*access, access[0]())
         self._versions = versions
         return StateSnapshot(copies, versions, generators)
 
@@ -125,18 +130,18 @@ class ModuleState:
             for key, (container, copy) in former.containers.items()
             if key in differing or _has(copy, differing)
         ]
-        drawn = [(generator, state, _state_of(generator)) for generator, state in former.generators.values()]
+        drawn = [(put, state, get()) for get, put, state in former.generators.values()]
         for container, copy, _ in replaced:
             _put(container, _mapped(copy, earlier))
-        for generator, state, _ in drawn:
-            _set_state(generator, state)
+        for put, state, _ in drawn:
+            put(state)
         try:
             yield strays
         finally:
             for container, _, copy in replaced:
                 _put(container, copy)
-            for generator, _, state in drawn:
-                _set_state(generator, state)
+            for put, _, state in drawn:
+                put(state)
         strays += self.names(present, self._changes(present, thorough))
 
     @torch.no_grad()
@@ -152,8 +157,8 @@ class ModuleState:
                 tensor.copy_(copy)
             else:
                 tensor.data = copy.clone()
-        for generator, state in former.generators.values():
-            _set_state(generator, state)
+        for _, put, state in former.generators.values():
+            put(state)
 
     def changed(self, before: StateSnapshot) -> list[str]:
         """Names of everything that has changed since a snapshot, among what the snapshot covers."""
@@ -197,8 +202,8 @@ class ModuleState:
             later = versions.get(key)
             if later is not None and later.copy is not version.copy:
                 differing.add(key)
-        for key, (generator, state) in before.generators.items():
-            if not _same_state(_state_of(generator), state):
+        for key, (get, _, state) in before.generators.items():
+            if not _same_state(get(), state):
                 differing.add(key)
         return differing
 
@@ -301,28 +306,18 @@ def _equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bo
     return torch.equal(values, copied) or bool(((values == copied) | ((values != values) & (copied != copied))).all())
 
 
-def _is_generator(value: Any) -> bool:
-    if isinstance(value, torch.Generator | random.Random):
-        return True
+def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
+    """Functions that return and set the state of a random generator; None for any other value."""
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
     kind = type(value)
-    return str(kind.__module__).startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state(legacy=False)
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
+    if not str(kind.__module__).startswith("numpy.random") or kind.__name__ not in ("Generator", "RandomState"):
+        return None
+    if hasattr(value, "bit_generator"):
+        return lambda: value.bit_generator.state, partial(setattr, value.bit_generator, "state")
+    return partial(value.get_state, legacy=False), value.set_state
 
 
 def _same_state(state: Any, former: Any) -> bool:

@@ -7,13 +7,16 @@ then the backward if there is no such method, or if the forward is recomputed or
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from chimera_runtime.errors import BadModel
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.values.tensors import Tensors
+
+if TYPE_CHECKING:
+    from chimera_runtime.stage.stage import Stage
 
 METHOD = "forward_and_backward"
 """The name of the method."""
@@ -70,18 +73,7 @@ class ModuleCalls:
             torch.autograd.backward(roots, gradients)
 
 
-class _PairedStage(Protocol):
-    """The part of a `Stage` that a pair uses."""
-
-    calls: ModuleCalls
-    number: int
-
-    def forward(self, *arguments: Any) -> None: ...
-
-    def backward(self, *arguments: Any) -> None: ...
-
-
-def run_pair(stage: _PairedStage, forward: tuple[Any, ...], other: _PairedStage, backward: tuple[Any, ...]) -> None:
+def run_pair(stage: "Stage", forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
     """Runs a pair: ``stage.forward(*forward)`` and ``other.backward(*backward)``; both may be one stage.
 
     If the module of ``stage`` has the method `METHOD`, a call of the method runs both. If the backward's forward is

@@ -21,8 +21,7 @@ from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in
 from chimera_runtime.stage.splitting import HalfBackward, SecondHalf, SplitBackward, WholeBackward
 from chimera_runtime.stage.stage_input import StageInput
 from chimera_runtime.stage.stage_output import StageOutput
-from chimera_runtime.stage.weight_group import WeightGroup
-from chimera_runtime.stage.weight_versions import Weights
+from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, Watched
 from chimera_runtime.values.losses import Tally

@@ -24,8 +24,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
-from chimera_runtime.stage.weight_group import WeightGroup
-from chimera_runtime.stage.weight_versions import Unstepped, Versions, Weights, masters
+from chimera_runtime.stage.weight_versions import Unstepped, Versions, WeightGroup, Weights, masters
 from chimera_runtime.start.memory_report import memory_report
 from chimera_runtime.start.probe import ProbeResult, probe_stages
 from chimera_runtime.start.rank_context import RankContext

@@ -10,7 +10,7 @@ from chimera_runtime.errors.pipeline import PIPELINE_IS_CLOSED, UPDATE_HAS_FAILE
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start.probe import ProbeResult
-from chimera_runtime.update.update_interface import Updates
+from chimera_runtime.update.updates import Updates
 
 T = TypeVar("T")
 

@@ -151,19 +151,9 @@ class Outcomes:
         work = self._control_group.post_reduce(_tensor(numbers), "for the loss of a step")
         while len(self._under_way) >= self._at_once:
             self._under_way.popleft().settle()
-        self._under_way.append(
-            Outcome(
-                update,
-                tally,
-                self._control_group,
-                self._counted,
-                _names=self._names,
-                _numbers=numbers,
-                _work=work,
-                _compare=compare,
-            )
-        )
-        return self._under_way[-1]
+        outcome = Outcome(update, tally, self._control_group, self._counted, self._names, numbers, work, compare)
+        self._under_way.append(outcome)
+        return outcome
 
     def _compare(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:
         self.require_agreement()

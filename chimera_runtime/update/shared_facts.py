@@ -15,7 +15,7 @@ from chimera_runtime.ranks.device_to_host import Numbers
 from chimera_runtime.stage.replica_digests import Replicas, digest, is_due
 from chimera_runtime.update.outcome import Outcomes
 from chimera_runtime.update.stage_optimizer import StageOptimizers
-from chimera_runtime.update.update_interface import Updates
+from chimera_runtime.update.updates import Updates
 
 
 class SharedFacts:
@@ -105,7 +105,7 @@ class StreamFacts:
     def note_step(self, group: Group, update: int) -> None:
         """Notes settings and weights of a weight group; call it after the step of the group in an update, from 0."""
         for key, settings in self.optimizers.take([group]).items():
-            self._noted[update][key] = partial(_same, settings)
+            self._noted[update][key] = lambda settings=settings: settings  # type: ignore[misc]
         if is_due(update + 1):
             for numbers in self.replicas.begin([group]).values():
                 self._noted[update][weights_of(group)] = partial(digest, numbers)
@@ -116,10 +116,6 @@ class StreamFacts:
         for earlier in [number for number in self._noted if number < update]:
             del self._noted[earlier]
         return self.feed.facts(update) | noted | {TERMS: _fact({"update": update + 1})}
-
-
-def _same(fact: Fact) -> Fact:
-    return fact
 
 
 def _fact(terms: Mapping[str, float]) -> Fact:

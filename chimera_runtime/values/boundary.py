@@ -102,24 +102,12 @@ class Boundary:
 class Traits:
     """Behaviour that a stage showed with the first micro-batch, at start. A text is empty if there was nothing to note.
 
-    Attributes
-    ----------
-    buffers
-        The names of the buffers that the stage updates in its forward.
-    alone
-        The reason why the stage cannot run several micro-batches in one call.
-    keywords
-        The names of the keyword arguments that the stage takes.
-    auxiliary
-        The names of the auxiliary losses that the stage adds.
-    whole
-        The reason why the backward cannot be split into two halves.
-    seeds_all
-        Whether the stage draws from the generators of Python or NumPy: then each forward seeds these as well.
-    in_place
-        The arguments that the stage writes: then it gets copies of the user's inputs and keyword arguments.
-    shared
-        The names of the keyword arguments that other stages take as well.
+    ``buffers`` are the names of the buffers that the stage updates in its forward. ``alone`` is the reason why the
+    stage cannot run several micro-batches in one call, ``whole`` the reason why the backward cannot be split into two
+    halves. ``keywords`` are the names of the keyword arguments that the stage takes, ``shared`` of those among them
+    that other stages take as well, ``auxiliary`` of the auxiliary losses that it adds. ``seeds_all`` says that the
+    stage draws from the generators of Python or NumPy: then each forward seeds these as well. ``in_place`` names
+    arguments that the stage writes: then it gets copies of the user's inputs and keyword arguments.
     """
 
     buffers: tuple[str, ...]

@@ -82,21 +82,21 @@ SABOTAGES = {
     ),
     "the optimizer steps twice": Sabotage(
         "dapple",
-        "chimera_runtime/stage/weight_group.py",
+        "chimera_runtime/stage/weight_versions.py",
         "            self.weights.step()\n",
         "            self.weights.step()\n            self.number == 1 and self.weights.step()\n",
         ("stage 1 on rank 1: the optimizer has made 6 steps in 3 updates",),
     ),
     "one stage leaves a step out": Sabotage(
         "dapple",
-        "chimera_runtime/stage/weight_group.py",
+        "chimera_runtime/stage/weight_versions.py",
         "            self.weights.step()\n",
         "            (self.number, self.updates) == (0, 1) or self.weights.step()\n",
         ("stage 0 on rank 0: the optimizer has made 2 steps in 3 updates",),
     ),
     "the last step is another one than the optimizer's": Sabotage(
         "dapple",
-        "chimera_runtime/stage/weight_group.py",
+        "chimera_runtime/stage/weight_versions.py",
         "            self.weights.step()\n",
         "            self.weights.step()\n"
         "            (self.number, self.updates) == (1, 2) and self.module.linear.weight.data.mul_(1.001)\n",
@@ -104,7 +104,7 @@ SABOTAGES = {
     ),
     "a gradient is there where one process has none": Sabotage(
         "dapple",
-        "chimera_runtime/stage/weight_group.py",
+        "chimera_runtime/stage/weight_versions.py",
         "            self.weights.step()\n",
         "            self.module.unused.weight.grad = self.module.unused.weight.detach()\n"
         "            self.weights.step()\n",

@@ -54,7 +54,24 @@ def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[End]
     if partners.wrong:
         raise mistakes.parameters_do_not_match(partners.wrong)
     partners.copy()
-    return _agreement(reference, model, stages, whole, partners)
+    with UserCode("an update of the stages and of reference(), side by side", FAILED):
+        batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its input in place
+        losses = [
+            [_pass(reference, modules, batch, number) for modules, batch in zip((stages, [whole]), pair, strict=True)]
+            for number, pair in enumerate(zip(*batches, strict=True))
+        ]
+    (mine, theirs), scale = map(sum, zip(*losses, strict=True)), sum(abs(loss) for _, loss in losses)
+    dtypes = {p.dtype for p in whole.parameters()} & TOLERANCES.keys()
+    if model.autocast is not None:
+        dtypes.add(model.autocast)
+    bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), len(losses))
+    off = share_of(abs(mine - theirs), scale)
+    worst, parameter = _furthest([*partners.gradients()])
+    if not off <= bound:
+        raise mistakes.losses_differ(theirs, mine)
+    if not worst <= bound:
+        raise mistakes.gradients_differ(worst, parameter, bound)
+    return Agreement(len({id(p) for p in partners.pairs.values()}), off, worst, bound)
 
 
 def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
@@ -187,29 +204,6 @@ class Partners:
                 gradient = gradient + before
             summed[name] = place[0], before if gradient is None else gradient, theirs.grad
         yield from ((name, *of_parameter) for name, of_parameter in summed.items())
-
-
-def _agreement(
-    reference: Reference, model: ModelFile, stages: Sequence[torch.nn.Module], whole: torch.nn.Module, pairs: Partners
-) -> Agreement:
-    with UserCode("an update of the stages and of reference(), side by side", FAILED):
-        batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its input in place
-        losses = [
-            [_pass(reference, modules, batch, number) for modules, batch in zip((stages, [whole]), pair, strict=True)]
-            for number, pair in enumerate(zip(*batches, strict=True))
-        ]
-    (mine, theirs), scale = map(sum, zip(*losses, strict=True)), sum(abs(loss) for _, loss in losses)
-    dtypes = {p.dtype for p in whole.parameters()} & TOLERANCES.keys()
-    if model.autocast is not None:
-        dtypes.add(model.autocast)
-    bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), len(losses))
-    off = share_of(abs(mine - theirs), scale)
-    worst, parameter = _furthest([*pairs.gradients()])
-    if not off <= bound:
-        raise mistakes.losses_differ(theirs, mine)
-    if not worst <= bound:
-        raise mistakes.gradients_differ(worst, parameter, bound)
-    return Agreement(len({id(p) for p in pairs.pairs.values()}), off, worst, bound)
 
 
 def _pass(reference: Reference, modules: Sequence[torch.nn.Module], batch: Any, number: int) -> float:

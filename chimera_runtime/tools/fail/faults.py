@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -68,13 +69,12 @@ class Faults:
         a file system may not answer. ``is_cause`` says that the message is about this rank itself, and not about
         another rank that it waited for.
         """
-        speaking = threading.Thread(target=self._speak, args=(message, is_cause), daemon=True)
-        self._save_and_leave(message, status, [speaking])
+        self._save_and_leave(message, status, partial(self._speak, is_cause=is_cause))
 
-    def _save_and_leave(self, message: str, status: int, threads: list[threading.Thread]) -> NoReturn:
+    def _save_and_leave(self, message: str, status: int, speak: Callable[[str], None]) -> NoReturn:
         self._lock.acquire()
         deadline = time.monotonic() + 2 * _PATIENCE
-        threads += [threading.Thread(target=save, args=(message,), daemon=True) for save in self.at_end]
+        threads = [threading.Thread(target=call, args=(message,), daemon=True) for call in (speak, *self.at_end)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -160,9 +160,7 @@ class Faults:
 
     def end_alone(self, message: str, status: int) -> NoReturn:
         """Ends this rank like `end`, but without the store: with its own message about the peers that it waited for."""
-        message = f"{self._program}: {message}"
-        speaking = threading.Thread(target=self._speak_alone, args=(message, False), daemon=True)
-        self._save_and_leave(message, status, [speaking])
+        self._save_and_leave(f"{self._program}: {message}", status, partial(self._speak_alone, is_cause=False))
 
     def _followed(self, rank: int) -> tuple[str, bool]:
         """Follows the waits from a rank to the rank after which there is no further one, and returns its message.

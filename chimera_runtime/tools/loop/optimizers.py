@@ -12,7 +12,7 @@ from chimera_runtime.model.ties import Modules, Tie, by_group
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.weight_groups import Group, group_key
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.weight_group import WeightGroup
+from chimera_runtime.stage.weight_versions import WeightGroup
 from chimera_runtime.values.tensors import draw_seed, seed_torch
 
 _STEPPING = UserCode("the optimizer's step", FAILED)

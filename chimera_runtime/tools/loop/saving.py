@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.checkpoint.checkpoints import Checkpoints
-from chimera_runtime.checkpoint.stateful import Stateful
+from chimera_runtime.checkpoint.entries import Stateful
 from chimera_runtime.errors import INTERRUPTED, TERMINATED
 from chimera_runtime.errors.tools import optimizer_cannot_be_saved
 from chimera_runtime.pipeline import Pipeline

@@ -300,6 +300,4 @@ class PartialOutcomes(Outcomes):
         """Makes the outcome of an update on this rank; for most updates without a message."""
         if (update + 1) % _SUMMED == 0:
             return super().launch(update, tally)
-        return PartialOutcome(
-            update, tally, self._control_group, self._counted, _names=self._names, _numbers=_UNSUMMED, _work=None
-        )
+        return PartialOutcome(update, tally, self._control_group, self._counted, self._names, _UNSUMMED, None)

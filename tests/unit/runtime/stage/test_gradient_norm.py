@@ -7,7 +7,7 @@ import torch
 
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.gradient_norm import agree_on_infinite, total_norm
+from chimera_runtime.stage.gradient_sums import agree_on_infinite, total_norm
 from chimera_runtime.values.tensors import Tensors
 from tests.unit.runtime.thread_ranks import job, together, worlds
 

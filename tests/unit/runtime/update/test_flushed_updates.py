@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.update.flushed_updates import FlushedUpdates
+from chimera_runtime.update.updates import FlushedUpdates
 from chimera_runtime.values.losses import Tally
 
 

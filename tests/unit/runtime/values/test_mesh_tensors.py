@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.gradient_norm import scale_down, total_norm
+from chimera_runtime.stage.gradient_sums import scale_down, total_norm
 from chimera_runtime.update.accumulation import Accumulation
 from chimera_runtime.values.mesh_tensors import (
     by_layout,

@@ -1,5 +1,10 @@
-"""Updates of a stream, a schedule without a flush: several are under way, and stages step inside the schedule."""
+"""`Updates`, with a flush or without one.
 
+With a flush an update ends before the next one begins, and the caller's optimizer steps. In a stream, which has none,
+several are under way, and stages step inside the schedule.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,20 +13,113 @@ from typing import Any
 import torch
 
 from chimera_runtime.data.feed import Feed
+from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import update as mistakes
+from chimera_runtime.errors.update import SCALER_WITH_WIDER_SUMS
 from chimera_runtime.lane.lane import Lane
 from chimera_runtime.lane.stream_lane import Driver
 from chimera_runtime.program.job import Job
+from chimera_runtime.ranks.agreement import SCALE
 from chimera_runtime.ranks.gathering import averaged_in_mesh
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.lane_components import driver_of
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.update.accumulation import Accumulation
-from chimera_runtime.update.flushed_updates import FlushedUpdates
 from chimera_runtime.update.outcome import Outcome, Outcomes
 from chimera_runtime.update.stage_optimizer import Hook, Named, StepHooks
-from chimera_runtime.update.update_interface import Updates
 from chimera_runtime.values.losses import added
+
+
+@dataclass(kw_only=True)
+class Updates(ABC):
+    """The updates of a schedule on this rank: `FlushedUpdates` or `StreamedUpdates`.
+
+    A call of `Pipeline.step` is one `prepare` and one `run_update`. All ranks make the same calls in the same order.
+    ``started`` updates have been started, which is also the number of the next update. ``terms`` has the arguments of
+    the newest call of `prepare` that must be equal on all ranks, by name, as numbers.
+    """
+
+    stages: Mapping[int, Stage]
+    feed: Feed
+    outcomes: Outcomes
+    started: int = 0
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+    @abstractmethod
+    def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
+        """Prepares gradients and the scale of the loss for an update. Raises `Misuse` if an argument does not fit."""
+
+    @abstractmethod
+    def run_update(self) -> Outcome | None:
+        """Runs one more update, on the mini-batch in the feed.
+
+        Returns the outcome of the newest complete update, or None while there is none.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Completes the updates that are under way."""
+
+    def take_outcomes(self) -> list[Outcome]:
+        """Returns the outcomes of the updates that `finish` has completed since the last call."""
+        return []
+
+    def count_from(self, updates: int) -> None:
+        """Sets the number of updates before the next one, as a checkpoint has it; random numbers follow from it.
+
+        Call it only while no update is under way.
+        """
+        self.started = updates
+        for stage in self.stages.values():
+            stage.count_from(updates)
+
+
+@dataclass(kw_only=True)
+class FlushedUpdates(Updates):
+    """The `Updates` of a schedule with a flush: a call of `run_update` runs a whole update.
+
+    ``script`` is the function ``update`` of this rank's script; the scale of a GradScaler is on ``device``.
+    ``sums_wider`` says that gradients are summed in another dtype than that of the weights, into ``main_grad``.
+    """
+
+    script: Callable[[Lane], None]
+    lane: Lane
+    accumulation: Accumulation
+    device: torch.device
+    sums_wider: bool
+
+    def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
+        """Clears all gradients, after copying them if the update is to ``accumulate``, and sets the scale of the loss.
+
+        Raises `Misuse` if gradients are there without ``accumulate``, or if there are a scaler and wider sums.
+        """
+        if scaler is not None and self.sums_wider:
+            raise Misuse(SCALER_WITH_WIDER_SUMS)
+        self.accumulation.begin(accumulate)
+        # The scale that a scaler has is the factor by which it multiplies; a new one is initialized by the call.
+        scale = 1.0 if scaler is None else float(scaler.scale(torch.ones((), device=self.device)))
+        self.terms = {"accumulate": accumulate, SCALE: scale}
+        for stage in self.stages.values():
+            for group in stage.groups:
+                group.gradient_sum.clear()
+            stage.scale_loss(scale)
+
+    def run_update(self) -> Outcome:
+        """Runs a whole update and returns its outcome; ``.grad`` is then the gradient of the mini-batch's loss."""
+        update = self.started
+        # The script makes all calls of the schedule, and returns when the gradients are summed over the replicas.
+        self.lane.begin(update)
+        self.script(self.lane)
+        # Losses that were computed here go to the other ranks while this one steps and begins the next update.
+        losses = added(stage.take_loss(update) for stage in self.stages.values())
+        outcome = self.outcomes.launch(update, losses)
+        self.feed.drop(update)
+        self.accumulation.end(outcome)
+        self.started += 1
+        return outcome
+
+    def finish(self) -> None:
+        """Does nothing: no update is under way."""
 
 
 def step_hooks_of(
