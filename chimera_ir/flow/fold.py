@@ -10,13 +10,15 @@ worker 1: ...
   F m4 s1 v4
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 from chimera_ir.flow.cycles import Waits
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.ops import Operation
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Instruction
+from chimera_ir.ir.turns import in_turn, turn_number
 
 Place = Callable[[int], tuple[Hashable, int] | None]
 """A function from an event to its name within its turn, and the number of the turn.
@@ -27,8 +29,12 @@ It is None for an event that does not come again in every turn.
 
 @dataclass(frozen=True)
 class FoldedTurn:
-    """A turn as a periodic system (see `flow.cycles`); node n stands for ``events[n]``, one event of each turn."""
+    """A turn as a periodic system (see `flow.cycles`); node n stands for ``events[n]``, one event of several turns.
 
+    ``nodes`` has the node of each name within the turn.
+    """
+
+    nodes: Mapping[Hashable, int]
     events: Sequence[Sequence[int]]
     waits: Waits
 
@@ -37,11 +43,28 @@ class FoldedTurn:
         """The first event of each node."""
         return [events[0] for events in self.events]
 
+    @property
+    def middle(self) -> list[int]:
+        """The middle event of each node."""
+        return [events[len(events) // 2] for events in self.events]
+
 
 def fold(net: Net) -> FoldedTurn:
     """The turn that the net of some updates of a stream repeats, if it shows all waits of the steady state."""
-    operations, period = net.operations, net.schedule.header.period
-    return folded(net.order, net.predecessors, lambda number: _place(operations[number], period))
+    header, operations = net.schedule.header, net.operations
+    inside = within_folded(header, net.order, operations.__getitem__)
+    return folded(inside, net.predecessors, lambda number: in_turn(header, operations[number]))
+
+
+def within_folded(header: Header, order: Iterable[int], event: Callable[[int], Instruction]) -> list[int]:
+    """The events of ``order`` that `folded` needs, those of three turns; ``event`` gives the instruction of an event.
+
+    The last turn shows all waits for earlier turns, and the first turn all waits for later turns: versions below 0 hide
+    only waits for earlier turns. The middle turn shows the times of the steady state.
+    """
+    last = header.micro_batches // header.period - 1
+    turns = {0, last // 2, last}
+    return [number for number in order if turn_number(header, event(number)) in turns]
 
 
 def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> FoldedTurn:
@@ -71,10 +94,4 @@ def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) 
             # Of several waits for a node, the one that goes back the fewest turns implies the others.
             if waits.get(other, ago) >= ago:
                 waits[other] = ago
-    return FoldedTurn(events, [tuple(waits.items()) for waits in nearest])
-
-
-def _place(operation: Operation, period: int) -> tuple[Hashable, int]:
-    turn = operation.parts[0].micros[0] // period
-    within = [(part.stage, *(micro - turn * period for micro in part.micros)) for part in operation.parts]
-    return (operation.kind, *within), turn
+    return FoldedTurn(nodes, events, [tuple(waits.items()) for waits in nearest])

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import AllReduce, Instruction, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.ir.turns import Turn, extent, in_slot, later, updates_a_turn
+from chimera_ir.ir.turns import Turn, extent, in_slot, in_turn, later, updates_a_turn
 
 _Key = tuple[object, ...]
 
@@ -151,18 +151,16 @@ _AWAITED: dict[type[Instruction], type[Instruction]] = {WaitRecv: Send, WaitSend
 """The kind of line, on another worker, that each kind of wait waits for."""
 
 
-def _key(
-    header: Header, posted: type[Instruction], line: Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce
-) -> tuple[_Key, int]:
+def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[_Key, int]:
     """Returns a key for the message or sum of a line, equal in every turn, and the number of the turn it belongs to.
 
     ``posted`` is the type of the line that posts it.
     """
-    if isinstance(line, AllReduce | WaitAllReduce):
-        number, version = divmod(line.version or 0, updates_a_turn(header))
-        return (posted, line.group, version), number
-    number, micro = divmod(line.message.micros[0], header.period)
-    return (posted, line.message.source, line.message.target, micro), number
+    first, number = in_turn(header, line)
+    if isinstance(first, AllReduce | WaitAllReduce):
+        return (posted, first.group, first.version), number
+    assert isinstance(first, Send | Recv | WaitSend | WaitRecv)
+    return (posted, first.message), number
 
 
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:

@@ -195,6 +195,26 @@ def later(header: Header, instruction: ops.Instruction, turns: int) -> ops.Instr
     return shifted(instruction, turns * header.period, turns * updates_a_turn(header))
 
 
+def turn_number(header: Header, instruction: ops.Instruction) -> int:
+    """The turn to which the first micro-batch or the update of an instruction belongs."""
+    if isinstance(instruction, ops.Compute):
+        return min(instruction.micros) // header.period
+    first, _, of_updates = extent(instruction)
+    return first // (updates_a_turn(header) if of_updates else header.period)
+
+
+def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instruction, int]:
+    """An instruction as it stands in turn 0, in slot 0 and without the version that it reads, and its turn.
+
+    So all instructions that come again in every turn are equal.
+    """
+    turn = turn_number(header, instruction)
+    if isinstance(instruction, ops.Compute):
+        return ops.Compute(instruction.kind, _later(instruction.micros, -turn * header.period), instruction.stage), turn
+    placed = later(header, instruction, -turn)
+    return (replace(placed, slot=Slot(0)) if isinstance(placed, ops.Recv) else placed), turn
+
+
 def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruction:
     """An instruction of turn ``number`` as a lane has it: in the slot of that turn, with no version below 0."""
     if isinstance(instruction, _READING) and (instruction.version or 0) < 0:

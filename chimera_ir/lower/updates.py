@@ -35,7 +35,7 @@ earliest run. A sum is over as soon as all workers have launched it; communicati
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -49,6 +49,7 @@ from chimera_ir.flow.net import Net, net_of, newest
 from chimera_ir.ir.ids import Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Operation, Stash, Step, WaitAllReduce, singles
+from chimera_ir.ir.turns import in_turn
 from chimera_ir.lower.sync import Duration, Insertions
 
 
@@ -217,12 +218,12 @@ def _agreed(
         return {(version, group): (Fraction(version), 0) for version, group in launched}
     if any(update.launch.behind_steps for lane in updates for update in lane):
         net = _with_joins(net, updates, launched)
-    ends, numbers = _steady_ends(net, [*map(duration, net.operations)]), header.group_numbers
+    end, numbers = _steady_ends(net, [*map(duration, net.operations)]), header.group_numbers
     # A sum is not over before the one for the version before it.
     latest: dict[WeightGroup, Fraction] = defaultdict(Fraction)
     agreed: dict[tuple[Version, WeightGroup], tuple[Fraction, int]] = {}
     for version, group in sorted(launched):
-        latest[group] = max([latest[group], *(ends[number] for number in launched[version, group] if number in ends)])
+        latest[group] = max([latest[group], *map(end, launched[version, group])])
         agreed[version, group] = latest[group], -numbers[group]
     return agreed
 
@@ -239,21 +240,21 @@ def _with_joins(
     return replace(net, predecessors=tuple(before), order=play(net.lanes, before).order)
 
 
-def _steady_ends(net: Net, durations: Sequence[int]) -> Mapping[int, Fraction]:
-    """The ends of operations in a run that repeats every turn, so that the order of its sums is that of every turn.
+def _steady_ends(net: Net, durations: Sequence[int]) -> Callable[[int], Fraction]:
+    """The end of an operation in a run that repeats every turn, so that the order of its sums is that of every turn.
 
     The run is the earliest one that ends no operation of a turn earlier than the earliest run of all updates does in
-    its middle turn. Mostly that has come to repeat by then. Empty if operations wait for each other in a cycle.
+    its middle turn. Mostly that has come to repeat by then.
     """
     if len(net.order) < len(net.operations):
-        return {}
-    turn, ends = fold(net), net.ends(durations)
-    middle = len(turn.events[0]) // 2
+        return lambda _: Fraction(0)  # workers wait for each other in a cycle, whatever the order
+    turn, header, ends = fold(net), net.schedule.header, net.ends(durations)
     steady = steady_run(
-        turn.waits, [durations[number] for number in turn.numbers], [ends[events[middle]] for events in turn.events]
+        turn.waits, [durations[number] for number in turn.numbers], [ends[number] for number in turn.middle]
     )
-    return {
-        number: steady.ends[node] + (place - middle) * steady.ratio
-        for node, events in enumerate(turn.events)
-        for place, number in enumerate(events)
-    }
+
+    def end(number: int) -> Fraction:
+        place, later_turns = in_turn(header, net.operations[number])
+        return steady.ends[turn.nodes[place]] + later_turns * steady.ratio
+
+    return end

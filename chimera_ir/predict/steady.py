@@ -6,15 +6,12 @@ with the largest ratio of seconds to turns, which is found exactly, without a lo
 
 from collections.abc import Sequence
 from math import lcm
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 from chimera_ir.flow.cycles import NO_CYCLE, Waits, critical
-from chimera_ir.flow.fold import folded
-from chimera_ir.ir.ids import Micro, Stage
-from chimera_ir.ir.kinds import Kind
+from chimera_ir.flow.fold import folded, within_folded
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
-from chimera_ir.ir.turns import updates_a_turn
+from chimera_ir.ir.turns import in_turn, updates_a_turn
 from chimera_ir.predict.events import Events, Node, Role
 
 
@@ -44,9 +41,12 @@ def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
     Messages that share ports may take longer in one turn than in another; the middle one of its turns gives the time
     of an event.
     """
-    turn = folded(order, events.before, lambda number: _reduced(header, events.nodes[number]))
-    seconds = [events.nodes[numbers[len(numbers) // 2]].seconds for numbers in turn.events]
-    return TimedTurn(turn.numbers, turn.waits, seconds, updates_a_turn(header))
+    nodes = events.nodes
+    inside = within_folded(header, order, lambda number: nodes[number].instruction)
+    turn = folded(inside, events.before, lambda number: _reduced(header, nodes[number]))
+    return TimedTurn(
+        turn.numbers, turn.waits, [nodes[number].seconds for number in turn.middle], updates_a_turn(header)
+    )
 
 
 def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
@@ -80,26 +80,5 @@ def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int] | Non
     """Key of an event, which is the same in every turn, and the number of its turn; None for a `Role.BEGIN`."""
     if node.role is Role.BEGIN:
         return None
-    match node.instruction:
-        case Compute(kind, micros, stage):
-            return _of_micros(header, node, kind, micros, stage)
-        case Pair(forward, backward):
-            place, turn = _of_micros(header, node, forward.kind, forward.micros, forward.stage)
-            return (*place, backward.stage, backward.kind), turn
-        case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
-            return _of_micros(header, node, type(node.instruction), message.micros, message.source, message.target)
-        case AllReduce(group, version=version) | WaitAllReduce(group, version=version) | Step(group, version=version):
-            turn, update = divmod((version or 0) - 1, updates_a_turn(header))
-            return (node.role, type(node.instruction), update, group, *node.workers), turn
-        case Stash() | Drop():
-            raise ValueError("keeping and dropping weights takes no time: they are no events")
-        case _:
-            assert_never(node.instruction)
-
-
-def _of_micros(
-    header: Header, node: Node, kind: Kind | type, micros: Sequence[Micro], *stages: Stage
-) -> tuple[tuple[object, ...], int]:
-    turn = min(micros) // header.period
-    within = tuple([micro - turn * header.period for micro in micros])
-    return (node.role, kind, within, *stages), turn
+    instruction, turn = in_turn(header, node.instruction)
+    return (node.role, instruction, *node.workers), turn

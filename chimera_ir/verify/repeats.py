@@ -15,7 +15,7 @@ from itertools import zip_longest
 from chimera_ir.diagnostics.catalogue.repeats import BreaksTurn, NoTurn, StateDiffers
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Instruction, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
@@ -48,12 +48,11 @@ def _shown(instruction: Instruction | None) -> str:
     return line(instruction) if instruction else "nothing"
 
 
-def state_repeats(stream: ProgramStream) -> Iterator[Diagnostic]:
+def state_repeats(stream: ProgramStream, program: Program) -> Iterator[Diagnostic]:
     """Yields the first worker whose state does not repeat together with the state of the others.
 
-    The stream has no errors by all other rules, for the updates that it shows.
+    ``program``, a view of the stream, shows all that ever happens, and has no errors by all other rules.
     """
-    program = stream.shown
     # The steady state is in the middle: before it the pipes fill, after it they run empty.
     middle = program.header.updates // updates_a_turn(stream.header) // 2
     starts = [lines_before(stream.header, turn, middle, program.header.updates) for turn in stream.turns]

@@ -16,7 +16,7 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, singles
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of, view_of
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of, updates_shown
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
@@ -198,15 +198,15 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     Raises `Rejected` with all errors; but if the operations are not complete and placed, or the messages make no sense,
     with the errors of this kind alone.
     """
-    program = view_of(level)
-    if level is program and program.header.asynchronous:
+    if isinstance(level, Program) and level.header.asynchronous:
         raise ValueError("some updates of a stream prove nothing about the others")
+    program = level if isinstance(level, Program) else level.view(_updates_proven(level, checked))
     checked, findings, proofs = proven(program, checked)
     if isinstance(level, ProgramStream):
-        findings += apply(Rule.REPEATS, state_repeats(level))
+        findings += apply(Rule.REPEATS, state_repeats(level, program))
         raise_errors(findings.diagnostics)
-        if (runnable := runnable_stream(level)) != level:
-            return verify_program(runnable, checked)
+        # Its lanes are the same wherever its turns begin.
+        level = runnable_stream(level)
     return Verified(
         level=level,
         program=program,
@@ -217,6 +217,12 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
         weights=copies(program),
         seal=_SEAL,
     )
+
+
+def _updates_proven(stream: ProgramStream, checked: Checked | None) -> int:
+    """The updates that show all that ever happens or, if these are more, those of the schedule that is checked."""
+    shown = updates_shown(stream.header, stream.schedule.turns)
+    return shown if checked is None else max(shown, checked.schedule.header.updates)
 
 
 def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
