@@ -34,7 +34,7 @@ _ALL_FORKED: list[int] = []
 """The ends of the pipe by which ranks of this process learn that all of them are forked."""
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.e2e.preloaded"])
+_SERVER.set_forkserver_preload(["tests.e2e.preloaded", "tests.e2e.huge_pages"])
 
 
 def torchrun(

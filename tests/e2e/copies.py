@@ -13,13 +13,15 @@ States = Mapping[str, tuple[int, int]]
 def states(package: Path) -> States:
     """The state of each module of a package."""
     found: dict[str, tuple[int, int]] = {}
-    for directory, folders, files in os.walk(package):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in files:
-            if name.endswith(".py"):
-                path = os.path.join(directory, name)
-                state = os.stat(path)
-                found[os.path.relpath(path, package)] = state.st_size, state.st_mtime_ns
+    folders = [""]
+    for folder in folders:
+        for entry in os.scandir(os.path.join(package, folder)):
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    folders.append(f"{folder}{entry.name}/")
+            elif entry.name.endswith(".py"):
+                state = entry.stat()
+                found[folder + entry.name] = state.st_size, state.st_mtime_ns
     return found
 
 

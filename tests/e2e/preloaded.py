@@ -14,12 +14,11 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
 from tests.e2e.copies import RUNTIME, is_copy, states
 
 _PACKAGE = "chimera_runtime"
 _OF_TORCH = (
+    "torch",
     "torch._dynamo",  # as the first optimizer does
     "torch.autograd.profiler",
     "torch.distributed.checkpoint.state_dict",
@@ -68,12 +67,13 @@ class Preloaded(MetaPathFinder, Loader):
             reload(_MODULES[name])
 
 
-for _name in _OF_TORCH:
-    import_module(_name)
-for _device in (torch.cuda, torch.mtia, torch.xpu):
+gc.disable()  # what is imported stays
+_torch, *_ = [import_module(name) for name in _OF_TORCH]
+for _device in (_torch.cuda, _torch.mtia, _torch.xpu):
     if not _device.is_available():  # a seed keeps the whole stack as text for when there is one
         _device.manual_seed_all = lambda seed: None
 _STATES = states(RUNTIME)
 _MODULES = _modules()
 sys.meta_path.insert(0, Preloaded())
+gc.enable()
 gc.freeze()  # a collection would touch all objects, and a process that is forked copy their pages

@@ -10,6 +10,7 @@ first step of an optimizer included.
 import json
 import os
 import runpy
+import select
 import signal
 import sys
 import time
@@ -22,6 +23,8 @@ import torch.distributed
 import torch.utils.data
 
 POLL = 0.02
+LOOK = 0.1
+"""Seconds after which a rank's parent looks again whether another rank has failed."""
 
 
 def child(job: dict[str, object], log: Path) -> None:
@@ -96,18 +99,16 @@ def wait_like_torchrun(pid: int, failed: Path, grace: float) -> int:
 
     Unlike there, it has some seconds to end by itself before.
     """
-    told = False
-    while True:
-        found, code = os.waitpid(pid, os.WNOHANG)
-        if found:
-            status = os.waitstatus_to_exitcode(code)
-            if status:
-                failed.touch()
-            return status
+    end, told = os.pidfd_open(pid), False
+    while not select.select([end], [], [], LOOK)[0]:
         if not told and failed.exists() and time.time() >= failed.stat().st_mtime + grace:
             os.kill(pid, signal.SIGTERM)
             told = True
-        time.sleep(POLL)
+    os.close(end)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status:
+        failed.touch()
+    return status
 
 
 if __name__ == "__main__":
