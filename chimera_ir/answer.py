@@ -12,8 +12,6 @@ from chimera_ir.compilation import Compilation, Level
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from chimera_ir.cost.simulate import Timeline
-
 ENDINGS: Mapping[Level | None, str] = {
     Level.AST: ".chim",
     **dict.fromkeys((Level.PLAN, Level.SCHEDULE, Level.PROGRAM, Level.EVALUATION), ".sir"),
@@ -38,10 +36,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text for standard output, ``printed``, and the files to write, ``output``: None if one level was asked for.
-
-    ``warnings`` are those of the compilation, ready to be shown.
-    """
+    """The text for standard output, the files to write (None for a single level), and warnings, ready to be shown."""
 
     warnings: tuple[str, ...]
     printed: str
@@ -142,15 +137,11 @@ def _text(compilation: Compilation, level: Level) -> str:
         case Level.EVALUATION:
             return show(compilation.evaluation)
         case Level.TIMELINE:
-            return _drawn(compilation.timeline)
+            from chimera_ir.console import printed
+            from chimera_ir.picture import terminal
+
+            return printed(lambda console: console.print(terminal.draw(compilation.timeline, console.width)))
         case Level.REPORT:
             return compilation.report_json
         case _:
             assert_never(level)
-
-
-def _drawn(timeline: "Timeline") -> str:
-    from chimera_ir.console import printed
-    from chimera_ir.picture import terminal
-
-    return printed(lambda console: console.print(terminal.draw(timeline, console.width)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected, titles
-from chimera_ir.errors import AboveMaxOperations, Incomparable, TextError, TooLarge
+from chimera_ir.errors import AboveMaxOperations, Incomparable, ParameterError, TextError, TooLarge
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
@@ -92,7 +92,6 @@ def fitting(scheme: "Scheme", like: Header, max_operations: int) -> Mapping[str,
     {'P': 4, 'M': 6}
     """
     from chimera_ir.elaborate.elaborate import outline, parameter_names
-    from chimera_ir.elaborate.settings import SettingError
 
     refused = None
     for settings in _candidates(parameter_names(scheme), like):
@@ -101,7 +100,7 @@ def fitting(scheme: "Scheme", like: Header, max_operations: int) -> Mapping[str,
         except Rejected as rejected:
             refused = refused or rejected
             continue
-        except SettingError:
+        except ParameterError:
             continue
         if (header.workers, header.whole_micro_batches) == (like.workers, like.whole_micro_batches):
             return settings
@@ -122,20 +121,14 @@ def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int
 
 
 def require_same_size(header: Header, like: Header, name: str) -> None:
-    """Makes sure that the text ``name``, with this header, has as many workers and micro-batches as ``like``.
-
-    Raises `Incomparable` if it has more or fewer.
-    """
+    """Raises `Incomparable` if the text ``name`` has other numbers of workers or micro-batches than ``like``."""
     if (header.workers, header.whole_micro_batches) != (like.workers, like.whole_micro_batches):
         raise Incomparable("against", f" {name}: it is a schedule {_size(header)}, and the one at hand {_size(like)}")
 
 
 @contextmanager
 def refusing(name: str, like: Header) -> Iterator[None]:
-    """Context in which a `TooLarge` for the text to compare with becomes an `Incomparable`.
-
-    Its message has the ``name`` of the text and the size of ``like``.
-    """
+    """Context in which a `TooLarge` for the text ``name``, compared at the size of ``like``, is an `Incomparable`."""
     try:
         yield
     except TooLarge as error:

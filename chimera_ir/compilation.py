@@ -27,7 +27,7 @@ from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
-from chimera_ir.request import Request, groups, parsed, require_settable
+from chimera_ir.request import Request, groups, parsed
 from chimera_ir.syntax.ast import Scheme
 
 if TYPE_CHECKING:
@@ -53,14 +53,6 @@ class Level(Enum):
     EVALUATION = "evaluation"
     TIMELINE = "timeline"
     REPORT = "report"
-
-
-@dataclass(frozen=True, slots=True)
-class _Ordered:
-    """A verified schedule, and the plan that it was made from: None if the text is a schedule or a program."""
-
-    plan: Plan | None
-    checked: "Checked"
 
 
 def _ignore(_: object) -> None:
@@ -126,14 +118,15 @@ class Compilation:
         """Every operation with its place and clock; the text of a schedule or a program has none."""
         if not isinstance(self._entry, Scheme | Plan):
             raise NoSuchLevel(self.request.source.name, Level.PLAN.value)
-        plan = self._ordered.plan
-        assert plan is not None
-        return plan
+        _ = self._checked
+        level = self._top
+        assert isinstance(level, Plan | PlanStream)
+        return level if isinstance(level, Plan) else level.shown
 
     @property
     def schedule(self) -> Schedule | ScheduleStream:
         """The compute operations of each worker in the order in which it runs them; without a flush, of one turn."""
-        return self._ordered.checked.level
+        return self._checked.level
 
     @property
     def program(self) -> Program | ProgramStream:
@@ -148,7 +141,7 @@ class Compilation:
         from chimera_ir.verify.verify import verify_lowered, verify_program
 
         # The text of a program is proven as it is; any other text is lowered, and the result proven.
-        checked = self._ordered.checked
+        checked = self._checked
         self.tell("adding messages and gradient sums, verifying the program")
         communicators = self.request.communicators
         if isinstance(self._entry, Program | ProgramStream):
@@ -173,7 +166,7 @@ class Compilation:
         from chimera_ir.lower.lower import lower
         from chimera_ir.verify.verify import verify_lowered, verify_schedule
 
-        schedule = self._ordered.checked.level
+        schedule = self._checked.level
         self.tell("ordering the forwards alone, verifying their program")
         checked = verify_schedule(forwards(schedule), None)
         raise_errors(checked.findings.diagnostics)
@@ -287,7 +280,7 @@ class Compilation:
     def warnings(self) -> tuple[str, ...]:
         """The warnings about the text, each as chimera compile prints it."""
         outlined = self._outlined.warnings if isinstance(self._entry, Scheme) else ()
-        return tuple(blocks((*outlined, *self._ordered.checked.findings.diagnostics), self.request.source))
+        return tuple(blocks((*outlined, *self._checked.findings.diagnostics), self.request.source))
 
     def write(self, directory: str | PathLike[str]) -> None:
         """Writes the files into a directory that is new, or was written by chimera compile.
@@ -323,7 +316,6 @@ class Compilation:
 
         scheme, settings = self.scheme, self.request.settings
         self.tell("placing and ordering the operations, verifying the schedule")
-        require_settable(scheme, settings)
         outlined = outline(scheme, settings, self.request.max_operations)
         for warning in outlined.warnings:
             self.warn(warning)
@@ -349,20 +341,25 @@ class Compilation:
         return self.request.communicators
 
     @_level
-    def _ordered(self) -> _Ordered:
-        """The verified schedule, and the plan that it was made from."""
+    def _top(self) -> Text | PlanStream:
+        """The level that an IR text has, or the plan of a scheme: the first of those that have operations."""
+        return self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
+
+    @_level
+    def _checked(self) -> "Checked":
+        """The verified schedule."""
         from chimera_ir.lower.order import order
         from chimera_ir.verify.verify import schedule_in, verify_schedule
 
         # Costs are checked before operations are made of the text, which may take long.
         self.request.cost_model.durations(self._header)
-        level = self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
+        level = self._top
         plan = level.shown if isinstance(level, PlanStream) else level if isinstance(level, Plan) else None
         schedule = order(level) if isinstance(level, Plan | PlanStream) else schedule_in(level)
         checked = verify_schedule(schedule, plan, self._needs if self.request.forecast else None)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)
-        return _Ordered(plan, checked)
+        return checked
 
     def _needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
         """The bytes that each worker of the program needs."""
@@ -375,7 +372,7 @@ class Compilation:
 
         request, header = self.request, self.schedule.header
         if request.against is None:
-            return comparison.plain(request, self._ordered.checked.schedule), None
+            return comparison.plain(request, self._checked.schedule), None
         with comparison.refusing(request.against.name, header):
             verified = self._opponent.verified
             comparison.require_same_size(verified.schedule.header, header, request.against.name)

@@ -97,10 +97,7 @@ def summary(name: str, directories: Further = ()) -> str:
 
 
 def parameters(name: str, directories: Further = ()) -> str:
-    """The parameters of a library scheme with their defaults, as in ``D = 4, N = D``.
-
-    Raises `Rejected` if the text is not a scheme.
-    """
+    """The parameters of a library scheme with defaults, as in ``D = 4, N = D``; raises `Rejected` for other texts."""
     from chimera_ir.syntax.formatter import show_expression
     from chimera_ir.syntax.parser import parse  # with lark, which takes a while
 
@@ -108,21 +105,13 @@ def parameters(name: str, directories: Further = ()) -> str:
     return ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in scheme.parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """A library scheme that was asked for by another name, with a sentence that says so."""
-
-    scheme: str
-    remark: str
-
-
-def alias(name: str, directories: Further = ()) -> Alias | None:
-    """The library scheme that the literature calls ``name``, or that differs in spelling only; None without one."""
+def alias(name: str, directories: Further = ()) -> tuple[str, str] | None:
+    """The scheme that the literature calls ``name``, or that differs in spelling only, with a sentence that says so."""
     known = _known_as(name)
     if known and known.scheme:
-        return Alias(known.scheme, f"'{name}' is {known.scheme} here: {known.what}")
+        return known.scheme, f"'{name}' is {known.scheme} here: {known.what}"
     spelled = next((scheme for scheme in names(directories) if _plain(scheme) == _plain(name)), None)
-    return Alias(spelled, f"'{name}' is {spelled} here") if spelled else None
+    return (spelled, f"'{name}' is {spelled} here") if spelled else None
 
 
 def aliases() -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.request import MAX_OPERATIONS, Request, Tie, require_settable
+from chimera_ir.request import MAX_OPERATIONS, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
@@ -235,6 +235,8 @@ def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = 
     settings = {name: integer(name, value) for name, value in parameters.items()}
     compilation = Compilation(options.request(texts.source(text, options.library), settings))
     if settings:
+        from chimera_ir.elaborate.settings import require_settable
+
         require_parameters(settings, compilation.scheme)
         require_settable(compilation.scheme, settings)
     return compilation

@@ -196,10 +196,7 @@ def _replace(target: Path, files: Mapping[str, str], manifest: str) -> None:
 
 
 def _settle(target: Path, committed: Path, manifest: str) -> None:
-    """Removes the files that ``manifest`` lists, and moves those in the folder ``committed`` to their places.
-
-    An interrupted move continues here.
-    """
+    """Removes the files that ``manifest`` lists and moves in those in ``committed``, also after an interruption."""
     if _is_file(committed / manifest):
         ours, fresh = _listed(target / manifest), _listed(committed / manifest)
         waiting = {name for name in fresh if os.path.lexists(committed / name)}
@@ -269,10 +266,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _listed(listing: Path) -> dict[str, None]:
-    """The files that a manifest lists, in its order; none where there is no manifest.
-
-    Raises `OutputRefused` if the manifest is damaged: it lists paths that no command writes.
-    """
+    """The files that a manifest lists, if there is one; raises `OutputRefused` if it lists paths elsewhere."""
     if not _is_file(listing):
         return {}
     try:

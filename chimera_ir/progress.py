@@ -6,11 +6,8 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread, Timer
 from time import monotonic
 
-AFTER = 1.0
-"""Seconds before anything is shown."""
-
-EVERY = 8.0
-"""Seconds from a line of a log to the next."""
+AFTER, EVERY = 1.0, 8.0
+"""Seconds before anything is shown, and from a line of a log to the next."""
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from chimera_ir.cost.durations import CostModel, Costs
-from chimera_ir.errors import AboveMaxOperations, NoSuchTie, ParameterError, TooLarge
+from chimera_ir.cost.durations import Costs
+from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS
 from chimera_ir.ir.sharing import Communicators
@@ -49,7 +49,7 @@ class Request:
     communicators: Communicators = Communicators.DIRECTED
 
     @property
-    def cost_model(self) -> CostModel:
+    def cost_model(self) -> "Forecast | Costs":
         """The source of durations: the forecast, or fixed costs."""
         return self.forecast or self.costs
 
@@ -100,16 +100,3 @@ def parsed(request: Request) -> Scheme | Level:
         shown = "what shows the turns of the text, warm-up and drain included,"
         raise AboveMaxOperations(shown, level.operations, most)
     return level
-
-
-def require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
-    """Makes sure that a scheme has every parameter that is set.
-
-    Raises `ParameterError` for the first parameter that the scheme lacks, or whose value is too large.
-    """
-    from chimera_ir.elaborate import settings as scheme_settings
-
-    try:
-        scheme_settings.require_settable(scheme, settings)
-    except scheme_settings.SettingError as error:
-        raise ParameterError(str(error)) from None

@@ -7,8 +7,7 @@ the end of the process it looks at nothing, as the system takes back all memory 
 import atexit
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import NoReturn
@@ -18,21 +17,15 @@ from chimera_ir.garbage import uncollected
 INTERRUPTED = 130
 
 
-@contextmanager
-def _importing() -> Iterator[None]:
+def _run(module: str, *arguments: str) -> NoReturn:
+    """Imports ``module`` of the commands, and calls its ``main`` with the arguments."""
     atexit.register(gc.freeze)
     try:
         with uncollected():
-            yield
+            main: Callable[..., NoReturn] = import_module(f"chimera_ir.commands.{module}").main
             gc.freeze()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-
-
-def _run(module: str, *arguments: str) -> NoReturn:
-    """Imports ``module`` of the commands, and calls its ``main`` with the arguments."""
-    with _importing():
-        main: Callable[..., NoReturn] = import_module(f"chimera_ir.commands.{module}").main
     main(*arguments)
 
 

@@ -42,8 +42,9 @@ def scheme_or_ir(
     if scheme in library.names(further):
         return library.source(scheme, further)
     if alias := library.alias(scheme, further):
-        remark(alias.remark)
-        return library.source(alias.scheme, further)
+        name, sentence = alias
+        remark(sentence)
+        return library.source(name, further)
     raise UnreadableText(library.missing(scheme, further))
 
 

@@ -44,7 +44,7 @@ CEILINGS = {
     "cost": 1,
     "diagnostics": 1,
     "diagnostics/catalogue": 4,
-    "elaborate": 8,
+    "elaborate": 6,
     "flow": 1,
     "ir": 2,
     "library": 4,
@@ -60,7 +60,6 @@ CEILINGS = {
 SHARED_MODULES = {
     "groups.py": 2,
     "model.py": 2,
-    "repeats.py": 2,
 }
 """Names of several modules of the compiler, with their number."""
 

@@ -170,10 +170,7 @@ def _loaded(header: Header, worker: Worker, neighbours: Sequence[Sequence[Stage]
 
 
 def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = False) -> set[int]:
-    """The micro-batches, of a period or an update, for which a worker runs a stage.
-
-    With ``recomputing``, only those for which it runs the forward again.
-    """
+    """The micro-batches of a period or an update that a worker runs on a stage, or runs again (``recomputing``)."""
     cycle = header.period or header.micro_batches
     pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
     return {micro % cycle for pipe in pipes if not recomputing or stage in pipe.recompute for micro in pipe.micros}

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from chimera_ir.codegen.facts import INTERFACE, facts, show
-from chimera_ir.codegen.view import rank_view, train_view
+from chimera_ir.codegen.view import rank_view
 from chimera_ir.ir.ids import Worker
+from chimera_ir.plural import counted
 from chimera_ir.resources import runtime, templates
 from chimera_ir.verify.verify import Verified
 
@@ -44,7 +45,7 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
             + evaluate.render(rank=rank)
             for rank in ranks
         },
-        "train.py": train.render(train=train_view(header), digest=digest),
+        "train.py": train.render(header=header, workers=counted(header.workers, "worker"), digest=digest),
     }
 
 
@@ -65,10 +66,7 @@ class _Package(NamedTuple):
 
 @cache
 def _package(folder: Path) -> _Package:
-    """Returns the package in a folder, the same for every program, as the process first read it.
-
-    ``__init__.py`` files come first.
-    """
+    """Returns the package in a folder as the process first read it; ``__init__.py`` files come first."""
     paths = sorted(folder.rglob("*.py"), key=lambda path: (path.name != "__init__.py", path))
     files = {path.relative_to(folder.parent).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return _Package(files, sha256(repr(files).encode()).hexdigest())

@@ -8,7 +8,7 @@ from chimera_ir.codegen.notation import Notation
 from chimera_ir.codegen.rolling import Loop, roll
 from chimera_ir.codegen.statements import LinkVariables, Scribe, links, weights
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.levels import Header, LaneParts
+from chimera_ir.ir.levels import LaneParts
 from chimera_ir.ir.ops import singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.plural import counted, listed
@@ -51,21 +51,6 @@ class RankView:
     def has_loops(self) -> bool:
         """Whether either function of the script has a loop."""
         return self.training.has_loops or self.evaluation.has_loops
-
-
-@dataclass(frozen=True, slots=True)
-class TrainView:
-    """The values of train.py; ``overlapping`` says whether updates overlap."""
-
-    title: str
-    workers: int
-    workers_text: str
-    overlapping: bool
-
-
-def train_view(header: Header) -> TrainView:
-    """The values of train.py for a program."""
-    return TrainView(header.title, header.workers, counted(header.workers, "worker"), header.asynchronous)
 
 
 def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankView:

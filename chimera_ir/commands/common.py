@@ -63,37 +63,6 @@ FILE = GivenPath(path_type=Path)
 """A file or directory, which may be there or not."""
 
 
-def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:
-    """The groups of stages of a repeatable option ``--tied STAGE,STAGE``."""
-    ties: list[list[int | str]] = []
-    for text in given:
-        stages = text.split(",")
-        are_stages = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
-        if len(stages) < 2 or not are_stages:
-            raise WrongCommand(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
-        if any(len(stage) > 18 for stage in stages):
-            raise WrongCommand(f"--tied {text[:40]}: a stage has at most 18 digits")
-        ties.append([int(stage) if stage.isdecimal() else stage for stage in stages])
-    return ties
-
-
-def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | None:
-    """The first layer of each stage, of an option ``--split``."""
-    words = [] if given is None else given.split(",")
-    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
-        raise WrongCommand(f"--split {given}: list the first layer of each stage, as in --split 0,9,17,25")
-    return None if given is None else tuple(map(int, words))
-
-
-TIED = click.option(
-    "--tied",
-    multiple=True,
-    callback=parse_ties,
-    metavar="STAGE,STAGE",
-    help="Stages that share parameters, as the model's tied() says: by number, first or last.",
-)
-
-
 @contextmanager
 def as_misuse(*errors: type[Exception]) -> Iterator[None]:
     """Context in which errors of these types become errors of the command line, with the same text."""
@@ -104,10 +73,7 @@ def as_misuse(*errors: type[Exception]) -> Iterator[None]:
 
 
 def require_torch(doing: str) -> None:
-    """Makes sure that torch is installed, without importing it; ``doing`` names the work that needs it.
-
-    Raises `WrongCommand` if torch is not installed.
-    """
+    """Raises `WrongCommand` if torch is not installed, without importing it; ``doing`` is what needs torch."""
     if find_spec("torch") is None:
         raise WrongCommand(f"{doing} needs torch, which is not installed: pip install 'chimera_ir[train]'")
 

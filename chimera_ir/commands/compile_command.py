@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,9 @@ from chimera_ir import cache, errors, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Output, produce
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
-from chimera_ir.commands.common import (
-    DOES_NOT_FIT,
-    FILE,
-    TIED,
-    WRONG_TEXT,
-    WrongCommand,
-    parse_split,
-    run,
-    write,
-    write_json,
-)
-from chimera_ir.commands.sections import Function, SectionedCommand, as_json, colored, general, is_quiet, remark, report
+from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
+from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
+from chimera_ir.commands.stage_options import TIED, parse_split
 from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -34,7 +25,7 @@ from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST, Options
 from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.source import Source
-from chimera_ir.sweeps.form import TableForm
+from chimera_ir.sweeps import TableForm
 from chimera_ir.syntax.ast import SyncMode
 
 
@@ -75,7 +66,7 @@ def _described(name: str, further: tuple[Path, ...]) -> str:
         return str(error)
 
 
-_SHARED = (
+compiling = all_of(
     click.option(
         "--cost",
         "costs",
@@ -112,11 +103,7 @@ _SHARED = (
         help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
     ),
 )
-
-
-def compiling(function: Function) -> Function:
-    """Adds to a command's function the options, except ``--set``, that all commands share that compile a scheme."""
-    return reduce(lambda decorated, decorate: decorate(decorated), reversed(_SHARED), function)
+"""Adds to a command's function the options, except ``--set``, that all commands share that compile a scheme."""
 
 
 @click.command(
@@ -231,10 +218,7 @@ def compile_command(
 
 
 def _in_colours(text: str, level: Level | None) -> str:
-    """The text of a level, in colours if standard output takes them, else unchanged; only colours import the lexers.
-
-    A level that is neither a scheme nor IR has no colours, nor has None, a whole compilation.
-    """
+    """The text of a scheme or of IR in colours, if standard output takes them; only colours import the lexers."""
     if not colored(sys.stdout):
         return text
     from chimera_ir import highlight

@@ -21,7 +21,7 @@ def schemes(_: click.Context, __: click.Parameter, incomplete: str) -> list[Comp
 
 def settings(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Parameters of the scheme on the command line, each with the value that it has now, as in ``D=4``."""
-    from chimera_ir.elaborate.settings import SettingError, evaluate_globals
+    from chimera_ir.elaborate.settings import evaluate_globals
     from chimera_ir.syntax.parser import parse
 
     positional = (context.params.get("scheme"), *context.args)  # an option that lacks its value leaves words in `args`
@@ -34,7 +34,7 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
     try:
         scheme = parse(texts.scheme_or_ir(name))
         values = evaluate_globals(scheme, chosen).parameters
-    except (CompileError, Rejected, SettingError):
+    except (CompileError, Rejected):
         return []
     words = [f"{name}={value}" for name, value in values if name not in chosen]
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]

@@ -34,12 +34,10 @@ class _Commands(click.Group):
         return [*COMMANDS]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a line for each command, without importing it."""
         with formatter.section("Commands"):
             formatter.write_dl([*COMMANDS.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, imported now."""
         if cmd_name not in COMMANDS:
             return None
         with uncollected():

@@ -9,8 +9,9 @@ import click
 from chimera_ir import library, progress, texts
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import FILE, TIED, WRONG_TEXT, FiniteRange, WrongCommand, run, write, write_json
+from chimera_ir.commands.common import FILE, WRONG_TEXT, FiniteRange, WrongCommand, run, write, write_json
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
+from chimera_ir.commands.stage_options import TIED
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.diagnostics.suggest import closest

@@ -5,7 +5,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import (
-    FiniteRange,
-    GivenPath,
-    WrongCommand,
-    as_misuse,
-    parse_split,
-    require_torch,
-    run,
-    write_json,
-)
-from chimera_ir.commands.sections import SETTINGS, Function, SectionedCommand, as_json, general, is_quiet, remark
+from chimera_ir.commands.common import FiniteRange, GivenPath, WrongCommand, as_misuse, require_torch, run, write_json
+from chimera_ir.commands.sections import SETTINGS, SectionedCommand, all_of, as_json, general, is_quiet, remark
+from chimera_ir.commands.stage_options import parse_split
 from chimera_ir.escapes import visible
 from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
@@ -76,12 +68,10 @@ _MODEL_SECTIONS = {
 }
 
 
-def _measuring(function: Function) -> Function:
-    """Adds to a command's function the options of every command that measures."""
-    return as_json("Print what is written as JSON, too.")(general(function))
+_measuring = all_of(as_json("Print what is written as JSON, too."), general)
+"""Adds to a command's function the options of every command that measures."""
 
-
-_MODEL = (
+_of_a_model = all_of(
     click.argument("model", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="MODEL.py"),
     click.option(
         "--micro-batch-size",
@@ -101,12 +91,9 @@ _MODEL = (
     _rounds,
     click.option("--seed", type=int, default=0, show_default=True, help="Of weights and data, as train.py's."),
     _force,
+    _measuring,
 )
-
-
-def _of_a_model(function: Function) -> Function:
-    """Adds to a command's function the options of every command that measures a model."""
-    return reduce(lambda decorated, decorate: decorate(decorated), reversed(_MODEL), _measuring(function))
+"""Adds to a command's function the options of every command that measures a model."""
 
 
 @profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS, short_help="Measure every stage of a model.")
@@ -162,10 +149,7 @@ def _measure(
     as_json: bool,
     once: bool = False,
 ) -> None:
-    """Writes the profile of a model cut into each number of stages in ``depths`` or, without any, of its layers.
-
-    With ``once``, only one of equal layers is measured.
-    """
+    """Writes the profile of a model cut to each of ``depths``, or of layers; ``once`` measures one of equal ones."""
     require_torch("measuring")
     from chimera_ir.measure import model as measure
     from chimera_ir.measure.stages import StageRequest
@@ -284,10 +268,7 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields a function that shows progress: a bar on a terminal, else lines; nothing with ``--quiet``.
-
-    It takes what is being measured, how many steps are done, and how many there are.
-    """
+    """Yields a function that shows what is measured, and how many steps of how many are done; none if quiet."""
     console = Console(stderr=True)
     if is_quiet():
         yield _no_bar

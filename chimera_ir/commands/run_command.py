@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +13,7 @@ from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
 from chimera_ir.commands.common import WrongCommand, WrongText, as_misuse, require_torch
 from chimera_ir.commands.compile_command import answered, compiling, delivered
-from chimera_ir.commands.sections import Function, SectionedCommand, general, report
+from chimera_ir.commands.sections import Function, SectionedCommand, all_of, general, report
 from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST
 from chimera_runtime.errors import Misuse as Refused
@@ -60,7 +59,7 @@ def _training(function: Function) -> Function:
         for name in _MACHINES
     )
     options = [_as_click(option) for option in OPTIONS if option.name != COMMUNICATORS]
-    return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(options)), function)
+    return all_of(*options, *refused)(function)
 
 
 def _as_click(option: Option) -> Callable[[Function], Function]:
@@ -175,10 +174,7 @@ def _words(training: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
-    """Replaces this process by another program, which gets all signals and whose exit status becomes the command's.
-
-    ``variables`` join its environment.
-    """
+    """Replaces this process by another program, whose environment also has ``variables``, with its exit status."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -18,9 +19,7 @@ WIDEST = 120
 """The most columns of a help; fewer where the terminal, or ``COLUMNS``, has fewer."""
 
 _QUIET = f"{__name__}.quiet"
-
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": WIDEST}
-"""The context settings of every command."""
 
 
 class SectionedCommand(click.Command):
@@ -46,6 +45,11 @@ class SectionedCommand(click.Command):
             if records:
                 with formatter.section(heading if self.sections else "Options"):
                     formatter.write_dl(records)
+
+
+def all_of(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Decorator that applies several others, such as the options of a command, as if they stood one below the other."""
+    return lambda function: reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), function)
 
 
 def general(function: Function) -> Function:

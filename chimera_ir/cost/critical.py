@@ -31,10 +31,7 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Structure:
-    """The part of a timeline that depends on neither costs nor recomputation.
-
-    ``turn`` is the folded turn of an asynchronous schedule.
-    """
+    """The part of a timeline without costs and recomputation; ``turn`` is the folded turn without a flush."""
 
     net: Net
     turn: FoldedTurn | None

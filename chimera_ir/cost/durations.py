@@ -58,13 +58,6 @@ def duration_key(operation: Operation) -> DurationKey:
     return operation.kind.letter, len(operation.micros), operation.stage
 
 
-class CostModel(Protocol):
-    """A source of durations: the costs that a user sets, or a profile."""
-
-    def durations(self, header: Header) -> Durations:
-        """The durations of a schedule's operations, given its header; a profile that lacks them raises `Unfit`."""
-
-
 class Costs(Mapping[str, Fraction]):
     """The duration of an operation over one micro-batch, by the letter of its kind, in a unit of the user's choice.
 

@@ -73,10 +73,7 @@ class Staleness(NamedTuple):
 
 
 class CommunicatorChoice(NamedTuple):
-    """A choice of communicators for messages: its name, their number, and the operations that block the program.
-
-    ``blocked`` is empty if the program is proven to finish.
-    """
+    """A choice of communicators: its name, their number, and the operations that block the program (none if proven)."""
 
     name: str
     number: int
@@ -256,7 +253,6 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
 
 
 def _remarks(schedule: Schedule) -> tuple[str, ...]:
-    """Remarks on stages that share parameters, and on workers without an operation."""
     remarks = []
     header = schedule.header
     for tie in header.ties:

@@ -131,10 +131,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class TimedRun:
-    """The run in which each operation starts as early as it can; operation n takes ``durations[n]``.
-
-    All times are in ticks, whose length is ``tick`` in the unit of the costs.
-    """
+    """The run in which each operation starts as early as it can; times, as in ``durations``, are in ticks."""
 
     header: Header
     structure: Structure

@@ -17,9 +17,7 @@ from chimera_ir.plural import counted
 IN_FULL = 16
 """The most workers or stages whose values are listed one by one; of more, runs or the extremes are listed."""
 
-
 Show = Callable[[Fraction], str]
-"""A function that returns a number as text."""
 
 
 def show(report: Report) -> RenderableType:

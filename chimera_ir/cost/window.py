@@ -1,7 +1,7 @@
 """The steady state in the timeline of an asynchronous schedule: a stretch of time that repeats right after itself."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -43,7 +43,8 @@ def steady_window(timeline: Timeline) -> Window | None:
         for start in _openings(timed, header) if length.denominator == 1 else ():
             end = start + int(length)
             inside = timed[_index(timed, start) : _index(timed, end)]
-            if len(inside) == turns * in_turn and _repeats(inside, starts, header, turns, end - start):
+            again = ((starts.get(later(header, interval.operation, turns)), interval.start) for interval in inside)
+            if len(inside) == turns * in_turn and all(after == before + end - start for after, before in again):
                 return Window(start, end, updates)
     return None
 
@@ -75,9 +76,3 @@ def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
 
 def _index(timed: Sequence[Timed], start: int) -> int:
     return bisect_left(timed, start, key=lambda interval: interval.start)
-
-
-def _repeats(
-    inside: Sequence[Timed], starts: Mapping[Instruction, int], header: Header, turns: int, length: int
-) -> bool:
-    return all(starts.get(later(header, interval.operation, turns)) == interval.start + length for interval in inside)

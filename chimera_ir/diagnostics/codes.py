@@ -27,12 +27,9 @@ class Example:
 def messages() -> dict[str, type[Diagnostic]]:
     """The message classes that have a code of their own, by code, in ascending order; not those that inherit one."""
     modules = (import_module(f"{catalogue.__name__}.{module.name}") for module in iter_modules(catalogue.__path__))
-    classes = {value for module in modules for value in vars(module).values() if _is_message(value)}
+    values = (value for module in modules for value in vars(module).values() if isinstance(value, type))
+    classes = {value for value in values if issubclass(value, Diagnostic) and "code" in vars(value)}
     return {message.code: message for message in sorted(classes, key=lambda message: message.code)}
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Diagnostic) and "code" in vars(value)
 
 
 def meaning(described: type) -> str:

@@ -94,9 +94,10 @@ class Diagnostic(_LazyDataclass):
     def fill(self, template: str) -> str:
         """Fills a template with the fields and properties of the diagnostic.
 
-        ``{count:stage}`` gives ``3 stages``. ``{count:and more}`` stands behind the first of ``count`` mistakes and
-        says how many others there are; ``{others:(and more)}`` does so from the number of the others. Both are empty if
-        there are none. ``{closest:else unknown}`` asks whether ``closest`` was meant, or gives ``unknown`` for None.
+        ``{count:stage}`` gives ``3 stages``, ``{count:is or are}`` the verb for as many. ``{count:and more}`` stands
+        behind the first of ``count`` mistakes and says how many others there are; ``{others:(and more)}`` does so from
+        the number of the others. Both are empty if there are none. ``{closest:else unknown}`` asks whether ``closest``
+        was meant, or gives ``unknown`` for None.
         """
         return self.relative_to_turn(_Formatter(self).format(template))
 
@@ -146,6 +147,8 @@ class _Formatter(string.Formatter):
             return f"did you mean `{value}`?" if value else format_spec.removeprefix("else ")
         if isinstance(value, int) and format_spec == "and more":
             return and_more(value)
+        if format_spec == "is or are":
+            return "is" if value in (0, 1) else "are"
         if format_spec == "(and more)":
             return f" (and {value} more)" if value else ""
         if isinstance(value, int) and re.fullmatch("[a-z][a-z -]+", format_spec):

@@ -13,11 +13,8 @@ from chimera_ir.source import Source, Span
 MAX_WIDTH = 100
 """Most columns of a source line that are shown; a longer line is cut around the marked part."""
 
-MAX_SHOWN = 20
-"""Most diagnostics that are shown in full."""
-
-MAX_NOTES = 20
-"""Most notes of a diagnostic that are shown."""
+MAX_SHOWN, MAX_NOTES = 20, 20
+"""Most diagnostics that are shown in full, and most notes of a diagnostic that are shown."""
 
 MAX_SENTENCE = 500
 """Most columns of a title, label, note or help."""
@@ -106,10 +103,7 @@ def _sentence(text: str) -> str:
 
 
 def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, style: _Style) -> list[str]:
-    """Lines that show a span: its place, its line in the source, carets below it with a label.
-
-    ``margin`` is the width of line numbers; ``mark`` is the escape sequence for the colour of the carets.
-    """
+    """Lines that show a span: its place, its source line, carets in the colour ``mark`` with a label below."""
     position = source.position(span.start)
     text = source.line(position.line)
     start = position.column - 1
@@ -154,7 +148,7 @@ def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
     room = MAX_WIDTH - _width(marked)
     columns = min(_width(before), max(room // 2, room - _width(after)))
     if columns < _width(before):
-        before = _ELLIPSIS + _tail(before, columns - len(_ELLIPSIS))
+        before = _ELLIPSIS + before[len(before) - _fitting(reversed(before), columns - len(_ELLIPSIS)) :]
     if _width(after) > room - _width(before):
         after = _head(after, room - _width(before))
     return before, marked, after
@@ -164,11 +158,6 @@ def _head(text: str, width: int) -> str:
     """The beginning of a text, so that it and an ellipsis take at most ``width`` columns."""
     fitting = _fitting(text, width - len(_ELLIPSIS))
     return text if fitting == len(text) else text[:fitting] + _ELLIPSIS
-
-
-def _tail(text: str, width: int) -> str:
-    """The end of a text, at most ``width`` columns of it."""
-    return text[len(text) - _fitting(reversed(text), width) :]
 
 
 def _fitting(characters: Iterable[str], width: int) -> int:

@@ -16,11 +16,8 @@ from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import FOREIGN_NAMES
 
-MAX_SIZE = 2_000
-"""The most operators and operands of a formula with its functions written out."""
-
-MAX_DEPTH = 200
-"""The most levels of a formula with its functions written out."""
+MAX_SIZE, MAX_DEPTH = 2_000, 200
+"""The most operators and operands of a formula with its functions written out, and the most levels."""
 
 
 class Type(Enum):
@@ -129,7 +126,6 @@ class _Checker:
         self._sizes: ChainMap[str, _FormulaSize] = ChainMap()
 
     def check_scheme(self) -> None:
-        """Checks the header and all items."""
         for parameter in self._scheme.parameters:
             self._formula(parameter.default, Type.INTEGER, "the default of a parameter", self._defined, parameter.name)
             self._define(parameter.name, _ValueName(Type.INTEGER, parameter.name.span))
@@ -343,10 +339,7 @@ class _Checker:
             self.mistakes.append(say.UnknownName(span, text, guess, listed))
 
     def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
-        """The shortest chain of definitions from ``start`` to ``goal``; None without one.
-
-        Unless ``far`` is set, only ``start`` itself is compared with the goal.
-        """
+        """The shortest chain of definitions from ``start`` to ``goal``, at most one long unless ``far``; or None."""
         came_from = {start: ""}
         pending = [start] if far else []
         for name in pending:

@@ -5,7 +5,7 @@ A memory bound may lack the name of the worker: there an unknown name gets anoth
 
 from collections.abc import Iterable, Iterator
 
-from chimera_ir.diagnostics.catalogue import endless, pairs
+from chimera_ir.diagnostics.catalogue import endless, groups
 from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.builtins import UNITS
@@ -73,7 +73,7 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
             case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
                 yield say.HalvesNotSupported(span)
             case ast.Operation(subjects=[first, second]) if {first.letter, second.letter} != _PAIR:
-                yield pairs.OtherKinds(line.span, first.letter.value, second.letter.value)
+                yield groups.OtherKinds(line.span, first.letter.value, second.letter.value)
             case _:
                 pass
 

@@ -27,7 +27,7 @@ def elaborate(
 
     A scheme with more than ``max_operations`` is rejected before they are enumerated.
 
-    Raises `SettingError` if a setting is not of a parameter of the scheme. Raises `Rejected` if the scheme has errors:
+    Raises `ParameterError` if a setting is of no parameter of the scheme. Raises `Rejected` if the scheme has errors:
     with all errors that are not consequences of others.
 
     Examples

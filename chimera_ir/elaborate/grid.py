@@ -37,10 +37,7 @@ class Grid:
         self._domain = _Columns(scope, dict(zip(names, variables, strict=True)), len(micros), len(stages))
 
     def values(self, expression: ast.Expression) -> list[int]:
-        """The values of a checked formula on the whole grid; the values of a condition are truths.
-
-        Raises `UndefinedOnGrid` if the formula, or a part of it that is walked, has no value somewhere.
-        """
+        """The values of a formula, truths of a condition; raises `UndefinedOnGrid` if it has none somewhere."""
         return self._domain.spread(walk(expression, self._domain), on_micros=True, on_stages=True)
 
 
@@ -105,10 +102,7 @@ class _Columns:
         return _Column(on_micros, on_stages, list(map(apply, *columns)))
 
     def spread(self, part: _Column, *, on_micros: bool, on_stages: bool) -> list[int]:
-        """The values of ``part``, repeated along the variables that it does not depend on.
-
-        ``on_micros`` and ``on_stages`` say whether the result has values for each micro-batch and for each stage.
-        """
+        """The values of ``part`` for all micro-batches, stages or both, repeated where it does not depend on them."""
         values = part.values
         if on_stages and not part.on_stages:
             values = list(chain.from_iterable(repeat(value, self.stages) for value in values))

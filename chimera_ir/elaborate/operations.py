@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, product
 from typing import NamedTuple, cast
 
-from chimera_ir.diagnostics.catalogue import groups, pairs
+from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate
@@ -68,7 +68,7 @@ def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Si
         name = f"{name}[{evaluate(index, shape.scope, shape.instance())}]"
     if name not in pipes:
         known = ", ".join(f"`{pipe}`" for pipe in pipes)
-        raise Rejected([pairs.NoSuchPipe(subject.pipe.span, (), shape.instance(), name, known)])
+        raise Rejected([groups.NoSuchPipe(subject.pipe.span, (), shape.instance(), name, known)])
     return _Single(subject, *pipes[name])
 
 
@@ -86,7 +86,7 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
     if len(columns) == 1:
         ((workers, computes),) = columns
         return list(map(Planned, clocks, workers, computes))
-    # The operations of two columns are joined to pairs.
+    # The operations of two columns are joined to groups.
     joined: list[Planned] = []
     for clock, both in zip(clocks, zip(*(zip(*column, strict=True) for column in columns), strict=True), strict=True):
         operation = _joined(line, both, shape.instance())
@@ -151,21 +151,18 @@ def _instances(
 
 
 def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instance) -> Operation | Diagnostic:
-    """Returns a line's only operation, the pair of its two operations, or the reason why they cannot be a pair.
-
-    ``placed`` has each operation with its worker; ``instance`` is what the reason names.
-    """
+    """Returns a line's only operation, or the pair of its two, or for ``instance`` why they cannot be a pair."""
     if len(placed) == 1:
         return placed[0][1]
     (worker, first), (other, second) = placed
     facts = line.span, (), instance, show(first), show(second)
     if worker != other:
-        return pairs.PairApart(*facts, worker, other)
+        return groups.PairApart(*facts, worker, other)
     if first.size != second.size:
-        return pairs.PairUneven(*facts, first.size, second.size)
+        return groups.PairUneven(*facts, first.size, second.size)
     common = {*first.micros} & {*second.micros}
     if common:
-        return pairs.PairOfOne(*facts, min(common))
+        return groups.PairOfOne(*facts, min(common))
     forward, backward = (first, second) if first.kind.opens else (second, first)
     return Pair(forward, backward, line.span)
 

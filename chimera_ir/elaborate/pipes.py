@@ -57,10 +57,7 @@ class Shape:
         return self.micros.variable.text, self.stages.variable.text
 
     def values(self, formula: ast.Expression, variables: Mapping[str, Iterable[int]]) -> Iterator[tuple[Frame, int]]:
-        """Yields all combinations of the variables' values, each with the value of a formula.
-
-        Raises `Rejected` at the first combination for which the formula has no value.
-        """
+        """Yields the variables' combined values, each with a formula's value; raises `Rejected` where it has none."""
         value = compiled(formula, self.scope.with_variables(*variables))
         for frame in product(*variables.values()):
             try:

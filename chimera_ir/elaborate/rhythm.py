@@ -52,10 +52,7 @@ class Rhythm:
 
 
 def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
-    """The rhythm of a pipe on some of its stages, with periods of at most ``most`` micro-batches.
-
-    Raises `Rejected` with all reasons why there is none.
-    """
+    """The rhythm of a pipe on some stages, with periods of at most ``most``; raises `Rejected` if there is none."""
     # The laws of all formulas. Rates are compared only if there are no other failures.
     failed: list[Diagnostic] = []
     beats: list[_Beat] = []

@@ -14,6 +14,7 @@ from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import UNITS
 from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Fault, Scope, compiled, evaluate
+from chimera_ir.errors import ParameterError
 from chimera_ir.ir.levels import MAX_WORKERS, Bound, Quantity
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
@@ -22,36 +23,9 @@ _NAMED = 8
 """The most parameters that are named when a requirement fails."""
 
 
-class SettingError(Exception):
-    """A setting that the user may not make; the scheme is not at fault."""
-
-
-class UnknownParameter(SettingError):
-    """A setting of a parameter that the scheme does not have."""
-
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        self.name = name
-        self.known = known
-        self.closest = closest(name, known)
-        has = f"its parameters are {', '.join(known)}" if known else "it has none"
-        guess = f" (did you mean {self.closest}?)" if self.closest else ""
-        super().__init__(f"the scheme has no parameter {name}{guess}; {has}")
-
-
-class SettingTooLarge(SettingError):
-    """A value beyond 64 bits."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(f"the value of {name} is beyond 2**63 - 1 in size")
-
-
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """The values of the lines outside of the pipes; ``per_update`` is None in a synchronous scheme.
-
-    ``limits`` are the memory bounds, whose values depend on the number of workers.
-    """
+    """The values of the lines outside of pipes; ``per_update`` is None with a flush, ``limits`` are memory bounds."""
 
     scope: Scope
     parameters: tuple[tuple[str, int], ...]
@@ -82,16 +56,16 @@ def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
 
 
 def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
-    """Checks that every setting is of a parameter of the scheme, and within 64 bits.
-
-    Raises `SettingError` for the first setting that is not.
-    """
+    """Raises `ParameterError` for the first setting of no parameter of the scheme, or beyond 64 bits."""
     names = parameter_names(scheme)
     for name, value in settings.items():
         if name not in names:
-            raise UnknownParameter(name, names)
+            has = f"its parameters are {', '.join(names)}" if names else "it has none"
+            near = closest(name, names)
+            guess = f" (did you mean {near}?)" if near else ""
+            raise ParameterError(f"the scheme has no parameter {name}{guess}; {has}")
         if abs(value) > LIMIT:
-            raise SettingTooLarge(name)
+            raise ParameterError(f"the value of {name} is beyond 2**63 - 1 in size")
 
 
 def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals:

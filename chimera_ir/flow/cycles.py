@@ -47,10 +47,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     every turn that a wait goes back. Then a cycle has a larger ratio exactly if its length is more than 0. If no cycle
     has such a length, longest paths to all nodes exist, and they prove that the ratio is the largest.
 
-    Raises
-    ------
-    ValueError
-        If a cycle goes back no turn, so that none of its nodes ever starts.
+    Raises `ValueError` if a cycle goes back no turn, so that none of its nodes ever starts.
 
     Examples
     --------

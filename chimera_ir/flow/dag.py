@@ -69,12 +69,7 @@ class _Graph(_IntGraph):
 class Dag:
     """The graph of a schedule. It is a DAG only if `cycle` finds no cycle.
 
-    Parameters
-    ----------
-    schedule
-        A schedule without errors by the rules "complete" and "placed".
-    reads
-        What each operation reads, as from `reads_of`, if it is known already.
+    The schedule has no errors by the rules "complete" and "placed"; ``reads`` are its `reads_of`, if known already.
 
     Examples
     --------
@@ -109,10 +104,7 @@ class Dag:
         return self._owners[node]
 
     def kind(self, before: int, after: int) -> Edge:
-        """The reason why node ``before`` comes before node ``after``.
-
-        It is DATA if the second reads a value of the first, else LANE in one lane, else SYNC.
-        """
+        """DATA if node ``after`` reads a value of node ``before``, else LANE in one lane, else SYNC."""
         if max(before, after) >= len(self.operations):
             return Edge.SYNC
         if before in self._reads[after]:

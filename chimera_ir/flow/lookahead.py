@@ -48,16 +48,9 @@ class RunnableTurn:
 
 
 class _Wait(NamedTuple):
-    """A line that waits for a line of another worker.
+    """A line at ``place`` of its turn that waits for a line of another worker, ``posted`` in that worker's turn.
 
-    Attributes
-    ----------
-    place
-        The place of the waiting line in its turn.
-    other, posted
-        The other worker, and the place in its turn of the line that is waited for.
-    later
-        The number of the other worker's turn minus the number of the turn that waits.
+    ``later`` is the number of the other worker's turn minus the number of the turn that waits.
     """
 
     place: int
@@ -69,10 +62,7 @@ class _Wait(NamedTuple):
 def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
     """Returns each worker's turn with its ``ahead``; a turn may begin at another line than in the stream.
 
-    Parameters
-    ----------
-    stream
-        A program without errors by any rule.
+    The stream is a program without errors by any rule.
     """
     header = stream.header
     lengths = [max(1, len(turn.instructions)) for turn in stream.turns]

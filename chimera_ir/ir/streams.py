@@ -141,10 +141,7 @@ def header_of(turn: Header, updates: int) -> Header:
 
 
 def stream_of(schedule: Schedule) -> ScheduleStream:
-    """The stream of which a schedule shows the first updates.
-
-    Raises `ValueError` if a lane shows no turn.
-    """
+    """The stream whose first updates a schedule shows; raises `ValueError` if a lane shows no turn."""
     turns = [turn_in(schedule.header, singles(lane)) for lane in schedule.lanes]
     if None in turns:
         raise ValueError("the schedule shows no turn of a steady state")

@@ -41,29 +41,19 @@ def lower(
     net: Net | None = None,
     communicators: Communicators = Communicators.DIRECTED,
 ) -> Program | ProgramStream:
-    """The program that runs a schedule.
+    """The program that runs a schedule; without a flush, of a stream.
 
     Every hand-over between workers is one message, which is sent, received and waited for at both ends, and which has a
     slot of its own while it is needed. Every stage that a worker holds is summed and stepped once per update. An
     inserted instruction has the origin of the operation that it serves.
 
-    Parameters
-    ----------
-    schedule
-        A schedule without errors by the rules "complete", "placed" and "acyclic"; without a flush, a stream.
-    ahead
-        The number of operations by which a receive is posted before its use, at least 0.
-    duration
-        The time that an operation takes, in any unit; it decides where a bubble is (`sync`).
-    net
-        The net of the schedule or, of a stream, that of a view, if it is known already.
-    communicators
-        The communicators with which the program must finish: one per directed pair of workers, or one per pair.
+    The schedule has no errors by the rules "complete", "placed" and "acyclic"; ``net`` is its net or, of a stream, that
+    of a view, if known already. A receive is posted ``ahead`` operations before its use. ``duration`` gives the time of
+    an operation in any unit, which decides where a bubble is (`sync`). The program must finish with the
+    ``communicators``: one per directed pair of workers, or one per pair.
 
-    Raises
-    ------
-    ValueError
-        If ``ahead`` is negative, or if the schedule is some updates of a stream: lower the stream (`stream_of`).
+    Raises `ValueError` if ``ahead`` is negative, or if the schedule is some updates of a stream: lower the stream
+    (`stream_of`).
     """
     if ahead < 0:
         raise ValueError("ahead must be at least 0")

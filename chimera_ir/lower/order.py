@@ -32,7 +32,7 @@ def order(plan: PlanStream) -> ScheduleStream: ...
 
 
 def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
-    """The schedule in which every worker runs its operations by ascending clock.
+    """The schedule in which every worker runs its operations by ascending clock; all workers are within range.
 
     Only the clocks of the same worker are compared. Two operations of a worker on one clock, an error by the rule
     "conflict-free", keep the order of the text. A recomputation without a clock comes right before the operation that
@@ -40,11 +40,6 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
 
     A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. An
     operation that comes after the end of this turn is there as the one of an earlier turn.
-
-    Parameters
-    ----------
-    plan
-        Every operation with its worker, all workers within range.
     """
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
     for planned in plan.operations:

@@ -49,17 +49,13 @@ def step(station: Station) -> object:
 
 
 class _Signature:
-    """Makes signatures, nested lists that are equal for equal values.
-
-    An object that occurs again has the number of its first occurrence as its signature.
-    """
+    """Makes nested lists that are equal for equal values; an object that occurs again has its first one's number."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
         self._kept: list[object] = []
 
     def layers(self, station: Station) -> list[object]:
-        """The signatures of a station's layers, in order."""
         return [self.of(layer) for layer in station.module.children()]
 
     def of(self, value: object) -> object:

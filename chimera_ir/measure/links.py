@@ -153,10 +153,7 @@ def chosen_fan_outs(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> d
 
 
 def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> list[tuple[int, ...]]:
-    """Groups of ranks that sum with one another.
-
-    If ``ranks`` is None: all ``size`` ranks, then each of ``pairs``. Else groups of ``ranks`` neighbours.
-    """
+    """Groups of ranks that sum: ``ranks`` neighbours or, if that is None, all ranks, then each of ``pairs``."""
     if ranks is None:
         return [tuple(range(size)), *(pair for pair in pairs if size > 2)]
     if not 2 <= ranks <= size:
@@ -220,10 +217,7 @@ class _Bench:
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
     def fan_out(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
-        """Measures messages of ``size`` bytes that rank ``hub`` sends to both ranks ``ends`` at once.
-
-        Returns the seconds from message to message at both of them.
-        """
+        """Seconds from message to message of ``size`` bytes at ranks ``ends``, to which ``hub`` sends at once."""
         me = self._world.place.rank
         self._tag = 0
         if me in (hub, *ends):

@@ -7,10 +7,7 @@ _ROOT = Path("/")
 
 
 def memory(root: Path = _ROOT) -> int:
-    """Bytes that the processes of this machine may use together: its memory, or the lowest limit of a control group.
-
-    ``root`` is where /proc and /sys lie.
-    """
+    """Bytes that all processes of this machine may use: its memory, or the lowest limit of a control group."""
     limits = [limit for limit in map(_limit, _control_files(root)) if limit is not None]
     return min([_physical(root), *limits])
 

@@ -118,7 +118,7 @@ class _StageClock:
             station.forward(turn.ordinary)
             station.backward(turn.ordinary)
             station.forget_losses(turn)
-            return (self._clock(station.step),)
+            return (self._clock(station.stage.step),)
 
         (samples,) = in_rounds(measured, WARM_UP, self._rounds)
         self.figures.append((f"step of {cut.part(number)}", samples))
@@ -227,7 +227,7 @@ class _Work:
                 (station.backward, turn.ordinary),
                 (station.forward, turn.halved),
                 (station.backward_input, turn.halved),
-                (station.backward_weights, turn.halved),
+                (station.stage.backward_weights, turn.halved),
             ):
                 run(micro)
                 totals.append(flops.get_total_flops())
@@ -294,10 +294,7 @@ def _layers(model: ModelFile) -> Sequence[object]:
 
 
 def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:
-    """Costs of a station's stage; ``step`` has the seconds and the noise of its step.
-
-    Its gradients are summed in one flat buffer, which has a further number for each parameter.
-    """
+    """Costs of a stage; ``step`` has seconds and noise. The flat gradients have a further number for each parameter."""
     trained = station.trained
     seconds, noise = step
     return StageCosts(
@@ -340,7 +337,7 @@ def _round(station: Station, number: int, clock: "_Clock") -> _Passes:
     station.refill()
     station.forward(turn.halved)
     input_gradient = clock(lambda: station.backward_input(turn.halved))
-    weight_gradient = clock(lambda: station.backward_weights(turn.halved))
+    weight_gradient = clock(lambda: station.stage.backward_weights(turn.halved))
     station.forget_losses(turn)
     return _Passes(forward, backward, recomputing, input_gradient, weight_gradient)
 

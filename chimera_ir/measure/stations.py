@@ -19,14 +19,8 @@ from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import Weights
-from chimera_runtime.start.stage_probe import (
-    ProbedForward,
-    StageCall,
-    measure_halves,
-    probe_backward,
-    probe_forward,
-    with_obstacle,
-)
+from chimera_runtime.start import stage_probe
+from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.tools.watch.memory import bytes_of
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, accepted
@@ -72,10 +66,7 @@ class ModelCut:
         return f"{self.kind} {number} of {self.stages}"
 
     def batches(self, size: int) -> Batches:
-        """Cuts the dataset into micro-batches of ``size`` items, one for each update.
-
-        Raises `Misuse` if ``dataset`` is not a dataset, or has too few items.
-        """
+        """Micro-batches of ``size`` items, one for each update; raises `Misuse` if there are too few items."""
         sampler = self.model.order(self.dataset)
         batches = Batches(self.dataset, size, 1, 1, 1, 0, self.seed, self.model.collate, sampler)
         batches.check()
@@ -141,10 +132,6 @@ class Station:
         """The first half of a backward."""
         self._backward(self.stage.backward_input, micro)
 
-    def backward_weights(self, micro: int) -> None:
-        """The second half of a backward."""
-        self.stage.backward_weights(micro)
-
     def _backward(self, run: Callable[[int, Tensors], None], micro: int) -> None:
         run(micro, () if self.after is None else self.stage.gradients[0])
         if self.before is not None:
@@ -154,10 +141,6 @@ class Station:
         """Frees the losses of the micro-batches of a round."""
         for micro in turn:
             self.stage.take_loss(micro)
-
-    def step(self) -> None:
-        """The optimizer's step, with all that a rank does in its line ``step``."""
-        self.stage.step()
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -208,11 +191,13 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
             after = _marked(first_look.after, follow[size])
             with running(cut, stage, size):
                 call = _call(cut, stage, size, module, first_look.before, first_look.handed)
-                trace = with_obstacle(_trace(cut, stage, module, call, measures=False))
+                trace = stage_probe.with_obstacle(_trace(cut, stage, module, call, measures=False))
                 whole = bool(trace.traits.whole)
                 with cut.here():
-                    halves = measure_halves(cut.model, stage, module, call, differentiable=follow[size], is_whole=whole)
-                    follow[size] = tuple(probe_backward(stage, module, trace, follow[size]))
+                    halves = stage_probe.measure_halves(
+                        cut.model, stage, module, call, differentiable=follow[size], is_whole=whole
+                    )
+                    follow[size] = tuple(stage_probe.probe_backward(stage, module, trace, follow[size]))
             footprint = replace(first_look.trace.footprint, **halves)
             bare = replace(first_look.trace, traits=trace.traits, footprint=footprint)
             before = _marked(first_look.before, follow[size])
@@ -279,7 +264,7 @@ def _call(
 def _trace(cut: ModelCut, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
     torch.manual_seed(draw_seed("shapes", cut.seed, stage))
     with cut.here():
-        return probe_forward(cut.model, stage, module, call, measures)
+        return stage_probe.probe_forward(cut.model, stage, module, call, measures)
 
 
 def _boundary(trace: ProbedForward) -> Boundary:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from chimera_ir.escapes import visible_lines
-from chimera_ir.ir.ops import Compute, Operation
-from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
+from chimera_ir.ir.ops import Compute, Operation, Pair
+from chimera_ir.picture.legend import kinds_of, least, legend
 from chimera_ir.picture.looks import ColourGroup, Looks, Row
 from chimera_ir.picture.shapes import Box, Chart, Family, Label, LaneRow, Tick
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, step
@@ -167,8 +167,8 @@ def chart(
     bottom = max(scale.y(looks.header.workers) - scale.gap, *(lane.y + scale.row for lane in rows))
     words = scale.left + max(10 * len(heading), 7 * len(summary), least(looks, kinds))
     width = max(int(right if end is None else end), words) + margin
-    names = [*pairs_of(operations), *signs.values()]
-    entries = [*legend(looks, kinds, names, scale.left, width, bottom + 44 + below)]
+    pairs = ["one above the other: a pair"] if any(isinstance(operation, Pair) for operation in operations) else []
+    entries = [*legend(looks, kinds, [*pairs, *signs.values()], scale.left, width, bottom + 44 + below)]
     return Chart(
         width=width,
         height=entries[-1].y + 28,

@@ -5,7 +5,7 @@ from itertools import product
 from typing import NamedTuple
 
 from chimera_ir.ir.kinds import KINDS, Kind
-from chimera_ir.ir.ops import Operation, Pair, singles
+from chimera_ir.ir.ops import Operation, singles
 from chimera_ir.picture.looks import ColourGroup, Looks, Shade
 from chimera_ir.picture.shapes import Entry, Swatch
 from chimera_ir.picture.words import ink, plain, strands
@@ -48,11 +48,6 @@ def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
     """The kinds of operations that a legend has swatches for, in the order of the table."""
     present = {operation.kind.letter for operation in singles(operations)}
     return [kind for letter, kind in KINDS.items() if letter in present]
-
-
-def pairs_of(operations: Iterable[Operation]) -> list[str]:
-    """The words by which a legend explains pairs, in a list; empty if no operation is a pair."""
-    return ["one above the other: a pair"] if any(isinstance(operation, Pair) for operation in operations) else []
 
 
 def signs(looks: Looks, kinds: Sequence[Kind]) -> list[str]:

@@ -11,7 +11,7 @@ from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Pipe
 from chimera_ir.ir.ops import Compute, Operation, Pair
-from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, mixed, shown_micro, strand_numbers, strands
+from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, mixed, shown_micro, strands
 
 FARTHEST = Fraction(3, 5)
 """The share of white or black that is mixed into the colours of a worker's last stage."""
@@ -136,7 +136,7 @@ class Looks:
 
     @cached_property
     def _strands(self) -> dict[Micro, int]:
-        return strand_numbers(self.header)
+        return {micro: number for number, strand in enumerate(strands(self.header)) for micro in strand.micros}
 
     @cached_property
     def _places(self) -> dict[str, tuple[int, ...]]:

@@ -3,8 +3,7 @@
 All places are computed here; ``templates/replay.svg.j2`` only writes them down. Equal replays give equal bytes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
 
@@ -15,7 +14,7 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture import chart
 from chimera_ir.picture.chart import PlacedOperation, Scale, families, pixels, room
 from chimera_ir.picture.looks import Looks, rows_of
-from chimera_ir.picture.shapes import Box, Chart, Family
+from chimera_ir.picture.shapes import Box, Family
 from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH
 from chimera_ir.picture.words import PAPER, STEP, label, plain
 from chimera_ir.plural import counted
@@ -27,32 +26,18 @@ _MOST = 90
 """The largest width in pixels of the shortest operation's box; half of it if messages and sums take no time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPicture:
-    """The values for ``templates/replay.svg.j2``, in pixels.
+def draw_replay(replay: Replay) -> str:
+    """The replay as a self-contained SVG document; names from the scheme and the cluster are escaped."""
+    return chart.filled("replay.svg.j2", **drawing(replay))
+
+
+def drawing(replay: Replay) -> dict[str, object]:
+    """The values for ``templates/replay.svg.j2``: the chart, and paths and boxes in pixels.
 
     ``idle`` has all idle time of a cause as one path, by the name of the pattern that fills it. ``messages``,
     ``critical`` (the critical path) and ``notices`` (that a receive is posted) are paths, too. Sums are boxes or, in a
     long replay, the path ``sums_path``.
     """
-
-    chart: Chart
-    idle: Mapping[str, str]
-    messages: str
-    sums: tuple[Box, ...]
-    sums_path: str
-    critical: str
-    notices: str
-
-
-def draw_replay(replay: Replay) -> str:
-    """The replay as a self-contained SVG document; names from the scheme and the cluster are escaped."""
-    picture = drawing(replay)
-    return chart.filled("replay.svg.j2", chart=picture.chart, drawing=picture)
-
-
-def drawing(replay: Replay) -> ReplayPicture:
-    """The places and sizes of all that is in the drawing."""
     scale = _scale(replay)
     idle_paths = _idle(replay, scale)
     messages = "".join(_arrow(message, scale) for message in replay.messages if message.end > message.start)
@@ -77,15 +62,15 @@ def drawing(replay: Replay) -> ReplayPicture:
         signs=signs,
         span=replay.span,
     )
-    return ReplayPicture(
-        chart=made,
-        idle={cause.name.lower(): path for cause, path in idle_paths.items()},
-        messages=messages,
-        sums=tuple(_box(*both, replay, scale) for both in _summing(replay)) if one_by_one else (),
-        sums_path="" if one_by_one else "".join(_outline(*both, scale) for both in _summing(replay)),
-        critical="".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),
-        notices="".join(_arrow(event, scale) for event in replay.critical if event.role is Role.NOTICE),
-    )
+    return {
+        "chart": made,
+        "idle": {cause.name.lower(): path for cause, path in idle_paths.items()},
+        "messages": messages,
+        "sums": tuple(_box(*both, replay, scale) for both in _summing(replay)) if one_by_one else (),
+        "sums_path": "" if one_by_one else "".join(_outline(*both, scale) for both in _summing(replay)),
+        "critical": "".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),
+        "notices": "".join(_arrow(event, scale) for event in replay.critical if event.role is Role.NOTICE),
+    }
 
 
 def _scale(replay: Replay) -> Scale:
@@ -137,7 +122,6 @@ def _summary(replay: Replay) -> str:
 
 
 def _timed(events: Iterable[Event]) -> bool:
-    """Whether any of the events takes time."""
     return any(event.end > event.start for event in events)
 
 
@@ -159,10 +143,7 @@ def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
 
 
 def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """Yields the families (operations of one colour), as boxes if ``one_by_one``, else as outlines.
-
-    A family has labels if all of its boxes have room for them.
-    """
+    """Yields families, as boxes if ``one_by_one``, else as outlines; with labels if all boxes have room for them."""
 
     def with_room(several: Sequence[PlacedOperation], font: int) -> Sequence[PlacedOperation]:
         widths = [scale.x(placed.end) - scale.x(placed.start) for placed in several]

@@ -26,10 +26,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The operations of a `looks.ColourGroup`, as a box for each or as a single outline.
-
-    The operations of pairs have half the height and are in families of their own.
-    """
+    """The operations of a `looks.ColourGroup`, pairs apart from others, as a box for each or as one outline."""
 
     fill: str
     ink: str
@@ -89,10 +86,7 @@ class EventMark:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """A stretch of time, drawn below the time axis and as two lines through the lanes, with its name.
-
-    The text starts or ends at ``x``, depending on ``anchor``.
-    """
+    """A stretch of time below the time axis, with lines through the lanes; its name starts or ends at ``x``."""
 
     path: str
     lines: str

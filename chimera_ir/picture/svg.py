@@ -20,14 +20,11 @@ from chimera_ir.picture.looks import Looks, rows_of
 from chimera_ir.picture.shapes import Bracket, Chart, EventMark, Family, Picture, Tick
 from chimera_ir.picture.words import bracket, distance, event_name, label, mark, plain, summary, track_name
 
-WIDTH = 2000
-"""The width in pixels of a chart, unless its boxes would be too narrow or too wide."""
+WIDTH, WIDEST = 2000, 6000
+"""The width in pixels of a chart, unless its boxes would be too narrow or too wide, and the largest width."""
 
 FAIR = (5, 30)
 """The smallest and the largest width in pixels of the shortest operation's box, unless labels need more."""
-
-WIDEST = 6000
-"""The largest width in pixels of a chart."""
 
 MOST_BOXES = 4096
 """The most operations that are drawn as boxes with texts; more are drawn as one outline for each family."""

@@ -27,11 +27,8 @@ from chimera_ir.picture.looks import ColourGroup, Looks, Shade
 from chimera_ir.picture.words import Strand, bracket, distance, event_name, ink, mark, strands, summary, track_name
 from chimera_ir.plural import counted
 
-LINES = 60
-"""The most lines of a picture that is continued below; a longer one is drawn small."""
-
-RUNS = 4
-"""The most runs of consecutive micro-batches that the legend shows for a pipe."""
+LINES, RUNS = 60, 4
+"""The most lines of a picture that is not drawn small, and the most runs of micro-batches that a legend shows."""
 
 _ROOM = 2
 """The most columns that the shortest operation gets in addition to those that it needs."""
@@ -89,7 +86,8 @@ def picture(timeline: Timeline, width: int) -> Text:
     if 2 * lengths.count(0) > len(lengths):
         missing = f"{lengths.count(0):,} of {counted(len(lengths), 'operation')} would not be seen;"
         return Text(f"not drawn: in {width} columns {missing}\ntimeline.svg in the output directory shows all of them")
-    rows = _rows(timeline, scale)
+    looks = Looks(timeline.header)
+    rows = [_row(lane, looks, scale, scale.at(timeline.span)) for lane in _lanes(timeline)]
     # Each panel has an axis, a row for each worker and, where the steady state is, a bracket below.
     parts = []
     for start, end in panels:
@@ -143,7 +141,9 @@ def _legible(timeline: Timeline, width: int) -> _ColumnScale:
     """The smallest scale at which every operation shows its label and sign, or a slightly larger one."""
     operations, span = list(chain(*_lanes(timeline))), max(timeline.span, 1)
     shortest = min((shown.timed.end - shown.timed.start for shown in operations), default=span)
-    needed = max((_columns_needed(shown, shortest) for shown in operations), default=1)
+    # The columns of the shortest operation when each has room for its label, a stroke and its sign.
+    lengths = ((len(shown.name) + 1 + shown.sign, shown.timed.end - shown.timed.start) for shown in operations)
+    needed = max((-(-columns * shortest // ticks) for columns, ticks in lengths), default=1)
     wide = min(max(width * shortest // span, needed), needed + _ROOM)
     return _ColumnScale(Fraction(wide, shortest), width)
 
@@ -186,13 +186,7 @@ def _spare(lane: Sequence[_Labelled], scale: _ColumnScale, bounds: Sequence[int]
 
 
 def _lines(timeline: Timeline, scale: _ColumnScale) -> int:
-    """The lines that a timeline takes at a scale."""
     return -(-scale.at(timeline.span) // scale.width) * (len(timeline.tracks) + 1)
-
-
-def _columns_needed(shown: _Labelled, shortest: int) -> int:
-    """The columns of an operation of ``shortest`` ticks when this one has room for its label, a stroke and its sign."""
-    return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
 def _panels(operations: Iterable[_Labelled], scale: _ColumnScale, columns: int) -> list[tuple[int, int]]:
@@ -215,11 +209,6 @@ def _cut(columns: int, width: int, within: Container[int]) -> list[tuple[int, in
         panels.append((start, end))
         start = end
     return [*panels, (start, columns)]
-
-
-def _rows(timeline: Timeline, scale: _ColumnScale) -> list[Text]:
-    looks, columns = Looks(timeline.header), scale.at(timeline.span)
-    return [_row(lane, looks, scale, columns) for lane in _lanes(timeline)]
 
 
 def _row(lane: Sequence[_Labelled], looks: Looks, scale: _ColumnScale, columns: int) -> Text:
@@ -306,7 +295,6 @@ def _ranges(micros: Sequence[Micro]) -> str:
 
 
 def _lengths(timeline: Timeline, scale: _ColumnScale) -> list[int]:
-    """The columns of each operation, lane by lane."""
     return [scale.at(timed.end) - scale.at(timed.start) for timed in chain.from_iterable(timeline.lanes)]
 
 

@@ -93,11 +93,6 @@ def shown_micro(header: Header, micro: int) -> Micro:
     return Micro(micro % (2 * header.period) if header.asynchronous else micro)
 
 
-def strand_numbers(header: Header) -> dict[Micro, int]:
-    """The number of the strand of each micro-batch."""
-    return {micro: number for number, strand in enumerate(strands(header)) for micro in strand.micros}
-
-
 def label(operation: Compute) -> str:
     """The micro-batches of an operation, as its box shows them: ``3``, ``4-5`` or ``0,2``."""
     first, last = operation.micros[0], operation.micros[-1]

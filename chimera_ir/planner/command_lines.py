@@ -5,9 +5,7 @@ from pathlib import PurePath
 
 from chimera_ir import library
 from chimera_ir.escapes import as_argument, command_line
-from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.space import MAX_OPERATIONS, Configuration
-from chimera_ir.profile.cluster import Cluster, torchrun
 from chimera_ir.request import Tie
 from chimera_ir.source import Source
 
@@ -50,11 +48,3 @@ def compile_line(choice: Configuration, files: Files) -> str:
     limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
     words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
     return f"chimera compile {command_line(words)}"
-
-
-def torchrun_line(judged: Judged, cluster: Cluster, files: Files, model: str) -> str:
-    """The ``torchrun`` line that starts a configuration on ``cluster``; ``model`` is the model file, or empty."""
-    choice = judged.choice
-    ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
-    where = ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout
-    return torchrun(*where, choice.split, files.sharded_optimizer, model)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from chimera_ir.cost.critical import Structure, structure_of
 from chimera_ir.cost.durations import DurationKey, duration_key
+from chimera_ir.cost.launches import LaunchPlaces
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.flow.live import highest_by_key, waiting
-from chimera_ir.flow.net import Net
-from chimera_ir.ir.ids import Micro, Stage, WeightGroup
+from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import KINDS, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, singles
@@ -33,16 +33,13 @@ from chimera_ir.syntax.change import Change
 from chimera_ir.verify.holdings import Holdings, Receiving, fullest, holdings, on_host, sending
 
 if TYPE_CHECKING:
-    from chimera_ir.verify.verify import Checked
+    from chimera_ir.verify.verify import Checked, Verified
 
 Pattern = tuple[int, ...]
 """Relative durations, one for each `DurationKey`; launches of gradient sums depend on nothing else.
 
 All are 1 where no worker has several gradient sums to launch.
 """
-
-Launched = tuple[tuple[tuple[int, WeightGroup], ...], ...]
-"""Gradient sums that each worker launches: the number of its operations before the launch, and the weight group."""
 
 
 class CompiledScheme:
@@ -192,7 +189,6 @@ class Variant:
     def __init__(self, compiled: CompiledScheme, change: Change) -> None:
         self.compiled, self._change = compiled.like(change), change
         self._lowerings: dict[Pattern, _Lowering] = {}
-        self._proven: set[_Lowering] = set()
         self._holdings: tuple[Holdings, ...] = ()
 
     @cached_property
@@ -206,7 +202,7 @@ class Variant:
         return Schedule(self.header, self.compiled.lanes)
 
     @property
-    def _level(self) -> Schedule | ScheduleStream:
+    def level(self) -> Schedule | ScheduleStream:
         """The schedule or, without a flush, its stream."""
         level = self.compiled.level
         if isinstance(level, Schedule):
@@ -233,12 +229,9 @@ class Variant:
         return sha256(repr((header.parts, header.strategies, header.stages_of, lanes)).encode()).hexdigest()
 
     def check(self) -> None:
-        """Verifies the schedule, unless its text is trusted.
-
-        Raises `Rejected` with the errors that a compilation finds in the schedule.
-        """
+        """Verifies the schedule, unless its text is trusted; raises `Rejected` with its errors."""
         if not self._is_trusted:
-            _ = self._checked
+            _ = self.checked
 
     def prove(self, setting: Setting) -> None:
         """Verifies the program of a scheme without a flush, unless its text is trusted.
@@ -248,14 +241,8 @@ class Variant:
 
         Raises `Rejected` with the errors that a compilation finds in the program.
         """
-        if self._is_trusted or not self.header.asynchronous:
-            return
-        lowering = self._lowering(setting)
-        if lowering not in self._proven:
-            from chimera_ir.verify.verify import verify_lowered
-
-            verify_lowered(lowering.level, self._checked)
-            self._proven.add(lowering)
+        if not self._is_trusted and self.header.asynchronous:
+            _ = self._lowering(setting).proven
 
     @property
     def _is_trusted(self) -> bool:
@@ -266,11 +253,11 @@ class Variant:
         return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
 
     @cached_property
-    def _checked(self) -> "Checked":
+    def checked(self) -> "Checked":
         """The schedule with the findings of `verify_schedule`; raises the errors of `check`."""
         from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
 
-        checked = verify_schedule(self._level, replace(self.compiled.plan, header=self.header))
+        checked = verify_schedule(self.level, replace(self.compiled.plan, header=self.header))
         raise_errors(checked.findings.diagnostics)
         return checked
 
@@ -278,7 +265,7 @@ class Variant:
         """The program as a compilation gives it; without a flush, enough updates to show all that ever happens."""
         return view_of(self._lowering(setting).level)
 
-    def launched(self, setting: Setting) -> Launched:
+    def launched(self, setting: Setting) -> LaunchPlaces:
         """The gradient sums that each worker launches in a setting; empty without a flush."""
         if self.header.asynchronous:
             return ((),) * len(self.compiled.lanes)
@@ -304,11 +291,7 @@ class Variant:
     def _lowering(self, setting: Setting) -> "_Lowering":
         pattern = self._pattern(setting)
         if pattern not in self._lowerings:
-            ticks = dict(zip(self._representatives, pattern, strict=True))
-            durations = [ticks[key] for key in self._keys]
-            self._lowerings[pattern] = _Lowering(
-                self._level, self.schedule, self.compiled.structure.net, ticks, durations
-            )
+            self._lowerings[pattern] = _Lowering(self, dict(zip(self._representatives, pattern, strict=True)))
         return self._lowerings[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
@@ -325,40 +308,38 @@ class Variant:
     @cached_property
     def _representatives(self) -> dict[DurationKey, Operation]:
         """One operation for each key of operations."""
-        return dict(zip(self._keys, chain.from_iterable(self.compiled.lanes), strict=True))
+        return dict(zip(self.keys, chain.from_iterable(self.compiled.lanes), strict=True))
 
     @cached_property
-    def _keys(self) -> list[DurationKey]:
+    def keys(self) -> list[DurationKey]:
         """The keys of all operations, lane by lane; operations with equal keys take equally long."""
         return [duration_key(operation) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Lowering:
-    """Lowers a schedule to a program. The relative durations of its operations decide when gradient sums are launched.
+    """Lowers a schedule to a program; the durations of the keys (``ticks``) decide when gradient sums are launched."""
 
-    ``ordered`` is the schedule or, without a flush, its stream; ``schedule`` has the operations that are timed.
-    ``ticks`` has the duration of each key, ``durations`` that of each operation, lane by lane.
-    """
-
-    ordered: Schedule | ScheduleStream
-    schedule: Schedule
-    net: Net
+    variant: Variant
     ticks: dict[DurationKey, int]
-    durations: list[int]
 
     @cached_property
     def level(self) -> Program | ProgramStream:
         """The program, or without a flush its stream."""
-        ticks = self.ticks
-
-        def duration(operation: Operation) -> int:
-            return ticks[duration_key(operation)]
-
-        return lower(self.ordered, duration=duration, net=self.net)
+        variant, ticks = self.variant, self.ticks
+        net = variant.compiled.structure.net
+        return lower(variant.level, duration=lambda operation: ticks[duration_key(operation)], net=net)
 
     @cached_property
-    def launched(self) -> Launched:
+    def proven(self) -> "Verified":
+        """The program with the proof of every rule."""
+        from chimera_ir.verify.verify import verify_lowered
+
+        return verify_lowered(self.level, self.variant.checked)
+
+    @cached_property
+    def launched(self) -> LaunchPlaces:
         """The gradient sums that each worker launches, in a schedule with a flush."""
-        launched = launches(self.schedule, self.net, self.durations)
-        return tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)
+        variant, durations = self.variant, [self.ticks[key] for key in self.variant.keys]
+        launched = launches(variant.schedule, variant.compiled.structure.net, durations)
+        return [[(after + 1, group) for after, group in lane] for lane in launched]

@@ -163,7 +163,7 @@ class Judge:
     def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
         """The configurations with the exact bytes of each worker."""
         compiler = _Compiler(self)
-        return tuple(map(compiler.weighed, judged))
+        return tuple(replace(fitting, memory=tuple(compiler.needed(fitting.choice))) for fitting in judged)
 
     def replayed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
         """The configurations with the times of their replays."""
@@ -252,9 +252,6 @@ class _Compiler:
             sum(map(len, compiled.lanes)),
             variant.digest,
         )
-
-    def weighed(self, judged: Judged) -> Judged:
-        return replace(judged, memory=tuple(self.needed(judged.choice)))
 
     def replayed(self, judged: Judged) -> Judged:
         """The configuration with the time of its replay, with an even split of layers if that is faster and fits."""

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.cost.number_text import rounded
-from chimera_ir.planner.command_lines import Files, compile_line, scheme_argument, torchrun_line
+from chimera_ir.planner.command_lines import Files, compile_line, scheme_argument
 from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.rank import Ranking, grouped
 from chimera_ir.planner.recommendation import Recommendation, percent
@@ -18,6 +18,7 @@ from chimera_ir.planner.roles import Roles
 from chimera_ir.planner.space import LeftOut
 from chimera_ir.plural import counted
 from chimera_ir.predict.prediction_table import size
+from chimera_ir.profile.cluster import torchrun
 
 _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "items/s", "time", "memory")
 _LEFT = ("scheme", "more")
@@ -54,8 +55,11 @@ def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: 
 def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
     """The command lines that compile and start a configuration."""
     files = replace(files, sharded_optimizer=files.sharded_optimizer and not judged.asynchronous)
-    started = torchrun_line(judged, ranking.judge.cluster, files, ranking.judge.profile.file)
-    return f"{compile_line(judged.choice, files)}\n{started}\n"
+    judge, choice = ranking.judge, judged.choice
+    ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
+    where = ranks, judge.cluster.per_node, script, choice.micro_batch_size, files.replica_layout
+    started = torchrun(*where, choice.split, files.sharded_optimizer, judge.profile.file)
+    return f"{compile_line(choice, files)}\n{started}\n"
 
 
 def _heading(ranking: Ranking) -> Text:

@@ -19,7 +19,7 @@ def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str,
         *(f"{WARNING}{warning}" for warning in shown(warnings)),
         *_close(ranking, error),
         *_baseline(ranking),
-        *_sampled(ranking),
+        *(f"for {scheme_argument(out.source)} {out.detail}" for out in ranking.left_out if out.reason is Reason.SPACE),
         *_asynchronous(ranking),
         *_smaller(ranking),
         *_replays(ranking),
@@ -53,13 +53,6 @@ def _baseline(ranking: Ranking) -> Iterator[str]:
         yield f"{plain} is {percent(ratio)} faster than {first.name} here"
     elif ratio < 0:
         yield f"{plain} is beaten by {first.name} by {percent(first.over(reference) - 1)}"
-
-
-def _sampled(ranking: Ranking) -> Iterator[str]:
-    """Yields a remark for each scheme whose parameters have too many combinations of values to try all."""
-    for left_out in ranking.left_out:
-        if left_out.reason is Reason.SPACE:
-            yield f"for {scheme_argument(left_out.source)} {left_out.detail}"
 
 
 def _asynchronous(ranking: Ranking) -> Iterator[str]:

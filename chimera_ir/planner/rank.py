@@ -82,7 +82,11 @@ def rank(
     for source, scheme in judge.schemes.items():
         candidates = list(configurations(source, scheme, roles_of[source], judge.profile, question))
         choices = [candidate for candidate in candidates if isinstance(candidate, Configuration)]
-        families += _by_preference(choices, roles_of[source]) if greedy else grouped(choices, _apart_from_size)
+        # Without the greedy rule, a family differs in B alone, and in N with it.
+        if greedy:
+            families += _by_preference(choices, roles_of[source])
+        else:
+            families += grouped(choices, lambda choice: (choice.settings, choice.change))
         verdicts += [candidate for candidate in candidates if isinstance(candidate, LeftOut)]
     with _pool(judge, sum(map(_operations, families))) as pool:
         # Every configuration by equation 1; equal programs become one entry.
@@ -126,11 +130,6 @@ def affordable(candidates: Iterable[_Thing], cost: Callable[[_Thing], int], limi
         if cost(candidate) <= limit:
             limit -= cost(candidate)
             yield candidate
-
-
-def _apart_from_size(choice: Configuration) -> Hashable:
-    """The key of a family: configurations of one scheme that differ only in B, and in N with it."""
-    return choice.source, choice.settings, choice.change
 
 
 def _unsplit(judged: Judged) -> Configuration:
@@ -177,13 +176,13 @@ def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterat
     Configurations with as many micro-batches as workers or more come first, the largest B first; then those that leave
     a pipeline partly empty, the smallest B first.
     """
+
+    def preference(choice: Configuration) -> tuple[bool, int]:
+        full = choice.micro_batches >= choice.workers or of_scheme.micro_batches is None
+        return not full, -choice.micro_batch_size if full else choice.micro_batch_size
+
     for family in grouped(choices, lambda choice: (of_scheme.without_micro_batches(choice.settings), choice.change)):
-        yield sorted(family, key=lambda choice: _preference(choice, of_scheme))
-
-
-def _preference(choice: Configuration, of_scheme: Roles) -> tuple[bool, int]:
-    full = choice.micro_batches >= choice.workers or of_scheme.micro_batches is None
-    return not full, -choice.micro_batch_size if full else choice.micro_batch_size
+        yield sorted(family, key=preference)
 
 
 def _operations(family: Sequence[Configuration]) -> int:
@@ -191,30 +190,27 @@ def _operations(family: Sequence[Configuration]) -> int:
     return sum(choice.operations for choice in family)
 
 
+@dataclass(frozen=True, slots=True)
 class _Pool:
-    """A pool of ``count`` processes, each of which gets the judge once; without an executor, this process does all."""
+    """A pool of ``count`` processes, each of which keeps the judge; without an executor, this process does all."""
 
-    def __init__(self, judge: Judge, count: int = 1, executor: Executor | None = None) -> None:
-        self._judge = judge
-        self._count = count
-        self._executor = executor
+    count: int = 1
+    executor: Executor | None = None
 
     def parts(self, work: Sequence[_Task]) -> list[Sequence[_Task]]:
         """Divides ``work``, which is sorted from long to short, into parts that take about equally long."""
-        if self._executor is None:
+        if self.executor is None:
             return [[task] for task in work]
-        count = min(_PARTS * self._count, len(work))
+        count = min(_PARTS * self.count, len(work))
         return [work[start::count] for start in range(count)]
 
     def do(self, work: Callable[[Judge, _Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
-        """The result of each task, in the order of the tasks."""
-        if self._executor is None:
-            return (_uncollected(work, self._judge, task) for task in tasks)
-        return self._executor.map(partial(_with_kept_judge, work), tasks)
+        do = partial(_with_kept_judge, work)
+        return map(do, tasks) if self.executor is None else self.executor.map(do, tasks)
 
 
 _judges: list[Judge] = []
-"""The judge that a process of the pool keeps: at most one."""
+"""The judge that this process keeps: at most one."""
 
 
 def _keep_judge(judge: Judge) -> None:
@@ -222,12 +218,8 @@ def _keep_judge(judge: Judge) -> None:
 
 
 def _with_kept_judge(work: Callable[[Judge, _Task], _Result], task: _Task) -> _Result:
-    return _uncollected(work, _judges[0], task)
-
-
-def _uncollected(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _Task) -> _Result:
     with uncollected():
-        return work(judge, task)
+        return work(_judges[0], task)
 
 
 @contextmanager
@@ -236,11 +228,12 @@ def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
     if count < 2:
-        yield _Pool(judge)
+        _keep_judge(judge)
+        yield _Pool()
         return
     with ProcessPoolExecutor(count, initializer=_keep_judge, initargs=(judge,)) as executor:
         try:
-            yield _Pool(judge, count, executor)
+            yield _Pool(count, executor)
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise

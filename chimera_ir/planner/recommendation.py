@@ -72,16 +72,11 @@ def _answer(first: Judged) -> str:
     return f"run {name}: {counted(choice.copies, 'copy')} (W) of {model}, {batches} in each"
 
 
-def _figures(ranking: Ranking) -> str:
-    first, available = ranking.choices[0], size(ranking.judge.available)
+def _reasons(ranking: Ranking) -> Iterator[str]:
+    first, *others = ranking.rows()
     memory = f"{size(max(first.memory))} of" if first.memory else "at most"
     speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update"
-    return f"predicted: {speed}; the fullest worker needs {memory} {available}"
-
-
-def _reasons(ranking: Ranking) -> Iterator[str]:
-    yield _figures(ranking)
-    first, *others = ranking.rows()
+    yield f"predicted: {speed}; the fullest worker needs {memory} {size(ranking.judge.available)}"
     alone = next((judged for judged in others if judged.is_alone), None)
     runner_up = next((judged for judged in others if judged is not alone), None)
     if first.is_alone:

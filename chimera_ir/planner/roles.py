@@ -13,8 +13,7 @@ from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
 from chimera_ir.elaborate.evaluate import LIMIT
-from chimera_ir.elaborate.settings import SettingError
-from chimera_ir.errors import UnreadableText
+from chimera_ir.errors import ParameterError, UnreadableText
 from chimera_ir.ir.levels import Header
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
@@ -63,7 +62,6 @@ def roles(source: Source, scheme: Scheme, max_operations: int) -> Roles:
 
 
 def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
-    """The roles in the ``library.toml`` next to a scheme."""
     stated: dict[str, str | tuple[int, ...]] = {}
     for name, role in library.stated(source).items():
         where = f"library.toml beside {source.name}: {name}"
@@ -112,5 +110,5 @@ def _variations(name: str, defaults: Mapping[str, int]) -> Iterator[dict[str, in
 def _header(scheme: Scheme, settings: Mapping[str, int], max_operations: int) -> Header | None:
     try:
         return outline(scheme, settings, max_operations).header
-    except (Rejected, SettingError):
+    except (Rejected, ParameterError):
         return None

@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.values import TooMany, TooManyOperations
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
-from chimera_ir.elaborate.settings import SettingError
+from chimera_ir.errors import ParameterError
 from chimera_ir.ir.levels import Header
 from chimera_ir.planner.roles import Roles
 from chimera_ir.planner.sample import sample
@@ -39,7 +39,6 @@ MOST = 10_000
 _STALE = "its gradients are of older weights; --asynchronous considers it"
 
 _Setting = tuple[str, int]
-"""A parameter with its value."""
 
 
 class Recomputation(Enum):
@@ -137,10 +136,10 @@ class LeftOut:
 
 
 def refusal(
-    refused: Rejected | SettingError, source: Source, settings: Iterable[tuple[str, int]], size: int | None
+    refused: Rejected | ParameterError, source: Source, settings: Iterable[tuple[str, int]], size: int | None
 ) -> LeftOut:
     """The refusal of parameters by their scheme, with the first error as its reason; ``size`` is B, if chosen."""
-    if isinstance(refused, SettingError):
+    if isinstance(refused, ParameterError):
         return LeftOut(source, tuple(settings), size, Reason.REFUSED, str(refused))
     first = refused.diagnostics[0]
     reason = Reason.MEMORY if isinstance(first, BoundExceeded) else Reason.REFUSED
@@ -221,7 +220,6 @@ class _Search:
 
     @property
     def _is_fixed(self) -> bool:
-        """Whether the user fixed all sizes."""
         return self._fixed.keys() >= set(self._roles.sizes)
 
     def _values(self, name: str, values: Iterable[int]) -> list[_Setting]:
@@ -240,11 +238,11 @@ class _Search:
         if name is not None:
             count = self._fixed.get(name, math.prod(settings[size] for size in self._roles.sizes))
             tries = [*([] if name in self._fixed else tries), {**settings, name: count}]
-        failed: Rejected | SettingError | None = None
+        failed: Rejected | ParameterError | None = None
         for attempt in tries:
             try:
                 return outline(self._scheme, attempt, self._question.max_operations).header
-            except (Rejected, SettingError) as refused:
+            except (Rejected, ParameterError) as refused:
                 failed = failed or refused
         assert failed
         return refusal(failed, self._source, settings.items(), None)
@@ -302,10 +300,7 @@ def _count(columns: Iterable[tuple[object, Sequence[Sequence[_Setting]]]]) -> in
 
 
 def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
-    """The numbers of stages to try: the profile's depths or, for a profile of layers, divisors of P and their doubles.
-
-    With twice a divisor, a worker has two stages.
-    """
+    """The depths to try: the profile's or, of layers, the divisors of P and their doubles (two stages on a worker)."""
     if not profile.layers:
         return frozenset(profile.depths)
     several = {stages * count for stages in _divisors(workers) for count in (1, 2)}

@@ -53,10 +53,7 @@ def _with_one_stage(profile: ModelProfile) -> ModelProfile:
 
 
 def nearest(ranking: Ranking) -> Need | None:
-    """The configuration that needs least memory among those that do not fit.
-
-    Lower bounds select the candidates; their exact bytes decide.
-    """
+    """The configuration that needs least memory of those that do not fit, chosen by lower bounds, then exact bytes."""
     unfit = [(left_out.needed, left_out.choice) for left_out in ranking.left_out if left_out.needed and left_out.choice]
     unfit.sort(key=lambda pair: (pair[0], pair[1].micro_batch_size, pair[1].operations))
     candidates = affordable((choice for _, choice in unfit), lambda choice: choice.operations, WEIGHED_OPERATIONS)

@@ -104,11 +104,7 @@ def equation(program: Program, setting: Setting) -> Equation:
 def seconds_of(schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> float:
     """T of equation 1 for a verified schedule, without the other terms.
 
-    Parameters
-    ----------
-    launched
-        The sums that each worker launches: the number of its operations before the launch, and the group. Ignored
-        without a flush.
+    ``launched`` has the sums that each worker launches, with the number of its operations before; none without a flush.
     """
     return _EquationTerms(schedule, structure, launched, setting).seconds
 
@@ -264,11 +260,9 @@ class _Gaps:
 
     @property
     def total(self) -> int:
-        """Idle time of the whole iteration."""
         return self._through[-1] * self._parts if self._through else 0
 
     def before(self, time: int) -> int:
-        """Idle time before ``time``."""
         gap = bisect_right(self._starts, time // self._parts) - 1
         return self._through[gap] * self._parts - max(0, self._ends[gap] * self._parts - time) if gap >= 0 else 0
 
@@ -305,10 +299,7 @@ def _overlap(sums: Iterable[tuple[WeightGroup, int, Fraction]], lane: range, run
 def _streams(
     schedule: Schedule, structure: Structure, run: TimedRun, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """Idle time of each worker of a stream in an update, and the seconds of its gradient sums that do not fit in.
-
-    ``sums`` has the seconds of the gradient sum of each group.
-    """
+    """Idle time of each worker of a stream in an update, and seconds of its ``sums`` that do not fit in."""
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []

@@ -100,10 +100,7 @@ def events_of(program: Program, charges: Charges) -> Events:
 
 
 class _Gathered:
-    """Collects the events, lane by lane.
-
-    A message or a sum has its event from the first lane that posts it; later lanes add what the event waits for.
-    """
+    """Collects events lane by lane; that of a message or sum is of the lane that first posts it, others add waits."""
 
     def __init__(self, charges: Charges) -> None:
         self.nodes: list[Node] = []

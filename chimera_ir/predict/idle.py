@@ -21,11 +21,7 @@ class Cause(Enum):
     SUM = "waiting for a sum"
 
 
-_CAUSES: dict[type[Instruction], Cause] = {
-    WaitSend: Cause.MESSAGE,
-    WaitRecv: Cause.MESSAGE,
-    WaitAllReduce: Cause.SUM,
-}
+_CAUSES: dict[type[Instruction], Cause] = {WaitSend: Cause.MESSAGE, WaitRecv: Cause.MESSAGE, WaitAllReduce: Cause.SUM}
 """The cause of the idle time in a wait once all have posted what it waits for."""
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from chimera_ir.cost.number_text import number, rounded
 from chimera_ir.cost.report import group_entries
+from chimera_ir.errors import WrongOption
 from chimera_ir.ir.levels import Header, Program, Quantity, Schedule
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, view_of
 from chimera_ir.lower.lower import lower
@@ -17,7 +18,7 @@ from chimera_ir.predict.memory_need import MemoryNeed, memory, memory_of
 from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.splits import LayerSplits, Split, loads_of
-from chimera_ir.profile.choose import Inputs, Wanted, refuse_sharing
+from chimera_ir.profile.choose import Inputs, Wanted
 from chimera_ir.profile.cluster import torchrun
 from chimera_ir.profile.layers import stages_of
 from chimera_ir.verify.holdings import holdings
@@ -154,7 +155,8 @@ class Forecast:
 
     def _setting(self, header: Header) -> Setting:
         if self.sharded_optimizer and header.asynchronous:
-            refuse_sharing(header.scheme)
+            lacks = "no flush, and its stages step inside the schedule, which leaves no place to gather their weights"
+            raise WrongOption("shard_optimizer", f": {header.scheme} has {lacks}")
         stages, cluster = self.inputs.choose(self._wanted(header)), self.inputs.cluster
         return Setting(stages, cluster, self.copies, self.micro_batch_size, self.replica_layout, self.sharded_optimizer)
 

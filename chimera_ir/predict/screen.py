@@ -28,10 +28,7 @@ _INDENT = 8
 
 
 def show(report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str) -> list[Text]:
-    """One paragraph for each answer, remark and warning; its further lines are indented.
-
-    ``baseline`` is the name that a reader knows for the baseline of the speed.
-    """
+    """One indented paragraph for each answer, remark and warning; readers know the baseline as ``baseline``."""
     ratio = summary.speed.times_as_fast
     lines = [
         ("speed", _speed(summary.speed, baseline), "green" if ratio > 1 else "bold red" if ratio < 1 else ""),
@@ -204,10 +201,7 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
-    """Text about the sums of ``groups``, which computing does not hide; empty if there are none.
-
-    ``names`` are those of the first sums; of the others the text has the number.
-    """
+    """Text about the sums of ``groups``, which nothing hides, with the first ``names``; empty if there are none."""
     if not groups:
         return ""
     further = f" and {len(groups) - len(names)} more" if len(groups) > len(names) else ""

@@ -97,10 +97,7 @@ class Setting:
         return -(-self.stages[stage].optimizer // self.shares(header, stage))
 
     def step(self, header: Header, stage: Stage) -> float:
-        """Seconds of a stage's optimizer step.
-
-        If ranks share the optimizer's state, a rank steps its share, and the ranks then gather the weights.
-        """
+        """Seconds of a stage's optimizer step: of a rank's share of the state, and to gather the weights."""
         shares = self.shares(header, stage)
         return self.stages[stage].step / shares + self.cluster.sums.all_gather(self.stages[stage].gradients, shares)
 

@@ -43,7 +43,7 @@ def _wire_seconds(events: Events) -> dict[int, float]:
     for number in [number for number, count in enumerate(missing) if not count]:
         begin(number, 0.0)
     while agenda or flows.under_way:
-        if agenda and agenda[0][0] <= flows.next_end():
+        if agenda and agenda[0][0] <= flows.next[0]:
             now, ended = heappop(agenda)
         else:
             now, ended = flows.end()
@@ -57,7 +57,8 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 class _Flows:
     """Wires under way: for each the rest, in seconds that it would take alone, and its share of its ports' bandwidth.
 
-    ``seconds_of`` has the seconds that each finished wire took.
+    ``seconds_of`` has the seconds that each finished wire took, ``next`` the time at which the next wire ends, if no
+    other begins before it, and the number of that wire.
     """
 
     def __init__(self, ports: Mapping[int, tuple[Port, Port]]) -> None:
@@ -67,7 +68,7 @@ class _Flows:
         self._shares: dict[int, float] = {}
         self._began: dict[int, float] = {}
         self._now = 0.0
-        self._next: tuple[float, int] = (inf, -1)
+        self.next: tuple[float, int] = (inf, -1)
 
     def begin(self, number: int, now: float, seconds: float) -> None:
         """Begins wire ``number`` at time ``now``; alone it would take ``seconds``."""
@@ -75,13 +76,9 @@ class _Flows:
         self.under_way[number], self._began[number] = seconds, now
         self._share()
 
-    def next_end(self) -> float:
-        """Time at which the next wire ends, if no other wire begins before it."""
-        return self._next[0]
-
     def end(self) -> tuple[float, int]:
         """Moves on to the next time at which a wire ends; returns that time and the wire's number."""
-        now, number = self._next
+        now, number = self.next
         self._flow_until(now)
         del self.under_way[number]
         self.seconds_of[number] = now - self._began[number]
@@ -96,14 +93,11 @@ class _Flows:
     def _share(self) -> None:
         self._shares = dict(_fair({number: self._ports[number] for number in self.under_way}))
         ends = ((self._now + left / self._shares[number], number) for number, left in self.under_way.items())
-        self._next = min(ends, default=(inf, -1))
+        self.next = min(ends, default=(inf, -1))
 
 
 def _fair(wires: dict[int, tuple[Port, Port]]) -> Iterator[tuple[int, float]]:
-    """Yields the number of each wire with its max-min fair share of its ports.
-
-    The wires at the fullest port, which share it equally, come first.
-    """
+    """Yields the number of each wire with its max-min fair share of its ports, those at the fullest port first."""
     left = {port: 1.0 for ports in wires.values() for port in ports}
     while wires:
         users = Counter(port for ports in wires.values() for port in ports)

@@ -143,10 +143,7 @@ class TimePart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The parts of the time of an update on the busiest worker, each as a share of it.
-
-    ``evenly`` says whether all workers have the same work.
-    """
+    """The parts of an update on the busiest worker, as shares of it; ``evenly`` is whether all have the same work."""
 
     worker: int
     evenly: bool
@@ -166,10 +163,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Answers to a user's first three questions: how fast is it, does it fit, and what limits it.
-
-    ``baseline_memory`` is in bytes if it is an integer; None if it is not known.
-    """
+    """Answers: how fast, does it fit, what limits it. The baseline's memory is in bytes if it is an integer."""
 
     speed: Speed
     memory: Copies | Bytes
@@ -187,10 +181,7 @@ class Summary:
 
 
 def summary(report: Report, prediction: Prediction | None, baseline: BaselinePrediction | None) -> Summary:
-    """The answers for a schedule; with a ``prediction``, on its cluster.
-
-    ``baseline`` is None if the baseline cannot be predicted; then the speed is compared without messages.
-    """
+    """The answers for a schedule, on a cluster if there is a prediction, and with messages if the baseline has one."""
     figures = report.figures
     if prediction is None:
         copies = Copies.of(report.baseline)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
 from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -55,17 +54,11 @@ class Inputs:
         return self._chosen(timed or self.counts, wanted, () if timed else (self._no_device(),))
 
     def choose_sizes(self, wanted: Wanted) -> tuple[StageCosts, ...]:
-        """The costs of the stages as the profile has them: in seconds or, if it counts work, in FLOP.
-
-        Raises `Unfit` as `choose`, except that the cluster needs no device.
-        """
+        """The costs of the stages, in seconds or in FLOP; raises `Unfit` as `choose`, but needs no device."""
         return self._chosen(self.counts, wanted, ())
 
     def split(self, wanted: Wanted) -> tuple[int, ...] | None:
-        """The first layer of each stage, if the profile has layers for this number of stages; else None.
-
-        Raises `OptionError` if the wanted split does not split the layers.
-        """
+        """The first layer of each stage of a profile of layers, else None; raises `OptionError` for a wrong one."""
         layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
         if not layers and wanted.split not in (None, measured):
             raise WrongOption(
@@ -80,10 +73,7 @@ class Inputs:
         return split
 
     def model(self) -> ModelProfile:
-        """The profile in seconds.
-
-        Raises `Unfit` if the profile counts work, and the cluster does not say how long work takes.
-        """
+        """The profile in seconds; raises `Unfit` if it counts work, and the cluster has no device."""
         timed = self._timed()
         if timed is None:
             raise Unfit(((self.cluster_source, (self._no_device(),)),))
@@ -118,23 +108,8 @@ class Inputs:
         return self.profile.on(self.cluster.device) if self.cluster.device else None
 
 
-def refuse_sharing(scheme: str) -> NoReturn:
-    """Refuses to let replicas share the optimizer's state under a scheme without a flush.
-
-    Raises `OptionError` always.
-    """
-    raise WrongOption(
-        "shard_optimizer",
-        f": {scheme} has no flush, and its stages step inside the schedule, which leaves no place to "
-        "gather their weights",
-    )
-
-
 def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
-    """Reads a profile and a cluster from their texts.
-
-    Raises `Unfit` with all errors of both.
-    """
+    """Reads a profile and a cluster from their texts; raises `Unfit` with all errors of both."""
     errors: list[tuple[Source, tuple[Diagnostic, ...]]] = []
     profile: ModelProfile | WorkProfile | None = None
     cluster: Cluster | None = None

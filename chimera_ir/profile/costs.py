@@ -79,10 +79,7 @@ class Timing:
         )
 
     def seconds(self, kind: str) -> float:
-        """The time of an operation, see `time_of`.
-
-        Half a backward without work, such as the first half on the first stage, takes `LEAST`.
-        """
+        """The time of an operation (`time_of`); at least `LEAST` for half a backward without work."""
         seconds = time_of(self.times, kind)
         return seconds if kind in ("F", "B", RECOMPUTATION.letter) else seconds or LEAST
 

@@ -16,11 +16,8 @@ from chimera_ir.profile.quantity import POSITIVE, Dimension, split
 from chimera_ir.profile.toml_places import Path, TomlPlaces
 from chimera_ir.source import Source, Span
 
-MAX_TEXT = 4 * 2**20
-"""The most characters of a file."""
-
-MAX_LINE = 10_000
-"""The most characters of a line: parsing names and numbers takes more than linear time in their length."""
+MAX_TEXT, MAX_LINE = 4 * 2**20, 10_000
+"""The most characters of a file and of a line: parsing names and numbers takes more than linear time."""
 
 MOST = 10**6
 """The largest integer in a file: workers, stages, items."""
@@ -43,10 +40,7 @@ def load(source: Source) -> "Table":
 
 
 def entries(source: Source) -> dict[str, Any]:
-    """The entries of a file, by name.
-
-    Raises `Rejected` if the text is not TOML, or too large.
-    """
+    """The entries of a file, by name; raises `Rejected` if the text is not TOML, or too large."""
     text = source.text
     if len(text) > MAX_TEXT:
         raise Rejected([say.FileTooLarge(Span(0, 1), MAX_TEXT)])

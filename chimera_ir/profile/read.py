@@ -5,21 +5,10 @@ from dataclasses import replace
 from fractions import Fraction
 
 from chimera_ir.diagnostics.catalogue import profiles as say
+from chimera_ir.profile import quantity as units
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, RECOMPUTING, ModelProfile, StageCosts, Times, Timing
 from chimera_ir.profile.document import Document, Table, load
-from chimera_ir.profile.quantity import (
-    BANDWIDTH,
-    POSITIVE,
-    RATE,
-    SHARE,
-    SIZE,
-    TIME,
-    UNLIMITED,
-    WORK,
-    inverse,
-    show_size,
-)
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.source import Source
 
@@ -31,10 +20,7 @@ BACKWARD = 2
 
 
 def read_profile(source: Source) -> ModelProfile | WorkProfile:
-    """The profile that a text describes, in seconds or, if it counts work, in FLOP.
-
-    Raises `Rejected` with all errors in the text.
-    """
+    """The profile in a text, in seconds or, if it counts work, in FLOP; raises `Rejected` with all errors."""
     top = load(source)
     model = top.table("model", "[model]", "[model]")
     name, note, length = "", "", 1
@@ -58,7 +44,8 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         known = errors == len(top.document.diagnostics)
         if table.has("split"):
             splits[depth] = _split(table, depth)
-        depths[depth] = _stages(table, depth, costs)
+        stages = table.tables("stage", "[[depth.stage]]", f"stage {{}} of {depth}")
+        depths[depth] = _parts(stages, "stage", "[[depth.stage.at]]", costs)
         if known:
             _once(table, "stages", depth, first)
         if known and depths[depth] and len(depths[depth]) != depth:
@@ -82,20 +69,20 @@ class _CostEntries:
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
         """Reads a cost in seconds or in FLOP, and records its place; for a layer or half a backward it may be 0."""
-        least = Fraction(0) if table.path[0] == "layer" or name in HALVES else POSITIVE
-        cost, dimension = table.quantity(name, (TIME, WORK), default, least)
+        least = Fraction(0) if table.path[0] == "layer" or name in HALVES else units.POSITIVE
+        cost, dimension = table.quantity(name, (units.TIME, units.WORK), default, least)
         if table.has(name):
-            (self.times if dimension is TIME else self.work).append((table, name))
+            (self.times if dimension is units.TIME else self.work).append((table, name))
         return cost
 
     def overhead(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        seconds, _ = table.quantity(name, (TIME,), default, Fraction(0))
+        seconds, _ = table.quantity(name, (units.TIME,), default, Fraction(0))
         if table.has(name):
             self.times.append((table, name))
         return seconds
 
     def step(self, table: Table) -> float:
-        seconds, _ = table.quantity("step", (TIME,), Fraction(0), Fraction(0))
+        seconds, _ = table.quantity("step", (units.TIME,), Fraction(0), Fraction(0))
         if table.has("step"):
             self.steps.append(table)
         return float(seconds)
@@ -150,11 +137,6 @@ def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
     return layers
 
 
-def _stages(table: Table, depth: int, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    tables = table.tables("stage", "[[depth.stage]]", "stage {} of " + f"{depth}")
-    return _parts(tables, "stage", "[[depth.stage.at]]", costs)
-
-
 def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> tuple[StageCosts, ...]:
     """The stages of a depth, or the layers (``kind``); ``sizes`` heads their tables of one micro-batch size each."""
     parts: list[StageCosts] = []
@@ -190,7 +172,7 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntr
     gradient = _size(table, "gradient_output", output)
     released, operands = _size(table, "released", 0), _size(table, "operands", 0)
     if released > activations:
-        most = show_size(activations)
+        most = units.show_size(activations)
         example = f'released = "{most}"'
         table.report(say.ReleasesTooMuch(table.place("released"), "released", example, most))
     for name in ("output", "gradient_output") if last else ():
@@ -225,30 +207,27 @@ def _times(table: Table, read: Callable[[Table, str, Fraction | None], Fraction]
 
 def _noise(table: Table, name: str) -> float | None:
     """The spread of a measurement; None if the entry is missing."""
-    noise, _ = table.quantity(name, (SHARE,), Fraction(0), Fraction(0))
+    noise, _ = table.quantity(name, (units.SHARE,), Fraction(0), Fraction(0))
     return float(noise) if table.has(name) else None
 
 
 def _size(table: Table, name: str, default: int | None = None) -> int:
-    size, _ = table.quantity(name, (SIZE,), None if default is None else Fraction(default), Fraction(0))
+    size, _ = table.quantity(name, (units.SIZE,), None if default is None else Fraction(default), Fraction(0))
     return round(size)
 
 
 def read_cluster(source: Source) -> Cluster:
-    """The cluster that a text describes.
-
-    Raises `Rejected` with all errors in the text.
-    """
+    """The cluster that a text describes; raises `Rejected` with all errors in the text."""
     top = load(source)
     name, workers, per_node, memory, reserved = "", 1, 1, 1, 0
     if table := top.table("cluster", "[cluster]", "[cluster]"):
         name = table.text("name", None, 'name = "Piz Daint"')
         workers = table.integer("workers", None, "workers = 16")
         per_node = table.integer("per_node", 1, "per_node = 1")
-        memory = _memory(table)
+        memory = max(round(table.quantity("memory", (units.SIZE,))[0]), 1)
         reserved = _size(table, "reserved", 0)
         if reserved >= memory and table.has("reserved"):
-            table.report(say.NothingLeft(table.place("reserved"), show_size(memory), show_size(reserved)))
+            table.report(say.NothingLeft(table.place("reserved"), units.show_size(memory), units.show_size(reserved)))
         table.close()
     between, within = _links(top, workers, per_node)
     sums = _link(top, "sum", replace(between, shared=False))
@@ -256,11 +235,6 @@ def read_cluster(source: Source) -> Cluster:
     top.close()
     top.document.settle()
     return Cluster(name, workers, per_node, memory, reserved, between, within, sums, device)
-
-
-def _memory(table: Table) -> int:
-    memory, _ = table.quantity("memory", (SIZE,))
-    return max(round(memory), 1)
 
 
 def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
@@ -291,28 +265,30 @@ def _link(table: Table, name: str, default: Link) -> Link:
     inner = table.table(name, "", where)
     if inner is None:
         return default
-    alpha, _ = inner.quantity("latency", (TIME,), least=Fraction(0))
-    bandwidth, _ = inner.quantity("bandwidth", (BANDWIDTH,), least=Fraction(1), words={UNLIMITED: Fraction(0)})
-    overhead, _ = inner.quantity("overhead", (TIME,), least=Fraction(0), default=Fraction(0))
+    alpha, _ = inner.quantity("latency", (units.TIME,), least=Fraction(0))
+    bandwidth, _ = inner.quantity(
+        "bandwidth", (units.BANDWIDTH,), least=Fraction(1), words={units.UNLIMITED: Fraction(0)}
+    )
+    overhead, _ = inner.quantity("overhead", (units.TIME,), least=Fraction(0), default=Fraction(0))
     shared = False
     if table.path:
         shared = inner.flag("shared", "shared = true")
         if inner.withdrawn("short"):
             inner.report(say.ShortMessages(inner.key("short"), where))
     inner.close()
-    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead), shared)
+    return Link(float(alpha), units.inverse(bandwidth) if bandwidth else 0.0, float(overhead), shared)
 
 
 def _device(top: Table) -> Device | None:
     table = top.table("device", "", "[device]")
     if table is None:
         return None
-    peak, _ = table.quantity("peak", (RATE,), least=Fraction(1))
+    peak, _ = table.quantity("peak", (units.RATE,), least=Fraction(1))
     device = Device(
         float(peak),
         table.number("efficiency", 0.001, 1, "efficiency = 0.6"),
         table.number("half_at", 0, 1_000_000, "half_at = 2.0"),
-        float(table.quantity("operation", (TIME,), Fraction(0), Fraction(0))[0]),
+        float(table.quantity("operation", (units.TIME,), Fraction(0), Fraction(0))[0]),
     )
     table.close()
     return device

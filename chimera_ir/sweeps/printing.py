@@ -15,7 +15,7 @@ from rich.text import Text
 from chimera_ir.console import printed
 from chimera_ir.cost.number_text import decimal, percent, rounded, seconds
 from chimera_ir.cost.report import Report
-from chimera_ir.sweeps.form import TableForm
+from chimera_ir.sweeps import TableForm
 from chimera_ir.sweeps.sweep import Refused, SizeRow, Sweep
 
 _REFUSED = "refused"
@@ -54,7 +54,6 @@ def text(sweep: Sweep) -> RenderableType:
 
 
 def _heads(rows: Iterable[_Cells]) -> list[str]:
-    """The heads of all columns in order of their first row, the one of reasons last."""
     heads = dict.fromkeys(head for row in rows for head in row)
     return sorted(heads, key=lambda head: head == _REFUSED)
 

@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.model import Diagnostic, titles
 from chimera_ir.errors import AboveMaxOperations, CompileError, OptionError, TextError
 from chimera_ir.options import Options, integer, require_parameters
 from chimera_ir.plural import counted
-from chimera_ir.request import Request, require_settable
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 
 MOST = 10_000
@@ -117,6 +117,8 @@ def swept(
     if combinations > MOST:
         raise OptionError(f"{counted(combinations, 'combination')} of values, and the limit is {MOST:,}")
     if values:
+        from chimera_ir.elaborate.settings import require_settable
+
         scheme = Compilation(request).scheme
         require_parameters(values, scheme)
         require_settable(scheme, {name: max(numbers, key=abs) for name, numbers in values.items()})

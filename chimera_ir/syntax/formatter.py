@@ -79,7 +79,7 @@ def _clause(clause: ast.Clause) -> str:
             numbered = f" as {show_expression(number)}" if number else ""
             return f"micros {variable.text} in {_range(micros)}{counted}{stepped}{numbered}"
         case ast.Operation():
-            head = show_operation(clause)
+            head = " & ".join(map(_subject, clause.subjects))
             return f"{head} @ {show_expression(clause.clock)}{_guard(clause.guard)}"
         case ast.Reads(version):
             return f"reads version {show_expression(version)}"
@@ -89,11 +89,6 @@ def _clause(clause: ast.Clause) -> str:
             return f"sync {mode.value}{_guard(guard)}"
         case _:
             assert_never(clause)
-
-
-def show_operation(operation: ast.Operation) -> str:
-    """An operation without its clock: ``F(m, s)``, or ``F(m, s) & B(m - 2, s)``."""
-    return " & ".join(map(_subject, operation.subjects))
 
 
 def _subject(subject: ast.Subject) -> str:

@@ -11,17 +11,7 @@ from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.source import Span
 from chimera_ir.syntax.ast import LETTERS
 from chimera_ir.syntax.spelling import KEYWORDS, expected_words
-from chimera_ir.syntax.stop import (
-    CLOSERS,
-    OPENERS,
-    PIPE_LINES,
-    SCHEME_LINES,
-    Stop,
-    first_on_line,
-    short,
-    span_of,
-    text_between,
-)
+from chimera_ir.syntax.stop import CLOSERS, OPENERS, PIPE_LINES, SCHEME_LINES, Stop, first_on_line, short, span_of
 
 _INFIX = frozenset({"+", "-", "*", "/", "%", "==", "!=", "<=", "<", ">=", ">", "and", "or"})
 
@@ -60,10 +50,7 @@ def lexical(token: Token) -> Diagnostic | None:
 
 
 def syntactic(stop: Stop) -> Diagnostic:
-    """The mistake at which the parser stopped.
-
-    Each rule returns a diagnostic, or None if it does not apply. Rules are tried from the particular to the general.
-    """
+    """The mistake at which the parser stopped, by the first rule that applies, from the particular to the general."""
     if stop.position == 0:
         return tokens.NothingHere(Span(0, 1)) if stop.token is None else tokens.NoHeader(stop.span, stop.shown)
     for rule in (
@@ -110,10 +97,7 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
 
 
 def _inside_pipe(stop: Stop, token: Token, opened: Span) -> Diagnostic:
-    """Reports that the line of ``token`` belongs outside of the pipe whose bracket is at ``opened``.
-
-    A ``let`` with variables of the pipe can become a function.
-    """
+    """Reports the line of ``token`` in the pipe whose bracket is at ``opened``; a ``let`` can become a function."""
     tokens, at = stop.tokens, stop.position
     line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
     variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "[")]
@@ -150,7 +134,7 @@ def _brackets(stop: Stop) -> Diagnostic | None:
             return brackets.StrayCloser(stop.span, str(token), CLOSERS[token])
         wrong = token != OPENERS[opened[-1]] and not stop.wants_value
         return _mismatch(stop, token, opened) if wrong else None
-    if not opened or not _could_close(stop, opened[-1]):
+    if not opened or {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}[opened[-1]] not in stop.accepted:
         return None
     ends = token is None or (opened[-1] != "{" and _cannot_continue(stop))
     return _unclosed(stop, opened[-1]) if ends else None
@@ -162,10 +146,6 @@ def _mismatch(stop: Stop, token: Token, opened: list[Token]) -> Diagnostic:
     if CLOSERS[token] == "(" and opened[-1] == "{":
         return brackets.StrayCloser(stop.span, str(token), "(")
     return brackets.WrongCloser(stop.span, str(opened[-1]), str(token), OPENERS[opened[-1]], span_of(opened[-1]))
-
-
-def _could_close(stop: Stop, opener: Token) -> bool:
-    return {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}[opener] in stop.accepted
 
 
 def _cannot_continue(stop: Stop) -> bool:
@@ -188,7 +168,7 @@ def _clock(stop: Stop) -> Diagnostic | None:
     start = stop.line_start()
     head = stop.tokens[start : stop.position]
     if "AT" in stop.accepted and stop.accepted <= {"AT", "JOIN", "OF"}:
-        operation = text_between(stop, start, stop.position)
+        operation = stop.text_between(start, stop.position)
         message = say.ClockBehindEquals if stop.token == "=" else say.MissingClock
         return message(stop.gap if stop.on_next_line else stop.span, operation)
     if stop.token == "@" and head and first_on_line(stop.tokens, start):
@@ -206,7 +186,7 @@ def _definition(stop: Stop) -> Diagnostic | None:
         return None
     start = stop.line_start()
     span = stop.gap if stop.on_next_line else stop.span
-    name = text_between(stop, start + 1, stop.position)
+    name = stop.text_between(start + 1, stop.position)
     if stop.tokens[start] == "scheme":
         return say.MissingDefault(span, str(stop.before))
     message = say.DefinedByComparison if stop.token == "==" else say.MissingEquals
@@ -226,7 +206,7 @@ def _variable(stop: Stop) -> Diagnostic | None:
     at = start + max(i for i, token in enumerate(line) if token == "in")
     variable = str(stop.tokens[at - 1])
     if stop.accepted >= {"DOTS"} and stop.after_value and not {"COMMA"} & stop.accepted:
-        value = text_between(stop, at + 1, stop.position)
+        value = stop.text_between(at + 1, stop.position)
         return say.MissingRange(span, variable, value, stop.shown)
     if "ON" in stop.accepted and stop.after_value:
         return say.MissingPlace(span, variable, stop.shown)
@@ -249,7 +229,7 @@ def _bound(stop: Stop) -> Diagnostic | None:
     if stop.token != "on" or stop.tokens[start] != "memory" or not stop.after_value:
         return None
     at = next(place for place in range(start, stop.position) if stop.tokens[place] == "<=")
-    bounded, limit = text_between(stop, start, at), text_between(stop, at, stop.position)
+    bounded, limit = stop.text_between(start, at), stop.text_between(at, stop.position)
     following = stop.tokens[stop.position + 1 : stop.position + 2]
     worker = following[0] if following and following[0].type == "NAME" else "w"
     named = bounded if "on" in stop.tokens[start:at] else f"{bounded} on {worker}"

@@ -19,14 +19,8 @@ from chimera_ir.syntax.build import build
 from chimera_ir.syntax.mistakes import lexical, syntactic
 from chimera_ir.syntax.stop import CLOSERS, OPENERS, Stop, span_of, starts_statement, statement_start
 
-MAX_TEXT = 1 << 20
-"""The most characters of a text."""
-
-MAX_TOKENS = 100_000
-"""The most words and signs of a text."""
-
-MAX_DEPTH = 100
-"""The most levels of a formula, and of brackets."""
+MAX_TEXT, MAX_TOKENS, MAX_DEPTH = 1 << 20, 100_000, 100
+"""The most characters of a text, the most words and signs, and the most levels of a formula and of brackets."""
 
 MAX_MISTAKES = 20
 """The most mistakes that are reported; further ones are likely to follow from these."""
@@ -40,7 +34,6 @@ class _KeepMistakes:
     always_accept = _MISTAKES
 
     def process(self, stream: object) -> object:
-        """Returns the tokens unchanged."""
         return stream
 
 
@@ -185,10 +178,7 @@ def _accepted(tokens: list[Token]) -> frozenset[str]:
 
 
 def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[Token]:
-    """The tokens of all lines without a lexical mistake.
-
-    Raises `Rejected` with the mistakes, if the other lines cannot be checked without them.
-    """
+    """The tokens of lines without a lexical mistake; raises `Rejected` if they cannot be checked alone."""
     for mistake in mistakes:
         at = _last(tokens, mistake.span)
         if span_of(tokens[at]) == mistake.span:  # or else it is gone, with an earlier one on its line

@@ -85,6 +85,13 @@ class Stop:
         """The position of the token that starts the line of the scheme in which the parser stopped."""
         return statement_start(self.tokens, self.position - 1)
 
+    def text_between(self, start: int, end: int) -> str:
+        """The text from the token at position ``start`` to before the one at ``end``, as one line."""
+        if start >= end:
+            return ""
+        text = self.text[span_of(self.tokens[start]).start : span_of(self.tokens[end - 1]).end]
+        return " ".join(text.split())
+
 
 def span_of(token: Token) -> Span:
     """The span of a token."""
@@ -109,14 +116,6 @@ def statement_start(tokens: list[Token], position: int) -> int:
 def first_on_line(tokens: list[Token], position: int) -> bool:
     """Whether a token is the first on its line."""
     return position == 0 or (tokens[position].line or 0) > (tokens[position - 1].end_line or 0)
-
-
-def text_between(stop: Stop, start: int, end: int) -> str:
-    """The text from the token at position ``start`` to before the one at ``end``, as one line."""
-    if start >= end:
-        return ""
-    text = stop.text[span_of(stop.tokens[start]).start : span_of(stop.tokens[end - 1]).end]
-    return " ".join(text.split())
 
 
 def short(token: Token) -> str:

@@ -15,11 +15,8 @@ from chimera_ir.picture.words import INK, STEP, plain
 from chimera_ir.trace.compare import TraceComparison
 from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, words
 
-WIDTH = 1500
-"""The width of the chart in pixels."""
-
-THIN = 0.15
-"""Rectangles narrower than this, in pixels, are not drawn."""
+WIDTH, THIN = 1500, 0.15
+"""The width of the chart, and the least width of a rectangle that is drawn, in pixels."""
 
 FILLS = {
     Activity.RECV: ("#f3cfca", "waits for a message"),

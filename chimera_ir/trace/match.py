@@ -12,10 +12,7 @@ from chimera_ir.trace.trace_files import BadTrace, Rank, RecordedOperation, Trac
 
 
 def lanes(trace: Trace) -> tuple[Lane, ...]:
-    """Lanes of all ranks, up to the last recorded operation where the run ended early.
-
-    Raises `BadTrace` if a rank did not do what the program says.
-    """
+    """Lanes of all ranks, as far as recorded; raises `BadTrace` if a rank did not do what the program says."""
     return tuple(tuple(_lane(trace, rank)) for rank in trace.ranks)
 
 

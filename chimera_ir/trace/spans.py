@@ -5,24 +5,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, assert_never
 
+from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Compute,
-    Drop,
-    Instruction,
-    Message,
-    Pair,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
 from chimera_ir.ir.text.printer import group_name, line, message_text
 from chimera_ir.picture.words import shown_micro
 
@@ -60,7 +46,7 @@ class Load:
 class LaneSpan(NamedTuple):
     """An operation of a rank, from ``start`` to ``end`` in nanoseconds, in the update that it serves."""
 
-    operation: Instruction | Load
+    operation: ops.Instruction | Load
     update: int
     start: int
     end: int
@@ -77,20 +63,20 @@ class UpdateWindow(NamedTuple):
     end: int
 
 
-def activity(operation: Instruction | Load) -> Activity:
+def activity(operation: ops.Instruction | Load) -> Activity:
     """Kind of activity of an operation."""
     match operation:
-        case Compute() | Pair():
+        case ops.Compute() | ops.Pair():
             return Activity(operation.kind.noun)
-        case WaitRecv():
+        case ops.WaitRecv():
             return Activity.RECV
-        case WaitSend():
+        case ops.WaitSend():
             return Activity.SEND
-        case WaitAllReduce():
+        case ops.WaitAllReduce():
             return Activity.SUM
-        case Step() | Stash() | Drop():
+        case ops.Step() | ops.Stash() | ops.Drop():
             return Activity.STEP
-        case Send() | Recv() | AllReduce():
+        case ops.Send() | ops.Recv() | ops.AllReduce():
             return Activity.POST
         case Load():
             return Activity.LOAD
@@ -98,16 +84,26 @@ def activity(operation: Instruction | Load) -> Activity:
             assert_never(operation)
 
 
-def cause(header: Header, operation: Instruction | Load) -> str:
+def cause(header: Header, operation: ops.Instruction | Load) -> str:
     """Cause of a wait: the message or sum that it waits for; empty for other operations."""
     match operation:
-        case WaitRecv(message=message):
+        case ops.WaitRecv(message=message):
             return f"messages from worker {_worker(header, message.micros[0], message.source)}"
-        case WaitSend(message=message):
+        case ops.WaitSend(message=message):
             return f"sends to worker {_worker(header, message.micros[0], message.target)}"
-        case WaitAllReduce(group=group):
+        case ops.WaitAllReduce(group=group):
             return f"the sum of {group_name(group)}"
-        case Compute() | Pair() | Send() | Recv() | AllReduce() | Step() | Stash() | Drop() | Load():
+        case (
+            ops.Compute()
+            | ops.Pair()
+            | ops.Send()
+            | ops.Recv()
+            | ops.AllReduce()
+            | ops.Step()
+            | ops.Stash()
+            | ops.Drop()
+            | Load()
+        ):
             return ""
         case _:
             assert_never(operation)
@@ -117,32 +113,32 @@ def _worker(header: Header, micro: int, stage: Stage) -> int:
     return int(header.worker(shown_micro(header, micro), stage))
 
 
-def words(operation: Instruction | Load) -> str:
+def words(operation: ops.Instruction | Load) -> str:
     """An operation in the words of schedule.sir."""
     return operation.text if isinstance(operation, Load) else line(operation)
 
 
-def recorded(instruction: Instruction) -> Iterator[str]:
+def recorded(instruction: ops.Instruction) -> Iterator[str]:
     """Yields the texts with which a rank records an instruction: one, or for a compute one per micro-batch."""
     match instruction:
-        case Compute(kind, micros, stage):
+        case ops.Compute(kind, micros, stage):
             yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
-        case Pair(forward, backward):
+        case ops.Pair(forward, backward):
             yield " & ".join(next(recorded(single)) for single in (forward, backward))
-        case Send(message) | Recv(message):
-            verb = "send" if isinstance(instruction, Send) else "recv"
+        case ops.Send(message) | ops.Recv(message):
+            verb = "send" if isinstance(instruction, ops.Send) else "recv"
             yield f"{verb} {message_text(_first(message))}"
-        case WaitSend(message) | WaitRecv(message):
+        case ops.WaitSend(message) | ops.WaitRecv(message):
             yield line(replace(instruction, message=_first(message)))
-        case AllReduce() | WaitAllReduce() | Step():
+        case ops.AllReduce() | ops.WaitAllReduce() | ops.Step():
             yield line(replace(instruction, version=None))
-        case Stash() | Drop():
+        case ops.Stash() | ops.Drop():
             yield line(instruction)
         case _:
             assert_never(instruction)
 
 
-def _first(message: Message) -> Message:
+def _first(message: ops.Message) -> ops.Message:
     """A message reduced to the first of its micro-batches: ranks record it in this form."""
     return message._replace(micros=message.micros[:1])
 
@@ -151,6 +147,6 @@ def ends(lane: Iterable[LaneSpan], asynchronous: bool) -> dict[int, int]:
     """Time at which each update ends on a rank: with its last operation or, if ``asynchronous``, with its last step."""
     ends: dict[int, int] = {}
     for span in lane:
-        if not asynchronous or isinstance(span.operation, Step):
+        if not asynchronous or isinstance(span.operation, ops.Step):
             ends[span.update] = max(span.end, ends.get(span.update, span.end))
     return ends

@@ -2,13 +2,13 @@
 
 import json
 import re
-import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, NamedTuple, TypeVar
 
 from chimera_ir.diagnostics.model import Rejected
@@ -100,10 +100,7 @@ class Trace:
 
 
 def read(directory: Path) -> Trace:
-    """Reads the trace in a directory.
-
-    Raises `BadTrace` if files are missing, cut off or of another format, or do not belong together.
-    """
+    """Reads a trace; raises `BadTrace` if files are missing, cut off, of another format, or of different runs."""
     # Each file by itself; then whether they are of one run, of this program, in the right places and complete.
     text = _text(directory / PROGRAM)
     paths = _files(directory)
@@ -196,7 +193,7 @@ def _rank(path: Path) -> tuple[RunInfo, Rank]:
         raise BadTrace(f"{path}: does not begin like a trace of train.py --trace")
     if first.get("version") != VERSION:
         raise BadTrace(
-            f"{path}: is of version {_brief(first.get('version'))} of the format; this command reads {VERSION}"
+            f"{path}: is of version {brief(first.get('version'))} of the format; this command reads {VERSION}"
         )
     # Below the first line: blocks of operations, and a last line that says how the run ended.
     operations: list[RecordedOperation] = []
@@ -272,7 +269,7 @@ def _operation(value: Any) -> RecordedOperation:
         case [update, str(text), start, end] if _whole(start, -LONGEST) <= _whole(end, -LONGEST):
             return RecordedOperation(_whole(update), text, start, end)
         case _:
-            raise ValueError(f"{_brief(value)} is not an operation")
+            raise ValueError(f"{brief(value)} is not an operation")
 
 
 def _offset(value: Any) -> ClockOffset:
@@ -291,31 +288,26 @@ def _clock(offsets: list[ClockOffset]) -> tuple[ClockOffset, ...]:
 def _of(kind: type[_T], noun: str, value: object) -> _T:
     """The value, if it is of a type; ``noun`` names the type in the error."""
     if not isinstance(value, kind):
-        raise ValueError(f"{_brief(value)} is not {noun}")
+        raise ValueError(f"{brief(value)} is not {noun}")
     return value
 
 
 def _whole(value: Any, least: int = 0) -> int:
     if type(value) is not int or not least <= value <= LONGEST:
-        raise ValueError(f"{_brief(value)} is not a whole number from {least} to {LONGEST}")
+        raise ValueError(f"{brief(value)} is not a whole number from {least} to {LONGEST}")
     return value
 
 
 def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value <= LONGEST / 1e9:
-        raise ValueError(f"{_brief(value)} is not a number of seconds")
+        raise ValueError(f"{brief(value)} is not a number of seconds")
     return float(value)
 
 
 def _word(value: Any, allowed: Sequence[str] = ()) -> str:
     if not isinstance(value, str) or (allowed and value not in allowed):
-        raise ValueError(f"{_brief(value)} is not {' or '.join(allowed) or 'a text'}")
+        raise ValueError(f"{brief(value)} is not {' or '.join(allowed) or 'a text'}")
     return value
-
-
-def _brief(value: object) -> str:
-    """A value of a file, shortened for a message."""
-    return reprlib.repr(value)
 
 
 def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:

@@ -28,10 +28,7 @@ def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Dia
 
 
 class _Story:
-    """The diagnostic of a cycle.
-
-    Where several operations in a row only follow one another in a lane, it names the first and the last of them.
-    """
+    """The diagnostic of a cycle; of operations that only follow one another in a lane, the first and the last."""
 
     def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
         self._dag = dag

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice, product
 
-from chimera_ir.diagnostics.catalogue.completeness import DoneTwice, Duplicate, Missing, Skipped
+from chimera_ir.diagnostics.catalogue.schedule import DoneTwice, Duplicate, Missing, Skipped
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import Kind, alternatives

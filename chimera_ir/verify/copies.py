@@ -86,11 +86,8 @@ def last_reads(header: Header, parts: LaneParts) -> dict[tuple[WeightGroup, Vers
 def surplus(program: Program) -> Iterator[Diagnostic]:
     """Yields the groups of which a lane keeps more copies at its peak than it needs.
 
-    Parameters
-    ----------
-    program
-        Without errors by the rule "versions", with enough updates to show the steady state: the first and the last
-        updates keep versions that only further updates would read.
+    The program has no errors by the rule "versions", and enough updates to show the steady state: the first and the
+    last updates keep versions that only further updates would read.
     """
     for worker, (lane, parts) in enumerate(zip(program.lanes, program.parts, strict=True)):
         enough, last = needed(program.header, parts), last_reads(program.header, parts)

@@ -33,10 +33,7 @@ def names(rules: Collection[Rule]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The rules that were applied in full, and the diagnostics of these rules and of other checks.
-
-    The rules hold if no diagnostic is an error.
-    """
+    """Rules that were applied in full, which hold if no diagnostic is an error, and diagnostics of any checks."""
 
     rules: frozenset[Rule] = frozenset()
     diagnostics: tuple[Diagnostic, ...] = ()

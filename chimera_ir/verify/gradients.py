@@ -13,15 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from chimera_ir.diagnostics.catalogue import lanes as say
-from chimera_ir.diagnostics.catalogue.program import (
-    Launches,
-    LaunchOrder,
-    NoSuchUpdate,
-    NotHeld,
-    NotTied,
-    UpdateOfForwards,
-    VersionOfOneStep,
-)
+from chimera_ir.diagnostics.catalogue import program as of_program
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Program
@@ -37,10 +29,7 @@ _DONE = {AllReduce: "launched", WaitAllReduce: "waited for", Step: "stepped"}
 
 
 def gradients(program: Program) -> Iterator[Diagnostic]:
-    """Yields diagnostics of lines for sums and steps: missing, redundant, misplaced, or of the wrong stage or order.
-
-    The operations of the program are complete and placed.
-    """
+    """Yields diagnostics of lines for sums and steps (missing, redundant, misplaced) in a complete, placed program."""
     mistakes: list[Diagnostic] = []
     for number in range(program.header.workers):
         mistakes.extend(_WorkerSums(program, Worker(number)).mistakes())
@@ -52,11 +41,11 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, group: We
     exists = group in header.group_numbers
     if not exists and len(group) > 1:
         header_line = f"tied {' '.join(f's{stage}' for stage in group)}"
-        return NotTied(instruction.origin, worker, line(instruction), listed(group), header_line)
+        return of_program.NotTied(instruction.origin, worker, line(instruction), listed(group), header_line)
     if exists and worker in header.members(group):
         return None
     holders = workers(header.members(group)) if exists else "no worker"
-    return NotHeld(instruction.origin, worker, line(instruction), group_name(group), holders)
+    return of_program.NotHeld(instruction.origin, worker, line(instruction), group_name(group), holders)
 
 
 class _WorkerSums:
@@ -106,8 +95,8 @@ class _WorkerSums:
             return None
         facts = instruction.origin, self._worker, line(instruction), header.updates
         if not header.trains:
-            return UpdateOfForwards(*facts, kinds_line(header))
-        return NoSuchUpdate(*facts) if header.asynchronous else VersionOfOneStep(*facts)
+            return of_program.UpdateOfForwards(*facts, kinds_line(header))
+        return of_program.NoSuchUpdate(*facts) if header.asynchronous else of_program.VersionOfOneStep(*facts)
 
     def _places(self, group: WeightGroup, update: int) -> list[int | None]:
         """Positions in the lane of a group's launch, wait and step in an update; None for a missing one."""
@@ -162,10 +151,10 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
     if not cycle:
         return
     first, *others = (
-        Launches(names[earlier], names[later], *after[earlier][later])
+        of_program.Launches(names[earlier], names[later], *after[earlier][later])
         for earlier, later in pairwise((*cycle, cycle[0]))
     )
-    yield LaunchOrder(first.span, first, tuple(others))
+    yield of_program.LaunchOrder(first.span, first, tuple(others))
 
 
 def _cycle(after: Mapping[int, Mapping[int, object]]) -> list[int]:

@@ -114,12 +114,8 @@ def _expected(program: Program) -> dict[Message, HandOver]:
 def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
     """Yields diagnostics of lines for messages: unknown, redundant, about the wrong peer, missing or misplaced.
 
-    Parameters
-    ----------
-    program
-        Its operations complete and placed, and grouped the same way on all stages.
-    cells, places
-        The places of its operations and of its messages.
+    The operations of the program are complete and placed, and grouped the same way on all stages; ``cells`` and
+    ``places`` are of them and of its messages.
     """
     for worker, place in places.suspect:
         instruction = program.lanes[worker][place]

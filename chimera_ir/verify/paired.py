@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from chimera_ir.diagnostics.catalogue.pairs import PairOfOne, PairUneven
+from chimera_ir.diagnostics.catalogue.groups import PairOfOne, PairUneven
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.levels import Schedule

@@ -12,7 +12,7 @@ and whole updates are missing; an order in which no wait blocks is still such an
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
-from chimera_ir.diagnostics.catalogue.repeats import BreaksTurn, NoTurn, StateDiffers
+from chimera_ir.diagnostics.catalogue.schedule import BreaksTurn, NoTurn, StateDiffers
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program, Schedule
@@ -24,10 +24,7 @@ from chimera_ir.verify.transport import replay
 
 
 def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields the lanes that do not repeat, each at its first line that differs from its turn.
-
-    The schedule is asynchronous, complete and placed.
-    """
+    """Yields the lanes of an asynchronous schedule (complete, placed) that do not repeat, at their first such line."""
     for number, lane in enumerate(schedule.lanes):
         yield from _lane(schedule.header, Worker(number), lane)
 

@@ -103,10 +103,7 @@ class _Script:
 
 
 def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
-    """The functions that a script defines, by name.
-
-    Raises `Differs` if it names anything that scripts do not need; then none of it has run.
-    """
+    """The functions of a script by name; raises `Differs`, running none, for names that scripts do not need."""
     code = compile(text, name, "exec", dont_inherit=True)
     foreign = next(_foreign(code), None)
     if foreign is not None:

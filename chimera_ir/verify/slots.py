@@ -26,12 +26,7 @@ from chimera_ir.verify.wording import content
 def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
     """Yields receives into a slot that is in use, or whose number is higher than the lane needs.
 
-    Parameters
-    ----------
-    program
-        Without errors by the rule "messages".
-    cells, places
-        The places of its operations and of its messages.
+    The program has no errors by the rule "messages"; ``cells`` and ``places`` are of its operations and its messages.
     """
     for number, parts in enumerate(program.parts):
         worker = Worker(number)

@@ -15,10 +15,7 @@ from chimera_ir.ir.text.printer import line
 
 
 def ties(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields for each pair of tied stages the first micro-batch of which they read different versions.
-
-    The schedule has some updates of a stream; it is complete and placed.
-    """
+    """Yields for each pair of tied stages the first micro-batch, in a stream, of which they read different versions."""
     header = schedule.header
     tied = {stage for tie in header.ties for stage in tie}
     forwards = {

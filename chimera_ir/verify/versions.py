@@ -60,10 +60,7 @@ def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[D
 
 
 def differing(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields operations that read another version than the forward of their micro-batch on the stage.
-
-    The schedule is asynchronous, complete and placed.
-    """
+    """Yields operations, in a stream, that read another version than the forward of their micro-batch on the stage."""
     for lane in map(singles, schedule.lanes):
         forwards = {
             (micro, operation.stage): operation

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from chimera_ir.diagnostics.model import Rejected, titles
-from chimera_ir.elaborate.settings import SettingError, evaluate_globals, require_settable
+from chimera_ir.elaborate.settings import evaluate_globals, require_settable
+from chimera_ir.errors import ParameterError
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.parser import parse
@@ -34,7 +35,7 @@ def size(text: str, settings: Size) -> Size:
     try:
         require_settable(scheme, settings)
         return dict(evaluate_globals(scheme, settings).parameters)
-    except SettingError as error:
+    except ParameterError as error:
         raise NoSuchSize(str(error)) from error
     except Rejected as rejected:
         raise NoSuchSize(titles(rejected.diagnostics)) from rejected

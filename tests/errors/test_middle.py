@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.diagnostics.catalogue import completeness, irheader, irtext, lanes, program, repeats, schedule
+from chimera_ir.diagnostics.catalogue import irheader, irtext, lanes, program, schedule
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Plan, Program, Quantity
@@ -22,7 +22,7 @@ from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
 from tests.errors.goldens import classes, compare, inputs
 
-CATALOGUES = (completeness, irheader, irtext, lanes, program, repeats, schedule)
+CATALOGUES = (irheader, irtext, lanes, program, schedule)
 MIDDLE = Path(__file__).parent / "middle"
 MISTAKES = inputs(MIDDLE, "*.sir", "*.chim")
 NOT_IN_A_FILE = {

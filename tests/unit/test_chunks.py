@@ -108,7 +108,7 @@ def test_the_letters_go_on_behind_z() -> None:
 def test_the_legend_says_what_the_shades_and_letters_are_and_stays_within_the_picture(D: int) -> None:
     plan = in_turns(D, 1, 1)
     letters = [Looks(plan.header).letter(chunk) for chunk in range(D)]
-    for shown in (svg.picture(timeline(plan)).chart, drawing(replayed(plan)).chart):
+    for shown in (svg.picture(timeline(plan)).chart, drawing(replayed(plan))["chart"]):
         strand, sign = shown.legend
         chunks = letters if D <= SWATCHES else [*letters[: SWATCHES - 1], letters[-1]]
         assert [swatch.text for swatch in strand.swatches] == [kind + letter for letter in chunks for kind in "FB"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import elaborate, parameter_names
-from chimera_ir.elaborate.settings import SettingTooLarge, UnknownParameter
+from chimera_ir.errors import ParameterError
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Bound, Pipe, Plan, Quantity
 from chimera_ir.ir.ops import Compute
@@ -140,9 +140,9 @@ def test_workers_are_as_many_as_stages_unless_the_scheme_says_otherwise() -> Non
 def test_a_setting_of_no_parameter_is_no_mistake_of_the_scheme() -> None:
     scheme = parse(Source("", f"scheme a(depth = 4) {ONE} depth }}"))
     assert parameter_names(scheme) == ("depth",)
-    with pytest.raises(UnknownParameter, match=r"no parameter dept \(did you mean depth\?\); its parameters are depth"):
+    with pytest.raises(ParameterError, match=r"no parameter dept \(did you mean depth\?\); its parameters are depth"):
         elaborate(scheme, {"dept": 1}, LIMIT)
-    with pytest.raises(SettingTooLarge):
+    with pytest.raises(ParameterError, match=r"depth is beyond 2\*\*63 - 1"):
         elaborate(scheme, {"depth": 2**63}, LIMIT)
 
 

@@ -150,16 +150,11 @@ class WrongSplit(OutOfRange):
 class StagesMissing(Diagnostic, code="CH711"):
     """A depth that describes another number of stages than its ``stages`` says."""
 
-    title = "the model is cut into {stages:stage}, and {described:stage} {are} described"
+    title = "the model is cut into {stages:stage}, and {described:stage} {described:is or are} described"
     label = "needs {stages:stage}"
     help = "give each stage its own `[[depth.stage]]`, in order, or correct `stages`"
     stages: int
     described: int
-
-    @property
-    def are(self) -> str:
-        """The verb for the number of described stages."""
-        return "is" if self.described == 1 else "are"
 
 
 class DescribedTwice(Diagnostic, code="CH712"):

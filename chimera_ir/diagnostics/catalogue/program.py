@@ -192,7 +192,7 @@ class VersionsDiffer(Diagnostic, code="CH417"):
 class TooManyCopies(Diagnostic, code="CH418"):
     """A worker that keeps more versions of a group's weights than its operations still read."""
 
-    title = "worker {worker} keeps {kept:copy} of the weights of {group}, {needed} {are} needed"
+    title = "worker {worker} keeps {kept:copy} of the weights of {group}, {needed} {needed:is or are} needed"
     label = "one more copy from here on"
     help = "run `{first}` right before `{then}`"
     worker: int
@@ -201,11 +201,6 @@ class TooManyCopies(Diagnostic, code="CH418"):
     needed: int
     first: str
     then: str
-
-    @property
-    def are(self) -> str:
-        """The verb for the number of copies that are needed."""
-        return "are" if self.needed > 1 else "is"
 
 
 CopyKeptTooLong = TooManyCopies.worded(

@@ -1,7 +1,8 @@
-"""CH3xx: mistakes in the operations of a plan or a schedule, from a scheme or from an IR text."""
+"""CH3xx and CH6xx: mistakes in the operations of a plan or a schedule, and in the lanes of an asynchronous level."""
 
 from dataclasses import dataclass
 
+from chimera_ir.diagnostics.catalogue.syntax import LIMITS
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 
@@ -281,3 +282,95 @@ class TiesDiffer(Diagnostic, code="CH317"):
     first_line: str
     other_line: str
     first_span: Span
+
+
+class Missing(Diagnostic, code="CH302"):
+    """A micro-batch lacks operations on a stage."""
+
+    title = "micro-batch {micro} has no {lacking} on stage {stage}{count:and more}"
+    label = "pipe {pipe} runs stage {stage} on worker {worker}"
+    help = "add `{operations}` on worker {worker}: every micro-batch meets every stage once{directions}"
+    pipe: str
+    worker: int
+    micro: int
+    stage: int
+    kinds: tuple[str, ...]
+    operations: str
+    directions: str
+    count: int
+
+    @property
+    def lacking(self) -> str:
+        """The missing operations in words, as in ``forward and no backward``."""
+        return " and no ".join(self.kinds)
+
+
+class Skipped(Missing, code="CH329"):
+    """A micro-batch has no operation at all on a stage."""
+
+    help = Missing.help + f"; no stage can be skipped; see {LIMITS}"
+
+
+class Duplicate(Diagnostic, code="CH303"):
+    """Two places of a schedule have the same operation."""
+
+    title = "`{operation}` is there twice{count:and more}"
+    label = "the second, on worker {worker}"
+    help = "keep one of the two: every micro-batch meets every stage once{directions}"
+    related = ("first_span", "the first is on worker {first_worker}")
+    operation: str
+    worker: int
+    first_worker: int
+    first_span: Span
+    directions: str
+    count: int
+
+
+class DoneTwice(Diagnostic, code="CH318"):
+    """Two operations of different kinds do the same for a micro-batch, such as a backward and an input gradient."""
+
+    title = "`{operation}` does again what `{first}` does{count:and more}"
+    label = "on worker {worker}"
+    help = "on each stage a micro-batch has either one `B`, or one `I` and one `W`"
+    related = ("first_span", "`{first}` is on worker {first_worker}")
+    operation: str
+    first: str
+    worker: int
+    first_worker: int
+    first_span: Span
+    count: int
+
+
+class NoTurn(Diagnostic, code="CH601"):
+    """A lane that shows no full turn of the steady state."""
+
+    title = "worker {worker} shows no turn of the steady state"
+    label = "the lane is too short, or no operation comes again after {period:micro-batch}"
+    help = "show more updates: enough to fill the pipeline, to go round three times, and to drain it"
+    worker: int
+    period: int
+
+
+class BreaksTurn(Diagnostic, code="CH602"):
+    """A lane whose operations do not repeat from turn to turn."""
+
+    title = "the lane of worker {worker} does not repeat every {period:micro-batch}"
+    label = "`{line}` stands where the turn has `{wanted}`"
+    help = (
+        "a turn in the middle of the lane, moved in time, must give all of it; where a micro-batch is beyond "
+        "the first or the last, its lines are left out and the others stay as they are"
+    )
+    worker: int
+    period: int
+    line: str
+    wanted: str
+
+
+class StateDiffers(Diagnostic, code="CH603"):
+    """A worker that falls further behind the other workers with every turn."""
+
+    title = "the state does not repeat: worker {worker} does not go round once a turn"
+    label = "here it waits for what comes a turn later every turn"
+    help = "show more updates, or move `{line}` behind what it waits for"
+    worker: int
+    line: str

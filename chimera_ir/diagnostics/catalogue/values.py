@@ -291,17 +291,12 @@ class TooManyOperations(InInstance, code="CH246"):
 class TooMany(InInstance, code="CH247"):
     """More workers, stages, micro-batches or pipes than any scheme may have."""
 
-    title = "this makes {too_many}, and the limit is {limit:,}"
+    title = "this makes {count:{thing}}, and the limit is {limit:,}"
     label = "beyond the limit"
     help = "choose smaller parameters: no option raises this limit"
     thing: str
     count: int
     limit: int
-
-    @property
-    def too_many(self) -> str:
-        """The number of things, with their noun."""
-        return counted(self.count, self.thing)
 
 
 class EmptyIndex(InInstance, code="CH248"):

@@ -31,10 +31,7 @@ def span(token: Token) -> Span:
 
 
 def integers(token: Token, text: str) -> list[int]:
-    """All numbers in ``text``, a piece of the line ``token``, in their order.
-
-    Raises `Rejected` if a number is so large that it can only be a mistake.
-    """
+    """All numbers in ``text``, a piece of the line ``token``; raises `Rejected` for one that must be a mistake."""
     numbers: list[str] = _NUMBERS.findall(text)
     for number in numbers:
         if len(number) > _DIGITS:
@@ -162,10 +159,7 @@ class _HeaderReader:
         return () if len(kinds) == len(listed) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
-        """Raises ``Rejected`` with all lines about updates, if there are any.
-
-        ``kinds`` is the header's line of kinds, none of which sums gradients.
-        """
+        """Raises ``Rejected`` with all lines about updates, as none of ``kinds`` sums gradients."""
         words = [(token, token.split()[0]) for token in (*self._lines["UPDATES"], *self._lines["SYNC"])]
         words += [(token, "recompute") for token in self._lines["PIPE"] if "recompute" in token.split()[4:]]
         if words:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment
 
-from chimera_ir.codegen.view import TrainView
+from chimera_ir.ir.levels import Header
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
 from chimera_runtime.program.compiled_program import INTERFACE
 from tests import forking
@@ -70,8 +70,8 @@ def directory(tmp_path: Path) -> Path:
     (compiled / "program.json").write_text(json.dumps(program))
     (compiled / "rank_0.py").write_text(SCRIPT)
     (compiled / "schedule.sir").write_text("a program\n")
-    view = TrainView("a scheme", 1, "1 worker", overlapping=False)
-    (compiled / "train.py").write_text(TEMPLATE.render(train=view, digest="ours"))
+    header = Header("alone", (), 1, 1, 1, ())
+    (compiled / "train.py").write_text(TEMPLATE.render(header=header, workers="1 worker", digest="ours"))
     (tmp_path / "elsewhere").mkdir()
     for name, text in (("model", MODEL), ("train", ""), ("elsewhere/rank_0", "MINE = 1")):
         (tmp_path / f"{name}.py").write_text(text)

@@ -1,0 +1,36 @@
+"""Options about the stages of a model: ``--tied`` and ``--split``."""
+
+import click
+
+from chimera_ir.commands.common import WrongCommand
+
+
+def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:
+    """The groups of stages of a repeatable option ``--tied STAGE,STAGE``."""
+    ties: list[list[int | str]] = []
+    for text in given:
+        stages = text.split(",")
+        are_stages = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
+        if len(stages) < 2 or not are_stages:
+            raise WrongCommand(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
+        if any(len(stage) > 18 for stage in stages):
+            raise WrongCommand(f"--tied {text[:40]}: a stage has at most 18 digits")
+        ties.append([int(stage) if stage.isdecimal() else stage for stage in stages])
+    return ties
+
+
+def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+    """The first layer of each stage, of an option ``--split``."""
+    words = [] if given is None else given.split(",")
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+        raise WrongCommand(f"--split {given}: list the first layer of each stage, as in --split 0,9,17,25")
+    return None if given is None else tuple(map(int, words))
+
+
+TIED = click.option(
+    "--tied",
+    multiple=True,
+    callback=parse_ties,
+    metavar="STAGE,STAGE",
+    help="Stages that share parameters, as the model's tied() says: by number, first or last.",
+)
