@@ -109,15 +109,23 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
                 update = schedule.header.update_of(part.micros)
                 for group in groups_with[part.stage]:
                     last[group, update][worker] = number
-    # ``reached`` has the newest version of each group for which the lane has waited so far.
     for lane, numbers in zip(schedule.lanes, lanes, strict=True):
-        reached: dict[WeightGroup, int] = defaultdict(int)
-        for number, part in _parts(numbers, lane):
-            version = newest(schedule.header, part)
-            for group in groups_with[part.stage]:
-                for update in range(reached[group], version):
-                    yield number, last[group, update].values()
-                reached[group] = max(reached[group], version)
+        for group, places in places_after(schedule.header, lane).items():
+            for update, place in enumerate(places):
+                yield numbers[place], last[group, update].values()
+
+
+def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup, list[int]]:
+    """The place in a lane of a stream of the first operation that must come after each update, by group and update.
+
+    Updates that no operation must come after are left out.
+    """
+    places: dict[WeightGroup, list[int]] = defaultdict(list)
+    for place, operation in enumerate(singles(lane)):
+        version = newest(header, operation)
+        for group in header.groups_with[operation.stage]:
+            places[group] += [place] * (version - len(places[group]))
+    return places
 
 
 def _parts(numbers: range, lane: Sequence[Operation]) -> Iterator[tuple[int, Compute]]:

@@ -45,7 +45,7 @@ from chimera_ir.flow.cycles import steady_run
 from chimera_ir.flow.engine import play
 from chimera_ir.flow.fold import fold
 from chimera_ir.flow.live import most_at_once
-from chimera_ir.flow.net import Net, net_of, newest
+from chimera_ir.flow.net import Net, net_of, newest, places_after
 from chimera_ir.ir.ids import Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Operation, Stash, Step, WaitAllReduce, singles
@@ -158,50 +158,26 @@ def _updates(
     ``summed`` counts the updates that are surely summed at each place, for groups to which some worker adds nothing in
     an update.
     """
-    # The operations that belong to each group, by their numbers in ``numbered``.
-    operations_of: dict[WeightGroup, list[int]] = defaultdict(list)
-    numbered = [(place, part) for place, operation in enumerate(lane) for part in operation.parts]
-    for number, (_, operation) in enumerate(numbered):
+    # The last backward of each update, and the last reader of each version.
+    backwards: dict[tuple[WeightGroup, int], int] = {}
+    lasts: dict[tuple[WeightGroup, int], int] = {}
+    for place, operation in enumerate(singles(lane)):
         for group in header.groups_with[operation.stage]:
-            operations_of[group].append(number)
-    for group, operations in operations_of.items():
-        # The last backward of each update, the last reader of each version, and the first operation that needs as many
-        # updates to be made: by the version that it reads, or because it adds to the next update.
-        backwards: dict[int, int] = {}
-        lasts: dict[int, int] = {}
-        needs: dict[int, int] = {}
-        for place, operation in map(numbered.__getitem__, operations):
-            update = header.update_of(operation.micros)
-            lasts[operation.version or 0] = place
-            needs.setdefault(operation.version or 0, place)
+            lasts[group, operation.version or 0] = place
             if operation.kind.sums:
-                backwards[update] = place
-                needs[update] = min(needs.get(update, place), place)
+                backwards[group, header.update_of(operation.micros)] = place
+    for group, steps in places_after(header, lane).items():
+        steps += [len(lane)] * (header.updates - len(steps))
+        # The step before an update without backwards is made early, so that its launch keeps no worker waiting.
+        for number in range(1, header.updates):
+            if (group, number) not in backwards:
+                steps[number - 1] = min(steps[number - 1], bisect_left(summed[group], number))
         # An update is launched after its last backward, or else behind the step before.
-        steps = _steps(header.updates, backwards, sorted(needs.items()), len(lane), summed.get(group, ()))
         for number, step in enumerate(steps):
+            last = backwards.get((group, number))
             behind = _Gap(steps[number - 1] if number else 0, behind_steps=True)
-            launch = _Gap(backwards[number] + 1, behind_steps=False) if number in backwards else behind
-            yield _GroupUpdate(group, Version(number + 1), launch, step, lasts.get(number, -1))
-
-
-def _steps(
-    updates: int, backwards: Mapping[int, int], needs: list[tuple[int, int]], end: int, summed: Sequence[int]
-) -> list[int]:
-    """The place before which a group must step, for every update.
-
-    ``backwards`` has the place of the last backward of each update. ``needs`` holds pairs, ascending: a number of
-    updates, and the first place that needs that many updates made. ``end`` is the end of the lane.
-    """
-    # A step is made before the first place that needs its update or a later one.
-    numbers = [number for number, _ in needs]
-    earliest = list(accumulate((place for _, place in reversed(needs)), min, initial=end))[::-1]
-    steps = [earliest[bisect_left(numbers, number + 1)] for number in range(updates)]
-    # The step before an update without backwards is made early, so that its launch keeps no worker waiting.
-    for number in range(1, updates):
-        if number not in backwards:
-            steps[number - 1] = min(steps[number - 1], bisect_left(summed, number))
-    return steps
+            launch = behind if last is None else _Gap(last + 1, behind_steps=False)
+            yield _GroupUpdate(group, Version(number + 1), launch, step, lasts.get((group, number), -1))
 
 
 def _agreed(
