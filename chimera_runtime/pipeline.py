@@ -1,6 +1,7 @@
 """`Pipeline`: a compiled schedule in the training loop of its user."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import pipeline as mistakes
 from chimera_runtime.evaluate.evaluation import Inference
-from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
+from chimera_runtime.lane.profiler_ranges import ranges_on
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model import Model, file_of, require_build_stage
 from chimera_runtime.model.ties import End, by_group, parameters_by_name
@@ -161,9 +162,9 @@ class Pipeline:
         modules, probed = build_and_probe(world, located, model, self._feed, seed=seed, measures=hooks.measures)
         self.remarks = tuple(remarks(job, world.backend, world.device, probed))
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
-        profiler_ranges = Ranges(world.device) if ranges else Unranged()
+        self._range = ranges_on(world.device) if ranges else nullcontext
         context = self._context = RankContext(
-            world, script, facts, model, probed, seed=seed, source=source, ranges=profiler_ranges
+            world, script, facts, model, probed, seed=seed, source=source, ranges=ranges
         )
         hooks.ready(context, modules)
         # The stages with optimizers and receive buffers, and the lane, which the rank's script is called with.
@@ -248,7 +249,7 @@ class Pipeline:
         self._updates.prepare(accumulate, scaler)
         # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
         try:
-            with self._located, self._context.probed.generators_kept(), self._context.ranges.update(update):
+            with self._located, self._context.probed.generators_kept(), self._range(f"update {update}"):
                 if self._varying is not None:
                     self._varying.begin(update)  # new shapes: runs forwards, on all ranks of the copy
                 return self._updates.run_update()

@@ -18,8 +18,9 @@ from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import evaluate as mistakes
 from chimera_runtime.errors.evaluate import NOTHING_TO_EVALUATE, PREDICTIONS_HAVE_NO_ITEMS
-from chimera_runtime.lane.lane import Lane
+from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.message_links import Incoming, Outgoing
+from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import StreamLink
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route
@@ -205,7 +206,7 @@ class Evaluation:
         output: LossTotal | OutputStore,
         varying: VaryingShapes | None = None,
     ) -> None:
-        world, facts, probed, ranges = context.world, context.facts.evaluation, context.probed, context.ranges
+        world, facts, probed = context.world, context.facts.evaluation, context.probed
         self._job, self._device, self._script = world.job, world.device, context.script
         self._stages = stages
         self._size = size
@@ -227,20 +228,21 @@ class Evaluation:
         def ends(route: Route) -> tuple[Any, int, int, str, int]:
             return peers[route.worker], route.source, route.target, world.job.value_of(route), world.job.stages
 
-        def incoming(route: Route) -> Any:
-            link = _PartlyIncoming(ends(route), slots[route.target], current, self._whole)
-            return StreamLink(ranges.link(link, route), current.has)
+        def incoming(route: Route) -> Incoming:
+            return _PartlyIncoming(ends(route), slots[route.target], current, self._whole)
 
-        def outgoing(route: Route) -> Any:
-            return StreamLink(ranges.link(Outgoing(*ends(route)), route), current.has)
-
-        self._lane = Lane(
-            {number: ranges.stage(number, self._stage(number, stage)) for number, stage in stages.items()},
-            {route: incoming(route) for route in facts.incoming},
-            {route: outgoing(route) for route in facts.outgoing},
+        parts = LaneComponents(
+            stages={number: self._stage(number, stage) for number, stage in stages.items()},
+            incoming={route: incoming(route) for route in facts.incoming},
+            outgoing={route: Outgoing(*ends(route)) for route in facts.outgoing},
             load_input=lambda _update, micro: current.load(micro, 0, world.device),
             load_target=lambda _update, micro: current.load(micro, 1, world.device),
         )
+        if context.ranges:
+            parts = ranged(parts, ranges_on(world.device))
+        receiving = {route: StreamLink(link, current.has) for route, link in parts.incoming.items()}
+        sending = {route: StreamLink(link, current.has) for route, link in parts.outgoing.items()}
+        self._lane = Lane(parts._replace(incoming=receiving, outgoing=sending))
 
     def evaluation_batches(self, batch: Any) -> Iterator[EvaluationBatch]:
         """Yields the rounds into which a batch is cut.

@@ -1,17 +1,20 @@
 """Named ranges for profilers, one for each line of the program: of torch.profiler, and on a GPU also of NVTX."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 import torch
 from torch.profiler import record_function
 
-from chimera_runtime.lane.message_links import Outgoing
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import OPERATIONS, PAIRED
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.weight_groups import Group, group_text
+
+Within = Callable[[str], AbstractContextManager[Any]]
+"""Function that returns a context: the range with the given name."""
 
 Lines = Mapping[str, Callable[..., Any]]
 """Functions by the name of a method, each from the arguments of a call to what is noted of the line that it runs."""
@@ -58,70 +61,42 @@ class _RangedStage(WrappedStage):
         return super().at(version)
 
 
-class Unranged:
-    """Stand-in for `Ranges` when no ranges are recorded: it returns stages, ties and links unchanged."""
+def ranged(components: LaneComponents, within: Within) -> LaneComponents:
+    """Wraps the components of a lane: a call that runs a line of the program is a range, named as in schedule.sir."""
 
-    def update(self, number: int) -> AbstractContextManager[Any]:
-        """Returns a context that does nothing, in place of the range of an update."""
-        return nullcontext()
+    def around(method: Callable[..., Any], line: Callable[..., str]) -> Callable[..., Any]:
+        def in_range(*arguments: Any, **keywords: Any) -> Any:
+            with within(line(*arguments, **keywords)):
+                return method(*arguments, **keywords)
 
-    def stage(self, number: int, stage: Any) -> Any:
-        """Returns the stage unchanged."""
-        return stage
+        return in_range
 
-    def tie(self, group: Group, tie: Any) -> Any:
-        """Returns the tie unchanged."""
-        return tie
-
-    def link(self, link: Any, _route: Route) -> Any:
-        """Returns the link unchanged."""
-        return link
-
-
-class Ranges(Unranged):
-    """Wrapper of the parts of a lane that records a range for each update and each line, named as in schedule.sir."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._within = _range_on_gpu if device.type == "cuda" else record_function
-
-    def update(self, number: int) -> AbstractContextManager[Any]:
-        """Returns a context: the range of an update, counted from 0."""
-        return self._within(f"update {number}")
-
-    def stage(self, number: int, stage: Any) -> Any:
-        """Returns a wrapper of a stage whose operations, sums, steps and versions are ranges."""
-
+    def stage(number: int, part: Any) -> WrappedStage:
         def operation(letter: str) -> Callable[..., str]:
-            return lambda micros, *_values: f"{letter} {_text(micros)} s{number}{ranged.version}"
+            return lambda micros, *_values: f"{letter} {_text(micros)} s{number}{wrapped.version}"
 
         def pair(forward: Any, other: Any, backward: Any) -> str:
             return f"F {_text(forward[0])} s{number} & B {_text(backward[0])} s{other.number}"
 
         operations: Lines = {call: operation(letter) for letter, call in OPERATIONS.items()}
-        ranged = _RangedStage(stage, {**operations, PAIRED: pair, **lines_of_weights((number,))}, self._around)
-        return ranged
+        wrapped = _RangedStage(part, {**operations, PAIRED: pair, **lines_of_weights((number,))}, around)
+        return wrapped
 
-    def tie(self, group: Group, tie: Any) -> Any:
-        """Returns a wrapper of a tie whose sums, steps and versions are ranges."""
-        return WrappedPart(tie, lines_of_weights(group), self._around)
-
-    def link(self, link: Any, route: Route) -> Any:
-        """Returns a wrapper of a link whose messages and waits are ranges."""
-        ends, worker = f"s{route.source}->s{route.target}", route.worker
-        verb = f"{'send' if isinstance(link, Outgoing) else 'recv'} {route.value}".rstrip()
+    def link(kind: str, route: Route, part: Any) -> WrappedPart:
+        ends, worker, verb = f"s{route.source}->s{route.target}", route.worker, f"{kind} {route.value}".rstrip()
         lines: Lines = {
             "isend": lambda micros, _tensors: f"{verb} {_text(micros)} {ends} to w{worker}",
             "irecv": lambda micros, into: f"{verb} {_text(micros)} {ends} from w{worker} into {into}",
             "wait": lambda micros: f"wait {verb} {_text(micros)} {ends}",
         }
-        return WrappedPart(link, lines, self._around)
+        return WrappedPart(part, lines, around)
 
-    def _around(self, method: Callable[..., Any], line: Callable[..., str]) -> Callable[..., Any]:
-        def ranged(*arguments: Any, **keywords: Any) -> Any:
-            with self._within(line(*arguments, **keywords)):
-                return method(*arguments, **keywords)
-
-        return ranged
+    return components._replace(
+        stages={number: stage(number, part) for number, part in components.stages.items()},
+        incoming={route: link("recv", route, part) for route, part in components.incoming.items()},
+        outgoing={route: link("send", route, part) for route, part in components.outgoing.items()},
+        ties={group: WrappedPart(tie, lines_of_weights(group), around) for group, tie in components.ties.items()},
+    )
 
 
 def _text(micros: Micros) -> str:
@@ -138,6 +113,11 @@ def lines_of_weights(group: Group) -> dict[str, Callable[..., str]]:
         "stash": lambda version: f"stash {weights} v{version}",
         "drop": lambda version: f"drop {weights} v{version}",
     }
+
+
+def ranges_on(device: torch.device) -> Within:
+    """Returns a function of a name that makes a context: a range of torch.profiler, on a GPU also of NVTX."""
+    return _range_on_gpu if device.type == "cuda" else record_function
 
 
 @contextmanager

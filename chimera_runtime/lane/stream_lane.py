@@ -8,14 +8,14 @@ lines also make the warm-up and the drain.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Self
 
-from chimera_runtime.lane.lane import Lane, Load
+from chimera_runtime.lane.lane import Lane, LaneComponents, Load
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import OPERATIONS
-from chimera_runtime.program.rank_facts import Route, Turns
+from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.program.stage_graph import VALUES
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.values.tensors import Tensors
 
 
@@ -139,25 +139,15 @@ class StreamLane(Lane):
     ``initial`` has for each weight group the pair (``stashed``, ``dropped``) of `StreamWeights`.
     """
 
-    def __init__(
-        self,
-        stages: Mapping[int, Any],
-        incoming: Mapping[Route, Any],
-        outgoing: Mapping[Route, Any],
-        load_input: Load,
-        load_target: Load,
-        ties: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
-        *,
-        run: UpdateRange,
-        initial: Mapping[tuple[int, ...], tuple[int, int]],
-    ) -> None:
+    def __init__(self, components: LaneComponents, run: UpdateRange, initial: Mapping[Group, tuple[int, int]]) -> None:
+        stages, incoming, outgoing, *_, ties = components
         super().__init__(
-            {number: StreamStage(stage, run, *initial[number,]) for number, stage in stages.items()},
-            {route: StreamLink(link, run.has) for route, link in incoming.items()},
-            {route: StreamLink(link, run.has) for route, link in outgoing.items()},
-            load_input,
-            load_target,
-            {stages: StreamWeights(tie, run, *initial[stages]) for stages, tie in ties.items()},
+            components._replace(
+                stages={number: StreamStage(stage, run, *initial[number,]) for number, stage in stages.items()},
+                incoming={route: StreamLink(link, run.has) for route, link in incoming.items()},
+                outgoing={route: StreamLink(link, run.has) for route, link in outgoing.items()},
+                ties={group: StreamWeights(tie, run, *initial[group]) for group, tie in ties.items()},
+            )
         )
         self.run = run
 

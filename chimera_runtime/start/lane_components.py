@@ -1,65 +1,51 @@
 """The lane of a rank: its stages, its links to other workers, and the loading of inputs and targets."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from chimera_runtime.blame import LaneOperation, ModelError
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
-from chimera_runtime.lane.lane import Lane, Load
+from chimera_runtime.lane.lane import Lane, LaneComponents, Load
 from chimera_runtime.lane.message_links import Incoming, Outgoing
+from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.stage_graph import VALUES
-from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.nested import to_device
 
 
-class LaneComponents(NamedTuple):
-    """Objects that a lane is made from; a tool may wrap each of them, to record its calls."""
-
-    stages: Mapping[int, Any]
-    incoming: Mapping[Route, Any]
-    outgoing: Mapping[Route, Any]
-    load_input: Load
-    load_target: Load
-    ties: Mapping[Group, Any] = MappingProxyType({})
-
-
 def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComponents:
-    """Returns the components of this rank's lane; ``context.ranges`` may wrap them for a profiler."""
-    job, facts, ranges = context.world.job, context.facts, context.ranges
+    """Returns the components of this rank's lane; with ``context.ranges`` they are wrapped for a profiler."""
+    job, facts = context.world.job, context.facts
     peers = {worker: context.world.peer(worker) for worker in facts.peers}
 
     def ends(route: Route) -> tuple[Any, int, int, str, int]:
         return peers[route.worker], route.source, route.target, job.value_of(route), job.stages
 
-    def incoming(route: Route) -> Any:
-        slots = getattr(stages[route.target], VALUES[job.value_of(route)].slots)
-        return ranges.link(Incoming(*ends(route), slots), route)
+    def incoming(route: Route) -> Incoming:
+        return Incoming(*ends(route), getattr(stages[route.target], VALUES[job.value_of(route)].slots))
 
     load_input, load_target = loads(context.source, job, context.world.device)
-    return LaneComponents(
-        stages={number: ranges.stage(number, stage) for number, stage in stages.items()},
+    components = LaneComponents(
+        stages=stages,
         incoming={route: incoming(route) for route in facts.incoming},
-        outgoing={route: ranges.link(Outgoing(*ends(route)), route) for route in facts.outgoing},
+        outgoing={route: Outgoing(*ends(route)) for route in facts.outgoing},
         load_input=load_input,
         load_target=load_target,
-        ties={tie.group: ranges.tie(tie.group, tie) for stage in stages.values() for tie in stage.ties},
+        ties={tie.group: tie for stage in stages.values() for tie in stage.ties},
     )
+    return ranged(components, ranges_on(context.world.device)) if context.ranges else components
 
 
 def lane_of(context: RankContext, components: LaneComponents) -> Lane:
     """Makes the lane, the argument with which the functions of a rank's script are called."""
     job = context.world.job
-    if not job.period:
-        return Lane(*components)
-    return StreamLane(*components, run=UpdateRange(job.passes), initial=context.facts.initial)
+    return StreamLane(components, UpdateRange(job.passes), context.facts.initial) if job.period else Lane(components)
 
 
 def driver_of(context: RankContext, lane: Lane) -> Driver:

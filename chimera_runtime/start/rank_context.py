@@ -1,10 +1,9 @@
 """`RankContext`: a rank's part of a program together with the model, as it is before the stages are made."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
-from chimera_runtime.lane.profiler_ranges import Unranged
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.ties import Tie, declared
 from chimera_runtime.program.compiled_program import RankScript
@@ -19,8 +18,8 @@ class RankContext:
 
     ``script`` and ``facts`` are this rank's part of the program: its generated file, and its entry in program.json.
     ``probed`` is what the probe has learned about each stage. ``source`` loads inputs, targets and keyword arguments of
-    a micro-batch; it is None in a rehearsal, which loads no data. ``ranges`` wraps stages, ties and links for a
-    profiler if the user has asked for that, else returns them unchanged.
+    a micro-batch; it is None in a rehearsal, which loads no data. ``ranges`` says that stages, ties and links are
+    wrapped for a profiler.
     """
 
     world: World
@@ -30,7 +29,7 @@ class RankContext:
     probed: ProbeResult
     seed: int
     source: MicroBatchSource | None
-    ranges: Unranged = field(default_factory=Unranged)
+    ranges: bool = False
 
     @cached_property
     def ties(self) -> tuple[Tie, ...]:

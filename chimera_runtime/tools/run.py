@@ -15,6 +15,7 @@ from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors.tools import REHEARSAL_IS_FOR_CPUS
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
@@ -24,7 +25,6 @@ from chimera_runtime.ranks.cpu_allocator import keep_memory
 from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_components import LaneComponents
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.check.check import check, checked_updates
 from chimera_runtime.tools.fail.faults import Faults

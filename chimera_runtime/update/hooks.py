@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from chimera_runtime.errors import PeerLost
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.lane_components import LaneComponents
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.update.outcome import Outcomes
 

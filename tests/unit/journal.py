@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera_runtime.lane import Lane
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.lane.stream_lane import StreamLane, UpdateRange
 from chimera_runtime.program.compiled_program import parsed
 from chimera_runtime.program.job import Job
@@ -38,8 +39,8 @@ class Journal:
         )
         ties = {tie.stages: tied(self, tie.stages) for tie in self.facts.ties}
         if not self.facts.turns:
-            return Lane(*parts, ties)
-        return StreamLane(*parts, ties, run=UpdateRange(self.job.passes), initial=self.facts.initial)
+            return Lane(LaneComponents(*parts, ties))
+        return StreamLane(LaneComponents(*parts, ties), UpdateRange(self.job.passes), self.facts.initial)
 
     def rooms(self, source: int, target: int, _worker: int) -> Sequence[int]:
         """For how many micro-batches each slot of a link has room."""
@@ -60,14 +61,14 @@ class Journal:
     def evaluate(self, script: Mapping[str, Any]) -> None:
         """Runs the forwards alone."""
         facts = self.facts.evaluation
-        lane = Lane(
+        parts = LaneComponents(
             {number: EvaluatedStage(self, number) for number in self.facts.stages},
             {route: FakeIncoming(self, *route[:3], facts.slots[route.target]) for route in facts.incoming},
             {route: FakeOutgoing(self, *route[:3]) for route in facts.outgoing},
             lambda first, micro: ("y", (first + micro,), -1),
             lambda first, micro: ("target", first + micro),
         )
-        script["evaluate"](lane)
+        script["evaluate"](Lane(parts))
 
 
 def journals(written: Mapping[str, str]) -> list[Journal]:

@@ -12,6 +12,7 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.lane.stream_lane import StreamLane, UpdateRange
 from chimera_runtime.program.compiled_program import parsed
 from chimera_runtime.program.job import Job
@@ -89,7 +90,8 @@ def run(written: dict[str, str], updates: int) -> Iterator[dict[int, Stage]]:
         initial = {(number,): facts.initial for number, facts in journal.facts.stages.items()}
         links = [{route: Link() for route in routes} for routes in (journal.facts.incoming, journal.facts.outgoing)]
         loads = [lambda *_: None] * 2
-        lane = StreamLane(stages, *links, *loads, run=UpdateRange(journal.job.passes, updates), initial=initial)
+        parts = LaneComponents(stages, *links, *loads)
+        lane = StreamLane(parts, UpdateRange(journal.job.passes, updates), initial)
         assert journal.facts.turns is not None
         script = loaded(written[f"rank_{worker}.py"])
         for number in journal.facts.turns.of(updates):

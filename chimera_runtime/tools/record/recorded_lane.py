@@ -6,11 +6,11 @@ On a GPU calls only put work into a CUDA stream; the times are then those of eve
 from collections.abc import Callable
 from typing import Any
 
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.lane.profiler_ranges import Lines, WrappedPart, WrappedStage, lines_of_weights
 from chimera_runtime.program.operations import OPERATIONS, PAIRED
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.start.lane_components import LaneComponents
 from chimera_runtime.tools.record.recorder import Recorder
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from chimera_runtime.lane import Lane
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.rank_facts import Route
 
 
 def lane(**parts: Any) -> Lane:
     loads = parts.get("loads", (lambda first, micro: ("x", first, micro), lambda first, micro: ("y", first, micro)))
-    return Lane(parts.get("stages", {}), parts.get("incoming", {}), parts.get("outgoing", {}), *loads)
+    return Lane(LaneComponents(*(parts.get(name, {}) for name in ("stages", "incoming", "outgoing")), *loads))
 
 
 def test_stages_are_found_by_number_and_links_by_both_stages_and_the_other_worker() -> None:

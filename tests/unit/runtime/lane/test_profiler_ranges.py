@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from chimera_runtime.lane import Lane, profiler_ranges
-from chimera_runtime.lane.message_links import Outgoing
-from chimera_runtime.lane.profiler_ranges import Ranges, Unranged
+from chimera_runtime.lane.lane import LaneComponents
+from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.program.rank_facts import Route, Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
@@ -38,17 +38,17 @@ def weights(stages: dict[int, Any]) -> list[Any]:
 def test_every_call_of_a_lane_is_a_range_of_its_line_and_trains_as_without(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
         trained = []
-        for naming in (Unranged(), Ranges(CPU)):
+        for has_ranges in (False, True):
             made, built = setting(world)
-            made = replace(made, ranges=naming)
+            made = replace(made, ranges=has_ranges)
             stages = assemble.assemble(made, built, made.model.steps)
             lane = lane_of(made, components_of(made, stages))
             lane.begin(0)
             names = named(lambda made=made, lane=lane: made.script.update(lane))  # type: ignore[misc]
             trained.append((weights(stages), names))
-    (plain, silent), (ranged, names) = trained
+    (plain, silent), (with_ranges, names) = trained
     assert silent == []
-    assert ranged == plain
+    assert with_ranges == plain
     operations = [f"{letter} m{m} s{s}" for m in range(2) for letter, s in (("F", 0), ("F", 1), ("B", 1), ("B", 0))]
     assert [name for name in names if name[0] in "FB"] == operations
     ends = {f"{line} s{s}" for line in ("all_reduce", "wait all_reduce", "step") for s in range(2)}
@@ -68,14 +68,16 @@ class Link:
     irecv = isend = wait = take = _called
 
 
-class SendingLink(Link, Outgoing):
-    """A link that sends."""
+def watched(device: torch.device = CPU, **parts: Any) -> LaneComponents:
+    """Components of a lane with ranges, of these parts and nothing else."""
+    nothing = LaneComponents({}, {}, {}, lambda *_: None, lambda *_: None)
+    return ranged(nothing._replace(**parts), ranges_on(device))
 
 
 def test_messages_are_named_with_their_ends_the_other_worker_and_the_slot() -> None:
-    ranged = Ranges(CPU)
-    receiving, sending = Link(), SendingLink()
-    incoming, outgoing = ranged.link(receiving, Route(2, 1, 3)), ranged.link(sending, Route(1, 2, 3))
+    receiving, sending, back, on = Link(), Link(), Route(2, 1, 3), Route(1, 2, 3)
+    parts = watched(incoming={back: receiving}, outgoing={on: sending})
+    incoming, outgoing = parts.incoming[back], parts.outgoing[on]
 
     def run() -> None:
         incoming.irecv(4, into=1)
@@ -105,7 +107,7 @@ def test_ties_and_versions_are_named_as_in_the_program() -> None:
         def stash(self, version: int) -> None:
             assert version == 2
 
-    tie = Ranges(CPU).tie((0, 3), Shared())
+    tie = watched(ties={(0, 3): Shared()}).ties[0, 3]
     assert named(lambda: (tie.all_reduce(), tie.stash(2))) == ["all_reduce s0+s3", "stash s0+s3 v2"]
     assert tie.sums == 1
 
@@ -127,7 +129,7 @@ def test_operations_of_a_stream_name_their_version_and_what_is_not_in_the_run_ha
     of_stream = facts(0, 1, turns=Turns(-1, 2, 1, 0), initial=(0, 0))
 
     def streamed(made: RankContext, built: Any) -> list[str]:
-        made = replace(made, ranges=Ranges(CPU))
+        made = replace(made, ranges=True)
         made.script.turn = turn  # type: ignore[method-assign,assignment]
         lane = lane_of(made, components_of(made, assemble.assemble(made, built, made.model.steps)))
         return named(lambda: run_stream(made, lane, 2))
@@ -141,15 +143,14 @@ def test_operations_of_a_stream_name_their_version_and_what_is_not_in_the_run_ha
 
 
 def test_an_update_is_a_range_around_its_lines() -> None:
-    ranged = Ranges(CPU)
+    route = Route(1, 0, 1)
+    link = watched(incoming={route: Link()}).incoming[route]
 
     def run() -> None:
-        with ranged.update(3):
-            ranged.link(Link(), Route(1, 0, 1)).wait(0)
+        with ranges_on(CPU)("update 3"):
+            link.wait(0)
 
     assert named(run) == ["update 3", "wait recv m0 s1->s0"]
-    with Unranged().update(3):
-        pass
 
 
 def test_on_a_gpu_each_range_is_one_of_nvtx_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +163,7 @@ def test_on_a_gpu_each_range_is_one_of_nvtx_as_well(monkeypatch: pytest.MonkeyPa
         marks.append("end")
 
     monkeypatch.setattr(profiler_ranges.torch.cuda.nvtx, "range", of_nvtx)
-    outgoing = Ranges(torch.device("cuda", 0)).link(SendingLink(), Route(0, 1, 1))
+    route = Route(0, 1, 1)
+    outgoing = watched(torch.device("cuda", 0), outgoing={route: Link()}).outgoing[route]
     assert named(lambda: outgoing.wait(0)) == ["wait send m0 s0->s1"]
     assert marks == ["begin wait send m0 s0->s1", "end"]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from chimera_runtime.lane import Lane
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, StreamLink, StreamStage, UpdateRange
 from chimera_runtime.program.rank_facts import Route, Turns
 
@@ -136,9 +137,8 @@ def test_a_lane_of_a_stream_gives_its_stages_and_links_the_run() -> None:
         return "batch"
 
     length = UpdateRange(PER_UPDATE)
-    lane = StreamLane(
-        {0: inner}, {Route(1, 0, 1): inner}, {Route(0, 1, 1): inner}, load, load, run=length, initial={(0,): (-1, 0)}
-    )  # type: ignore[dict-item]
+    parts = LaneComponents({0: inner}, {Route(1, 0, 1): inner}, {Route(0, 1, 1): inner}, load, load)
+    lane = StreamLane(parts, length, {(0,): (-1, 0)})
     assert isinstance(lane, Lane)
     lane.run.updates = 1
     for micro in (-1, 0, 1, 2):
@@ -175,9 +175,8 @@ class Inside:
 def driven(first: int, behind: int, step: int, ahead: int) -> tuple[Driver, list[tuple[int, int]], Inside]:
     """A driver, the turns that it runs with the updates given by then, and its only stage."""
     inside, turns = Inside(), []
-    lane = StreamLane(
-        {0: inside}, {}, {}, lambda *_: None, lambda *_: None, run=UpdateRange(PER_UPDATE), initial={(0,): (0, 0)}
-    )
+    parts = LaneComponents({0: inside}, {}, {}, lambda *_: None, lambda *_: None)
+    lane = StreamLane(parts, UpdateRange(PER_UPDATE), {(0,): (0, 0)})
 
     def turn(of: Any, number: int) -> None:
         turns.append((of.run.updates, number))

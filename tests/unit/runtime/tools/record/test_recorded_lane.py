@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from chimera_runtime.lane import Lane
+from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_components import LaneComponents, components_of, lane_of, run_stream
+from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.tools.record.recorded_lane import traced
 from chimera_runtime.tools.record.recorder import Recorder, prepare
 from tests.unit.runtime.models import facts, given, setting
