@@ -267,17 +267,21 @@ def test_generated_scripts_import_only_what_is_generated_beside_them() -> None:
             assert top in {"chimera_runtime"} | sys.stdlib_module_names, f"{path.name}: {module}"
 
 
+@cache
+def lines_of_both_packages() -> list[tuple[str, str]]:
+    """The lines of the packages and templates, each with its place."""
+    readers = [*python(PACKAGE), *python(RUNTIME), *(path for path in TEMPLATES.rglob("*") if path.suffix in FILES)]
+    return [
+        (f"{path.relative_to(ROOT)}:{number}", line)
+        for path in readers
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    ]
+
+
 @pytest.mark.parametrize("name", sorted(SCHEME_NAMES))
 def test_neither_compiler_nor_templates_know_a_scheme(name: str) -> None:
     pattern = re.compile(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", re.I)
-    readers = [*python(PACKAGE), *python(RUNTIME), *(path for path in TEMPLATES.rglob("*") if path.suffix in FILES)]
-    wrong = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in readers
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if pattern.search(line)
-    ]
-    assert wrong == []
+    assert [place for place, line in lines_of_both_packages() if pattern.search(line)] == []
 
 
 def test_the_word_chimera_is_the_project_and_never_the_scheme() -> None:

@@ -10,6 +10,7 @@ B m1 s0     activations -1
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
+from functools import cache
 from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
@@ -71,7 +72,7 @@ def changes(
     What an operation makes exists while it runs, and so does what it frees. Operands alone take the place of the
     activations that are freed. A value that no operation frees does not count.
     """
-    effects = _effects(header, units)
+    effects = _effects(header.kinds, tuple(units))
     if not any(effects.values()):
         return
     for operation in lane:
@@ -81,13 +82,14 @@ def changes(
 
 def waiting(header: Header) -> dict[Kind, int]:
     """Number of values, of any unit, that an operation of each kind adds to what a stage keeps of a micro-batch."""
-    effects = _effects(header, tuple(Counted))
+    effects = _effects(header.kinds, tuple(Counted))
     return {kind: sum(per_micro for _, per_micro in effects[kind]) for kind in header.kinds}
 
 
-def _effects(header: Header, units: Collection[Counted]) -> Mapping[Kind, tuple[tuple[Counted, int], ...]]:
+@cache
+def _effects(kinds: tuple[Kind, ...], units: tuple[Counted, ...]) -> Mapping[Kind, tuple[tuple[Counted, int], ...]]:
     """The changes in ``units`` by operations of each kind, in order: a unit, and the amount for each micro-batch."""
-    freed = {value for kind in header.kinds for value in kind.frees}
+    freed = {value for kind in kinds for value in kind.frees}
 
     def effects(kind: Kind) -> Iterator[tuple[Counted, int]]:
         made = Counter(value.counted for value in kind.keeps if value in freed)
@@ -97,7 +99,7 @@ def _effects(header: Header, units: Collection[Counted]) -> Mapping[Kind, tuple[
         yield from ((counted, -amount) for counted, amount in gone.items())
         yield Counted.OPERANDS, operands
 
-    return {kind: tuple([(unit, n) for unit, n in effects(kind) if unit in units and n]) for kind in header.kinds}
+    return {kind: tuple([(unit, n) for unit, n in effects(kind) if unit in units and n]) for kind in kinds}
 
 
 class Peak(NamedTuple):

@@ -7,7 +7,7 @@ from torch.utils.data import default_collate
 from chimera_runtime import Checkpoints, Layers, Pipeline
 from cnn import dataset, layers, loss
 
-B, UPDATES = 8, 60  # items in a micro-batch, updates in all
+B, UPDATES = 8, 40  # items in a micro-batch, updates in all
 
 dist.init_process_group("gloo")
 data = dataset()

@@ -18,13 +18,14 @@ from chimera_ir.predict.summary import summary
 from chimera_ir.resources import schemes
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
+from tests.repeatable import part
 
 PAPER = Costs()
 EQUAL = Costs(B=Fraction(1))
 BASELINE = "dapple"
 
 EVEN = [2, 4, 6, 8, 10, 12, 16]
-SIZES = [(D, N) for D in (1, 2, 3, 4, 5, 8, 13) for N in (1, 2, 3, 4, 7, 8, 16, 33)]
+SIZES = part([(D, N) for D in (1, 2, 3, 4, 5, 8, 13) for N in (1, 2, 3, 4, 7, 8, 16, 33)], 3)
 GROUPS = [(D, f) for D in (2, 4, 6, 8, 12, 16) for f in range(1, D // 2 + 1) if D % (2 * f) == 0]
 CONCATENATIONS = [(D, K) for D in EVEN[:6] for K in (1, 2, 3, 4, 5)]
 

@@ -12,9 +12,10 @@ from chimera_ir import library
 from chimera_ir.cost.report import Figures
 from chimera_ir.options import Options
 from tests.pages import DOCS
+from tests.repeatable import also
 
 OVERVIEW = DOCS / "reference" / "schemes" / "README.md"
-VALUES = {"D": (1, 2, 3, 4, 6), "P": (1, 2, 3, 4), "N": (1, 2, 3, 4, 5, 6, 8, 9, 12)}
+VALUES = {"D": (1, 2, 3, 4, 6), "P": (1, 2, 3, 4), "N": also((1, 2, 3, 4, 6, 8, 12), (5, 9))}
 
 Number = int | Fraction
 Sizes = Mapping[str, int]

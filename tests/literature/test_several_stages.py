@@ -45,7 +45,7 @@ def figures(name: str, **settings: int) -> Figures:
 # Interleaved 1F1B.
 
 
-@pytest.mark.parametrize(("P", "v", "k"), part(SIZES, 2))
+@pytest.mark.parametrize(("P", "v", "k"), part(SIZES, 4))
 @pytest.mark.parametrize("hop", [1, 2])
 def test_interleaved_1f1b_has_the_bubbles_of_1f1b_over_v(P: int, v: int, k: int, hop: int) -> None:
     """Section 2.2 of the Megatron-LM paper (SC'21): (P-1)(F+B) of idle time, for stages that are 1/v as large."""
@@ -58,7 +58,7 @@ def test_interleaved_1f1b_at_sizes_that_others_computed(P: int, v: int, N: int, 
     assert figures("interleaved", P=P, v=v, N=N, hop=hop).makespan == makespan
 
 
-@pytest.mark.parametrize(("P", "v", "k"), part(SIZES, 2))
+@pytest.mark.parametrize(("P", "v", "k"), part(SIZES, 4))
 def test_megatrons_order_keeps_more_than_the_leaner_one(P: int, v: int, k: int) -> None:
     """Worker w runs (v-1)P + 2(P-1-w) forwards before it alternates in Megatron-LM, and P-1-w fewer with hop = 1."""
     N, most = k * P, v * k * P
@@ -149,7 +149,7 @@ def test_a_last_smaller_group_costs_less_with_room_than_in_megatrons_order(N: in
 # Looped breadth-first.
 
 
-@pytest.mark.parametrize(("P", "v", "k"), part(SIZES, 2))
+@pytest.mark.parametrize(("P", "v", "k"), part(SIZES, 4))
 def test_breadth_first_takes_as_long_as_interleaved_and_keeps_everything(P: int, v: int, k: int) -> None:
     for N in (k * P, k * P + 1):
         breadth_first = figures("breadth_first", P=P, v=v, N=N)
@@ -179,7 +179,7 @@ def test_several_units_of_one_wave_take_the_proven_optimum_with_the_longer_hop()
     assert figures("waves", P=2, w=1, N=2, hop=3).makespan == 16
 
 
-@pytest.mark.parametrize(("P", "w", "k"), part(product((1, 2, 3, 4, 6, 8), (1, 2, 3), (1, 2, 4)), 2))
+@pytest.mark.parametrize(("P", "w", "k"), part(product((1, 2, 3, 4, 6, 8), (1, 2, 3), (1, 2, 4)), 4))
 def test_units_of_waves_follow_each_other_without_a_bubble(P: int, w: int, k: int) -> None:
     """4(P-1) in all, and no more memory than one unit needs."""
     waves = figures("waves", P=P, w=w, N=k * P)

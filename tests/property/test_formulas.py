@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
@@ -15,10 +15,11 @@ from chimera_ir.ir.levels import Plan
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from tests.property.formulas import Formula, Undefined, Value, conditions, numbers
+from tests.repeatable import examples
 
 D, STAGES, MICROS = 2, range(3), range(2)
 PAIRS = [{"m": m, "s": s} for m, s in product(MICROS, STAGES)]
-_SOME = settings(max_examples=30)
+_SOME = examples(20)
 
 
 @dataclass(frozen=True)

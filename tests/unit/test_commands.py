@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from chimera_ir.commands.common import INTERRUPTED, WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.commands.group import COMMANDS, NAME
 from chimera_ir.start import INTERRUPTED as INTERRUPTED_AT_THE_START
 from tests.patience import PATIENCE
+from tests.unit.command import Ended, Run
+from tests.unit.conftest import calling
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -34,6 +38,18 @@ def called(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
 
 
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls a program of the package in this process."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(name: str, *words: str) -> Ended:
+        module, _, function = ENTRIES[name].partition(":")
+        return calling(getattr(import_module(module), function), name, capsys, monkeypatch)(*words)
+
+    return call
+
+
 # What a command is called.
 
 
@@ -45,14 +61,16 @@ def test_the_older_names_of_commands_remain() -> None:
     "name",
     [*(alias.split("-")[1] for alias in ALIASES), *(f"profile {of}" for of in ("stages", "layers", "links"))],
 )
-def test_a_command_is_the_same_by_both_names_and_speaks_of_itself_by_that_which_was_typed(name: str) -> None:
+def test_a_command_is_the_same_by_both_names_and_speaks_of_itself_by_that_which_was_typed(
+    typed: Run, name: str
+) -> None:
     first, *rest = name.split()
-    alias = called(*script(f"{NAME}-{first}"), *rest, "--help")
-    command = called(*script(NAME), first, *rest, "--help")
-    assert (alias.returncode, alias.stderr) == (command.returncode, command.stderr) == (0, "")
-    assert alias.stdout.startswith(f"Usage: {NAME}-{name} ")
-    assert command.stdout.startswith(f"Usage: {NAME} {name} ")
-    assert alias.stdout.split("\n", 1)[1] == command.stdout.split("\n", 1)[1]
+    alias = typed(f"{NAME}-{first}", *rest, "--help")
+    command = typed(NAME, first, *rest, "--help")
+    assert (alias.status, alias.err) == (command.status, command.err) == (0, "")
+    assert alias.out.startswith(f"Usage: {NAME}-{name} ")
+    assert command.out.startswith(f"Usage: {NAME} {name} ")
+    assert alias.out.split("\n", 1)[1] == command.out.split("\n", 1)[1]
 
 
 @pytest.mark.parametrize("program", [script(NAME), MODULE], ids=["program", "module"])
@@ -136,15 +154,25 @@ def test_an_interrupt_while_a_command_is_imported_ends_the_group_as_any_other() 
 # What a shell completes.
 
 
-def completed(name: str, line: str) -> dict[str, str]:
-    """What a shell is offered at the end of a line: each value with its type."""
-    words = line.split(" ")
-    variables = {f"_{name.replace('-', '_').upper()}_COMPLETE": "bash_complete"}
-    variables |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    done = called(*script(name), **variables)
-    assert (done.returncode, done.stderr) == (0, "")
-    offered = (entry.partition(",") for entry in done.stdout.splitlines() if entry)
-    return {value: kind for kind, _, value in offered}
+Completed = Callable[[str, str], dict[str, str]]
+
+
+@pytest.fixture
+def completed(typed: Run, monkeypatch: pytest.MonkeyPatch) -> Completed:
+    """What a shell is offered for a program at the end of a line: each value with its type."""
+    monkeypatch.chdir(ROOT)
+
+    def offered(name: str, line: str) -> dict[str, str]:
+        with monkeypatch.context() as environment:
+            environment.setenv(f"_{name.replace('-', '_').upper()}_COMPLETE", "bash_complete")
+            environment.setenv("COMP_WORDS", line)
+            environment.setenv("COMP_CWORD", str(line.count(" ")))
+            ended = typed(name)
+        assert (ended.status, ended.err) == (0, "")
+        entries = (entry.partition(",") for entry in ended.out.splitlines() if entry)
+        return {value: kind for kind, _, value in entries}
+
+    return offered
 
 
 @pytest.mark.parametrize(
@@ -174,32 +202,34 @@ def completed(name: str, line: str) -> dict[str, str]:
     ],
 )
 def test_a_shell_completes_commands_options_values_schemes_and_parameters(
-    line: str, values: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    line: str, values: tuple[str, ...], completed: Completed
 ) -> None:
-    monkeypatch.chdir(ROOT)
     assert {*completed(NAME, line)} == {*values}
 
 
-def test_where_no_scheme_begins_so_a_shell_completes_files() -> None:
+def test_where_no_scheme_begins_so_a_shell_completes_files(completed: Completed) -> None:
     offered = completed(NAME, "chimera compile docs/ex")
     assert offered == {"docs/ex": "file"}
     assert completed(NAME, "chimera compile ") == {"": "file"} | dict.fromkeys(library.names(), "plain")
     assert completed(NAME, "chimera run gems --model ") == {"": "file"}
 
 
-def test_the_old_names_complete_as_well() -> None:
+def test_the_old_names_complete_as_well(completed: Completed) -> None:
     assert {*completed("chimera-compile", "chimera-compile chimera --set f")} == {"f=1"}
     assert {*completed("chimera-profile", "chimera-profile st")} == {"stages"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize("name", sorted(ENTRIES))
-def test_what_a_shell_is_given_to_read_names_the_program_and_its_variable(name: str, shell: str) -> None:
+def test_what_a_shell_is_given_to_read_names_the_program_and_its_variable(
+    name: str, shell: str, typed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
-    done = called(*script(name), **{variable: f"{shell}_source"})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"{variable}={shell}_complete" in done.stdout
-    assert re.search(rf"(-F \w+|#compdef|--command) {name}( |$)", done.stdout, re.M)
+    monkeypatch.setenv(variable, f"{shell}_source")
+    ended = typed(name)
+    assert (ended.status, ended.err) == (0, "")
+    assert f"{variable}={shell}_complete" in ended.out
+    assert re.search(rf"(-F \w+|#compdef|--command) {name}( |$)", ended.out, re.M)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,21 @@ import pytest
 from chimera_ir.commands import group
 from chimera_ir.commands.common import WRONG_COMMAND
 from tests.patience import PATIENCE
+from tests.repeatable import also
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 
-COMPILE = pytest.mark.parametrize("compiling", [("chimera-compile",), ("chimera", "compile")], ids=" ".join)
-"""By either name."""
+NAMES = ("chimera-compile",), ("chimera", "compile")
+
+
+def redirections(*all_of_them: str) -> pytest.MarkDecorator:
+    """Each with one of the names in turn, in a search with the other as well."""
+    cases = also(zip(all_of_them, cycle(NAMES), strict=False), zip(all_of_them, cycle(NAMES[::-1]), strict=False))
+    return pytest.mark.parametrize(("redirected", "compiling"), cases)
+
 
 UNSAID = ("2>&-", "2>/dev/full")
 """Standard error takes nothing, standard output does."""
@@ -49,8 +57,7 @@ def test_help_that_cannot_be_printed_is_an_error(tmp_path: Path, name: str) -> N
     assert (done.returncode, done.stderr) == (WRONG_COMMAND, "Error: standard output: No space left on device\n")
 
 
-@COMPILE
-@pytest.mark.parametrize("redirected", UNSAID)
+@redirections(*UNSAID)
 def test_a_compilation_is_the_same_without_a_standard_error(
     tmp_path: Path, redirected: str, compiling: tuple[str, ...]
 ) -> None:
@@ -61,8 +68,7 @@ def test_a_compilation_is_the_same_without_a_standard_error(
     assert done.stdout.startswith("late ")
 
 
-@COMPILE
-@pytest.mark.parametrize("redirected", [*UNSAID, *UNPRINTED])
+@redirections(*UNSAID, *UNPRINTED)
 def test_a_rejected_scheme_has_its_status_whatever_can_be_said(
     tmp_path: Path, redirected: str, compiling: tuple[str, ...]
 ) -> None:
@@ -70,8 +76,7 @@ def test_a_rejected_scheme_has_its_status_whatever_can_be_said(
     assert called(redirected, *script(*compiling), clash, cwd=tmp_path).returncode == 1
 
 
-@COMPILE
-@pytest.mark.parametrize("redirected", UNPRINTED)
+@redirections(*UNPRINTED)
 def test_what_cannot_be_printed_is_an_error_and_files_are_written(
     tmp_path: Path, redirected: str, compiling: tuple[str, ...]
 ) -> None:
