@@ -43,6 +43,26 @@ def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
     return peaks
 
 
+def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple[K, int]]:
+    """Yields the changes of a turn that comes again without end, and before them what there is when it begins.
+
+    A change is a key, the amount added, and the number of the turn that the thing belongs to, from this turn on. Each
+    thing is added and taken away once. What was added in this turn for turn i, and is taken away for turn j, is there
+    i - j times when a turn begins.
+
+    Examples
+    --------
+    >>> list(repeated([("a", 1, 0), ("a", -1, -3)]))
+    [('a', 3), ('a', 1), ('a', -1)]
+    """
+    turn = list(changes)
+    at_start: dict[K, int | Fraction] = {}
+    for key, amount, number in turn:
+        at_start[key] = at_start.get(key, 0) + amount * number
+    yield from ((key, int(amount)) for key, amount in at_start.items())
+    yield from ((key, amount) for key, amount, _ in turn)
+
+
 def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
     """The most things of each key that exist at once.
 

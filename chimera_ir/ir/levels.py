@@ -350,10 +350,11 @@ class Program:
     @cached_property
     def parts(self) -> tuple[LaneParts, ...]:
         """The instructions of every lane by kind, for passes that walk along the lanes more than once."""
-        return tuple(map(_parts_of, self.lanes))
+        return tuple(map(parts_of, self.lanes))
 
 
-def _parts_of(lane: tuple[ops.Instruction, ...]) -> LaneParts:
+def parts_of(lane: Sequence[ops.Instruction]) -> LaneParts:
+    """The instructions of a lane by kind."""
     parts = LaneParts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
     of_kind: dict[type, Lines[Any]] = {
         ops.Compute: parts.computes,

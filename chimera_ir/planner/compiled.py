@@ -1,6 +1,5 @@
 """Schemes compiled as far as time and memory need it, once for all micro-batch sizes B."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -21,7 +20,7 @@ from chimera_ir.ir.ops import Compute, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
-from chimera_ir.lower.streaming import Messages, messages_of
+from chimera_ir.lower.streaming import with_messages
 from chimera_ir.lower.sync import launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
@@ -30,7 +29,7 @@ from chimera_ir.predict.splits import StageLoad
 from chimera_ir.request import Tie, groups
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
-from chimera_ir.verify.holdings import Holdings, Receiving, fullest, holdings, on_host, sending
+from chimera_ir.verify.holdings import Holdings, holdings
 
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked, Verified
@@ -123,10 +122,9 @@ class CompiledScheme:
         return tuple(copies(schedule))
 
     @cached_property
-    def messages(self) -> tuple[Messages, ...]:
-        """The messages of each worker in a schedule without a flush."""
-        level = self.level
-        return () if isinstance(level, Schedule) else tuple(messages_of(level, self._schedule))
+    def messages(self) -> ProgramStream | None:
+        """The stream with messages but without sums and steps; None with a flush."""
+        return with_messages(self.level, self._schedule) if isinstance(self.level, ScheduleStream) else None
 
     @cached_property
     def waiting(self) -> tuple[tuple[list[Stage], list[int]], ...]:
@@ -273,20 +271,18 @@ class Variant:
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
         """The holdings of each worker, from which its memory follows; they are the same in every setting."""
-        if not self._holdings:
-            streams = self.header.asynchronous
-            self._holdings = tuple(self._held_in_stream() if streams else holdings(self.lowered(setting)))
+        messages = self.compiled.messages
+        if self._holdings:
+            return self._holdings
+        if messages is None:
+            self._holdings = tuple(holdings(self.lowered(setting)))
+        else:
+            held = holdings(replace(messages, header=header_of(self.header, messages.header.updates)))
+            self._holdings = tuple(
+                replace(of_worker, copies=tuple(counts.items()))
+                for of_worker, counts in zip(held, self.compiled.copies, strict=True)
+            )
         return self._holdings
-
-    def _held_in_stream(self) -> Iterator[Holdings]:
-        """Yields the holdings of each worker without a flush, from its lane and messages instead of the program."""
-        compiled, header = self.compiled, self.header
-        workers = zip(header.stages_of, compiled.copies, compiled.lanes, compiled.messages, strict=True)
-        for stages, counts, lane, messages in workers:
-            operations = list(singles(lane[: messages.end]))
-            most, hosted = fullest(header, stages, operations), on_host(header, stages, operations)
-            received = tuple(map(Receiving._make, messages.slots))
-            yield Holdings(most, hosted, tuple(counts.items()), (), sending(messages.under_way), received)
 
     def _lowering(self, setting: Setting) -> "_Lowering":
         pattern = self._pattern(setting)

@@ -5,19 +5,22 @@ memory depends on which stages' activations are alive at the same time.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from heapq import merge
 from itertools import product
+from math import gcd
 from operator import ge, itemgetter
 from typing import NamedTuple, TypeVar
 
-from chimera_ir.flow.live import changes, highest_by_key
-from chimera_ir.ir.ids import Slot, Stage, WeightGroup
+from chimera_ir.flow.live import changes, highest_by_key, repeated
+from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.kinds import Counted
-from chimera_ir.ir.levels import Header, LaneParts, Program
-from chimera_ir.ir.ops import Compute, Crossing, Recv, singles
-from chimera_ir.verify.copies import copy_peaks
+from chimera_ir.ir.levels import Header, LaneParts, Program, parts_of
+from chimera_ir.ir.ops import Compute, Crossing, Drop, Recv, Stash, singles
+from chimera_ir.ir.streams import ProgramStream
+from chimera_ir.ir.turns import Ring, updates_a_turn
 
 
 class Kept(NamedTuple):
@@ -95,52 +98,76 @@ class Holdings:
     receiving: tuple[Receiving, ...]
 
 
-def holdings(program: Program) -> Iterator[Holdings]:
-    """The holdings of each worker of a program without errors."""
-    header = program.header
-    for stages, groups, parts in zip(header.stages_of, header.groups_of, program.parts, strict=True):
-        peaks = copy_peaks(parts)
-        copies = [(group, peaks[group].copies if group in peaks else 1) for group in groups]
+def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
+    """The holdings of each worker of a program without errors; of a stream, those in its steady state.
+
+    In warm-up and drain a lane has some of the lines of a turn, so it keeps no more.
+    """
+    header = level.header
+    if isinstance(level, Program):
+        period, lanes = 0, [(parts, dict[Crossing, Ring]()) for parts in level.parts]
+    else:
+        period, lanes = header.period, [(parts_of(turn.instructions), dict(turn.rings)) for turn in level.turns]
+    for stages, groups, (parts, rings) in zip(header.stages_of, header.groups_of, lanes, strict=True):
+        computes = list(singles(parts.computes.lines))
+        stashed = highest_by_key(repeated(_stashed(parts, updates_a_turn(header) if period else 0)))
+        copies = [(group, 1 + stashed[group].amount if group in stashed else 1) for group in groups]
+        under_way = highest_by_key(repeated(_under_way(parts, period)))
         yield Holdings(
-            fullest=fullest(header, stages, singles(parts.computes.lines)),
-            on_host=on_host(header, stages, singles(parts.computes.lines)),
+            fullest=fullest(header, stages, computes, period),
+            on_host=on_host(header, stages, computes, period),
             copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
             tied=tuple((group, count) for group, count in copies if len(group) > 1),
-            sending=sending(_under_way(parts)),
-            receiving=_receiving(parts.recvs.lines),
+            sending=tuple(Sending(edge, peak.amount) for edge, peak in under_way.items()),
+            receiving=tuple(_receiving(parts.recvs.lines, rings)),
         )
 
 
-def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> tuple[Moment, ...]:
-    """The fullest moments (see `Holdings`) of a worker that holds ``stages``; ``lane`` are its compute operations."""
-    return _not_exceeded(Kept, stages, _moments(header, stages, lane, _UNITS))
+def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute], period: int = 0) -> tuple[Moment, ...]:
+    """The fullest moments (see `Holdings`) of a worker.
 
-
-def on_host(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> tuple[tuple[OnHost, ...], ...]:
-    """The fullest moments in the memory of the host of a worker that holds ``stages``; arguments as in `fullest`."""
-    return _not_exceeded(OnHost, stages, _moments(header, stages, lane, (Counted.HOST,)))
-
-
-def sending(changes: Iterable[tuple[Crossing, int]]) -> tuple[Sending, ...]:
-    """The most micro-batches on their way over each edge at once.
-
-    ``changes`` are, in the order of time, an edge and how many more micro-batches (or fewer, if negative) are on it.
+    Parameters
+    ----------
+    stages
+        The stages that the worker holds.
+    lane
+        Its compute operations.
+    period
+        The period of a stream of which ``lane`` is a turn; 0 if the lane has all operations.
     """
-    return tuple(Sending(edge, peak.amount) for edge, peak in highest_by_key(changes).items())
+    return _not_exceeded(Kept, stages, _moments(header, stages, lane, period, _UNITS))
+
+
+def on_host(
+    header: Header, stages: Sequence[Stage], lane: Iterable[Compute], period: int = 0
+) -> tuple[tuple[OnHost, ...], ...]:
+    """The fullest moments in the memory of the worker's host; arguments as in `fullest`."""
+    return _not_exceeded(OnHost, stages, _moments(header, stages, lane, period, (Counted.HOST,)))
 
 
 def _moments(
-    header: Header, stages: Sequence[Stage], lane: Iterable[Compute], units: Sequence[Counted]
+    header: Header, stages: Sequence[Stage], lane: Iterable[Compute], period: int, units: Sequence[Counted]
 ) -> Iterator[_Counts]:
     """Yields what is kept before anything is freed, if anything was added since the last moment; equal ones once."""
     places = {key: place for place, key in enumerate(product(units, stages))}
     counts, yielded, grown = [0] * len(places), set[_Counts](), False
-    for operation, unit, amount in changes(header, lane, units):
+    added = (
+        (places[unit, operation.stage], amount, _turn_of(operation.micros, period))
+        for operation, unit, amount in changes(header, lane, units)
+    )
+    for place, amount in repeated(added):
         if amount < 0 and grown and (moment := tuple(counts)) not in yielded:
             yielded.add(moment)
             yield moment
         grown = amount > 0
-        counts[places[unit, operation.stage]] += amount
+        counts[place] += amount
+
+
+def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
+    """The number of the turn, or the mean of the turns, that micro-batches belong to; 0 if ``period`` is 0."""
+    if not period:
+        return 0
+    return micros[0] // period if len(micros) == 1 else Fraction(sum(m // period for m in micros), len(micros))
 
 
 def _not_exceeded(
@@ -165,17 +192,33 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
     return all(map(ge, larger, smaller))
 
 
-def _under_way(parts: LaneParts) -> Iterator[tuple[Crossing, int]]:
+def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int, int]]:
+    """Yields the changes of the number of stashed versions; ``updates`` is the number of those in a turn, or 0."""
+    for _, line in parts.updates:
+        if isinstance(line, Stash | Drop):
+            yield line.group, 1 if isinstance(line, Stash) else -1, line.version // updates if updates else 0
+
+
+def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, int | Fraction]]:
+    """Yields the changes of the micro-batches that are on their way to other workers, by edge."""
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
     for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):
-        yield message.edge, sign * len(message.micros)
+        yield message.edge, sign * len(message.micros), _turn_of(message.micros, period)
 
 
-def _receiving(receives: Iterable[Recv]) -> tuple[Receiving, ...]:
-    """The receive buffers of a lane, by edge and, for each, in the order of the slots."""
-    rooms: dict[Crossing, dict[Slot, int]] = defaultdict(lambda: defaultdict(int))
+def _receiving(receives: Iterable[Recv], rings: Mapping[Crossing, Ring]) -> Iterator[Receiving]:
+    """Yields the receive buffers of a lane, by edge and, for each, in the order of the slots.
+
+    The slots of a ring are used round and round: with n messages a turn and k slots, the message in slot i has slot
+    (i + n) % k in the next turn. In the long run it is in all slots whose number leaves the same remainder as i when
+    divided by the greatest common divisor of n and k, and in no other.
+    """
+    rooms: dict[Crossing, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for receive in receives:
-        slots = rooms[receive.message.edge]
-        slots[receive.slot] = max(slots[receive.slot], len(receive.message.micros))
-    return tuple(Receiving(edge, tuple(slots[slot] for slot in sorted(slots))) for edge, slots in rooms.items())
+        edge = receive.message.edge
+        slots, slot = rooms[edge], receive.slot % gcd(*rings[edge]) if edge in rings else receive.slot
+        slots[slot] = max(slots[slot], len(receive.message.micros))
+    for edge, slots in rooms.items():
+        size = rings[edge].slots if edge in rings else len(slots)
+        yield Receiving(edge, tuple(slots[slot % len(slots)] for slot in range(size)))

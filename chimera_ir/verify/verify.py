@@ -95,7 +95,7 @@ class Verified:
     @cached_property
     def holdings(self) -> tuple[Holdings, ...]:
         """The holdings of each worker, stage by stage."""
-        return tuple(holdings(self.program))
+        return tuple(holdings(self.level))
 
     @cached_property
     def communications(self) -> tuple[Communication, ...]:

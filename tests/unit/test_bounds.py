@@ -1,16 +1,20 @@
 """What the planner knows of a worker's memory without messages, against the program that is compiled in the end."""
 
+from collections import Counter
+
 import pytest
 
 from chimera_ir import library
 from chimera_ir.planner.compiled import CompiledScheme, Variant
+from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
+from chimera_ir.verify.holdings import holdings
 from tests.sizes import all_sizes
 from tests.timings import stage_timing
-from tests.unit.bounded import bounded
+from tests.unit.bounded import ALONE, bounded
 
 SIZES = [
     *((10**6, 1, 1, 101), (10**3, 99, 99, 100), (1, 10**6 + 1, 10**6, 3 * 10**6)),
@@ -112,3 +116,17 @@ def test_a_stream_of_groups_has_no_upper_bound() -> None:
 def test_copies_of_weights_are_those_of_the_papers(name: str, settings: dict[str, int], copies: list[int]) -> None:
     """PipeDream: D - s versions on stage s; 2BW: two."""
     assert compiled(name, Change(), **settings).compiled.copies == tuple({s: count} for s, count in enumerate(copies))
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream_2bw", "amdp"])
+def test_every_variant_of_a_stream_has_the_messages_of_its_program(name: str) -> None:
+    """Both variants share the compiled scheme; the second one is asked after the first."""
+    compiled = CompiledScheme(parse(library.source(name)), (("D", 4),), Change(), 10**5, trusted=True)
+    setting = Setting(uneven(4, 100, 10, 10, 30), ALONE, 1, 1)
+    for change in (Change(), Change(recompute=True)):
+        one = Variant(compiled, change)
+        for held, of_view in zip(one.holdings(setting), holdings(one.lowered(setting)), strict=True):
+            assert held.sending
+            assert Counter(held.sending) == Counter(of_view.sending)
+            assert Counter(held.receiving) == Counter(of_view.receiving)
+            assert held.fullest == of_view.fullest
