@@ -1,13 +1,14 @@
 """Runs contenders in turns in the same processes under one torchrun."""
 
 import json
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from commands import COMPILE, torchrun
+from commands import torchrun
+
+import chimera_ir
 
 HERE = Path(__file__).resolve().parent
 
@@ -66,7 +67,8 @@ def run(comparisons: Sequence[Comparison]) -> list[dict[str, Samples]]:
     found: dict[Comparison, dict[str, Samples]] = {}
     for ranks, backend in sorted({(each.stages, each.backend) for each in comparisons}):
         mine = [each for each in comparisons if (each.stages, each.backend) == (ranks, backend)]
-        found |= zip(mine, _launch(ranks, [replace(mine[0], rounds=2), *mine])[1:], strict=True)
+        warm_up = replace(mine[0], rounds=min(2, mine[0].rounds))
+        found |= zip(mine, _launch(ranks, [warm_up, *mine])[1:], strict=True)
     return [found[each] for each in comparisons]
 
 
@@ -104,13 +106,10 @@ def _compiled(place: Path, scheme: str, ranks: int, micro_batches: int, workers:
     """The directory of a library scheme."""
     out = place / f"{scheme}-{ranks}-{micro_batches}"
     if not out.exists():
-        settings = ["--set", f"{workers}={ranks}", "--set", f"N={micro_batches}"]
-        subprocess.run([*COMPILE, scheme, *settings, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
+        chimera_ir.compile(scheme, **{workers: ranks}, N=micro_batches).write(out)
     return out
 
 
 def makespan(scheme: str, ranks: int, micro_batches: int, workers: str = "D") -> float:
     """How long an update of a library scheme takes at best, in units of F = I = W, B = 2 F; messages cost nothing."""
-    settings = ["--set", f"{workers}={ranks}", "--set", f"N={micro_batches}"]
-    done = subprocess.run([*COMPILE, scheme, *settings, "--emit", "report"], check=True, capture_output=True, text=True)
-    return float(json.loads(done.stdout)["makespan"])
+    return float(chimera_ir.compile(scheme, **{workers: ranks}, N=micro_batches).report.makespan)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partialmethod
 from importlib import import_module
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,9 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = "TESTS_IMPORTED_BEFORE_RANKS"
 """Variable of the environment with names of modules that torchrun imports before its ranks are forked from it."""
+
+SERVER = "TESTS_SERVER_OF_FORKS"
+"""Variable of the environment with the address of a server from which a torchrun on a command line is forked."""
 
 _ALL_FORKED: list[int] = []
 """The ends of the pipe by which ranks of this process learn that all of them are forked."""
@@ -163,11 +167,35 @@ def _become(
     act(words)
 
 
+def served() -> dict[str, str]:
+    """Variables with which a torchrun on a command line is forked from the server of this process."""
+    forkserver.ensure_running()
+    return {SERVER: str(forkserver._forkserver._forkserver_address)}  # type: ignore[attr-defined]
+
+
 def replace_torchrun(words: Sequence[str]) -> NoReturn:
     """Makes a process that has started as torchrun one that forks its ranks; its path begins with the project."""
+    if address := os.environ.pop(SERVER, None):
+        _become_served(address, words)
     import_module("tests.e2e.preloaded")
     sys.path[0] = ""
     _until_end(_launch, words)
+
+
+def _become_served(address: str, words: Sequence[str]) -> NoReturn:
+    """Has a server of another process fork torchrun, passes signals on to it, and ends as it ends."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
+    server.ensure_running = lambda: None
+    streams = [f"/proc/{os.getpid()}/fd/{number}" for number in (1, 2)]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    process = _SERVER.Process(target=_become, args=(_launch, [*words], environment, Path.cwd(), *streams))
+    process.start()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _: os.kill(process.pid or 0, received))
+    process.join()
+    assert process.exitcode is not None
+    os._exit(process.exitcode if process.exitcode >= 0 else 128 - process.exitcode)
 
 
 def _run(words: Sequence[str]) -> None:

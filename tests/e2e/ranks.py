@@ -21,6 +21,10 @@ HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
 OF_COMPILE = (
     "torch._dynamo.backends.common",
+    "torch._inductor.codegen.cpp_wrapper_gpu",
+    "torch._inductor.compile_fx",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
     *(f"torch._functorch._aot_autograd.{name}" for name in ("autograd_cache", "graph_compile")),
 )
 """Modules that ranks with compiled stages import."""
@@ -80,6 +84,14 @@ def environment() -> dict[str, str]:
 def forking_environment() -> dict[str, str]:
     """The environment of the tests, in which every torchrun on a command line forks its ranks."""
     return environment() | {"PYTHONPATH": str(HERE / "forked")}
+
+
+def served_environment() -> dict[str, str]:
+    """The environment of the tests, in which every torchrun on a command line is forked from what has imported torch.
+
+    Its output has to be pipes, and nothing finds its ranks by their command line or environment.
+    """
+    return forking_environment() | forking.served()
 
 
 def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]:

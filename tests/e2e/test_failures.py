@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forking
 from tests.e2e.ranks import (
     HERE,
     MODELS,
@@ -300,6 +301,22 @@ def test_metrics_that_cannot_be_written_at_the_end_are_a_message_after_training(
     assert outcome.said[0].splitlines()[-1].startswith(f"train.py: --metrics {gone}/metrics.json: No such file")
 
 
+WITHOUT = {
+    "2>&-": "import os, sys; os.close(2); sys.stderr = None",
+    ">/dev/full 2>&1": "import os; full = os.open('/dev/full', os.O_WRONLY); os.dup2(full, 1); os.dup2(full, 2)",
+    "> >(true)": "import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)",
+}
+"""What has the effect of a redirection on a Python that runs."""
+
+TRAINS = """
+import os, runpy, sys
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script as its own interpreter would."""
+
+
 @pytest.mark.parametrize(
     ("redirected", "steps", "status", "updates"),
     [
@@ -313,16 +330,15 @@ def test_metrics_that_cannot_be_written_at_the_end_are_a_message_after_training(
 def test_a_rank_trains_on_without_standard_streams_and_ends_with_its_status(
     tmp_path: Path, redirected: str, steps: str, status: int, updates: int | None
 ) -> None:
-    """It alone is all ranks of the job."""
+    """It alone is all ranks of the job. Twice it is an interpreter of its own, from its beginning to its end."""
     directory, file = compiled(tmp_path, "dapple", D=1, N=1), tmp_path / "metrics.json"
-    words = [sys.executable, str(directory / "train.py"), "--model", FAILING, "--steps", steps, "--metrics", str(file)]
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    done = subprocess.run(
-        ["bash", "-c", f'exec "$@" {redirected}', "bash", *words],
-        env=environment() | variables,
-        timeout=PATIENCE,
-        check=False,
-    )
+    words = [str(directory / "train.py"), "--model", FAILING, "--steps", steps, "--metrics", str(file)]
+    variables = environment() | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    if redirected in WITHOUT:
+        done = forking.python(WITHOUT[redirected] + TRAINS, words, variables, tmp_path, PATIENCE)
+    else:
+        command = ["bash", "-c", f'exec "$@" {redirected}', "bash", sys.executable, *words]
+        done = subprocess.run(command, env=variables, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == status
     assert updates is None or len(metrics(file)) == updates
 

@@ -12,7 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from chimera_ir.commands.new_command import new_command
-from tests.e2e.ranks import HERE, MODELS, PATIENCE, compiled, environment, forking_environment, ranks_left, torchrun
+from tests.e2e.ranks import (
+    HERE,
+    MODELS,
+    PATIENCE,
+    compiled,
+    forking_environment,
+    ranks_left,
+    served_environment,
+    torchrun,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +39,7 @@ def test_one_command_compiles_and_trains_a_new_model_in_two_copies_as_torchrun_w
     words = ("chimera", "D=2", "N=2", "--copies", "2", *training, "--metrics", "run.json")
     done = subprocess.run(
         [*RUN, *words],
-        env=forking_environment(),
+        env=served_environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -53,7 +62,7 @@ def test_a_new_loop_trains_the_new_model_beside_it(tmp_path: Path) -> None:
     compiled(tmp_path, "chimera", D=2, N=2).rename(tmp_path / "chimera.out")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "loop.py"],
-        env=environment() | {"PYTHONPATH": os.pathsep.join((str(HERE / "forked"), str(ROOT)))},
+        env=served_environment() | {"PYTHONPATH": os.pathsep.join((str(HERE / "forked"), str(ROOT)))},
         cwd=tmp_path,
         capture_output=True,
         text=True,

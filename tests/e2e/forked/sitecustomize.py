@@ -1,6 +1,7 @@
 """With this folder on PYTHONPATH, torchrun imports what its ranks do, and forks them.
 
-It is torchrun otherwise, and so is each rank the script that it runs: see `tests.forking`.
+It is torchrun otherwise, and so is each rank the script that it runs: see `tests.forking`. Where the environment names
+a server of forks, torchrun is forked from it, and this process passes on its signals and ends as it ends.
 """
 
 import sys
