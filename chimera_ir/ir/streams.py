@@ -65,34 +65,47 @@ class PlanStream:
 
 
 @dataclass(frozen=True)
-class ScheduleStream:
-    """A schedule without end: ``turns[w]`` has a turn's compute operations of worker w, in their order."""
-
-    header: Header
-    turns: tuple[tuple[Compute, ...], ...]
-
-    def view(self, updates: int) -> Schedule:
-        """The schedule of the first ``updates`` updates."""
-        lanes = (unroll(self.header, Turn(turn), updates) for turn in self.turns)
-        return Schedule(header_of(self.header, updates), tuple(tuple(computes(lane)) for lane in lanes))
-
-    @cached_property
-    def shown(self) -> Schedule:
-        """The schedule of enough updates to show all that ever happens."""
-        return self.view(updates_shown(self.header, self.turns))
-
-    @property
-    def operations(self) -> int:
-        """The number of operations in all turns that `shown` shows, even if only in part."""
-        return _operations(self.header, map(Turn, self.turns), updates_shown(self.header, self.turns))
-
-
-@dataclass(frozen=True)
-class ProgramStream:
-    """A program without end: ``turns[w]`` is the turn of worker w."""
+class LaneStream:
+    """Lanes without end: ``turns[w]`` is the turn of worker w."""
 
     header: Header
     turns: tuple[Turn, ...]
+
+    @cached_property
+    def updates_shown(self) -> int:
+        """The number of updates that a view must have so that its middle turn is one of the steady state.
+
+        Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. The view must have
+        all these micro-batches. They must read the versions of the steady state, as they do from turn ``settled`` on.
+        """
+        per_turn, period = updates_a_turn(self.header), self.header.period
+        operations = [operation for turn in self.turns for operation in computes(turn.instructions)]
+        places = [micro // period for operation in operations for micro in operation.micros]
+        spread = max(places, default=0) - min(places, default=0)
+        settled = max(
+            (-((operation.version or 0) // per_turn) + min(operation.micros) // period for operation in operations),
+            default=0,
+        )
+        return per_turn * (2 * (spread + max(MARGIN, settled)) + 1)
+
+    @property
+    def operations(self) -> int:
+        """The number of instructions in all turns of such a view; stashes of initial weights do not count."""
+        turns = ((turns_of(self.header, turn, self.updates_shown, {}), turn.instructions) for turn in self.turns)
+        return sum(len(numbers) * len(instructions) for numbers, instructions in turns)
+
+
+class ScheduleStream(LaneStream):
+    """A schedule without end: its turns have compute operations alone, in the order in which a worker runs them."""
+
+    def view(self, updates: int) -> Schedule:
+        """The schedule of the first ``updates`` updates."""
+        lanes = (tuple(computes(unroll(self.header, turn, updates))) for turn in self.turns)
+        return Schedule(header_of(self.header, updates), tuple(lanes))
+
+
+class ProgramStream(LaneStream):
+    """A program without end."""
 
     def view(self, updates: int) -> Program:
         """The program of the first ``updates`` updates."""
@@ -102,17 +115,12 @@ class ProgramStream:
     @cached_property
     def shown(self) -> Program:
         """The program of enough updates to show all that ever happens: warm-up, some turns and drain."""
-        return self.view(updates_shown(self.header, self.schedule.turns))
-
-    @property
-    def operations(self) -> int:
-        """The number of instructions in all turns that `shown` shows, even if only in part."""
-        return _operations(self.header, self.turns, updates_shown(self.header, self.schedule.turns))
+        return self.view(self.updates_shown)
 
     @property
     def schedule(self) -> ScheduleStream:
         """The stream of the compute operations alone, in the same order."""
-        return ScheduleStream(self.header, tuple(tuple(computes(turn.instructions)) for turn in self.turns))
+        return ScheduleStream(self.header, tuple(Turn(tuple(computes(turn.instructions))) for turn in self.turns))
 
 
 Level = Plan | Schedule | ScheduleStream | Program | ProgramStream
@@ -149,10 +157,10 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
     return ScheduleStream(header, tuple(turn for turn in turns if turn is not None))
 
 
-def turn_in(header: Header, lane: Sequence[Compute]) -> tuple[Compute, ...] | None:
+def turn_in(header: Header, lane: Sequence[Compute]) -> Turn | None:
     """The turn in the middle of the lane of some updates, numbered as the first turn; None if the lane has none."""
     if not lane:
-        return ()
+        return Turn(())
     turn = header.micro_batches // header.period // 2
     updates = turn * updates_a_turn(header)
     # From the first operation on a micro-batch of the middle turn to the same operation a turn later.
@@ -162,29 +170,7 @@ def turn_in(header: Header, lane: Sequence[Compute]) -> tuple[Compute, ...] | No
     stop = next((place for place in range(start + 1, len(lane)) if lane[place] == next_first[0]), None)
     if stop is None:
         return None
-    return tuple(computes(shifted(operation, -within.start, -updates) for operation in lane[start:stop]))
-
-
-def updates_shown(header: Header, turns: Sequence[Sequence[Compute]]) -> int:
-    """The number of updates that a view must have so that its middle turn is one of the steady state.
-
-    Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. The view must have all
-    these micro-batches. They must read the versions of the steady state, as they do from turn ``settled`` on.
-    """
-    per_turn, period = updates_a_turn(header), header.period
-    operations = [operation for turn in turns for operation in turn]
-    places = [micro // period for operation in operations for micro in operation.micros]
-    spread = max(places, default=0) - min(places, default=0)
-    settled = max(
-        (-((operation.version or 0) // per_turn) + min(operation.micros) // period for operation in operations),
-        default=0,
-    )
-    return per_turn * (2 * (spread + max(MARGIN, settled)) + 1)
-
-
-def _operations(header: Header, turns: Iterable[Turn], updates: int) -> int:
-    """The number of instructions in all turns of a view, without making it; stashes of initial weights do not count."""
-    return sum(len(turns_of(header, turn, updates, {})) * len(turn.instructions) for turn in turns)
+    return Turn(tuple(shifted(operation, -within.start, -updates) for operation in lane[start:stop]))
 
 
 def view_of(program: Program | ProgramStream) -> Program:

@@ -22,7 +22,7 @@ from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Instruction, Operation, WaitSend
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream, updates_shown
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate, earliest_run
 from chimera_ir.lower.insertion import with_inserted
@@ -73,7 +73,7 @@ def lower(
 
 def _of_view(stream: ScheduleStream, net: Net | None) -> Net:
     """The net of a view of a stream that shows all that ever happens: ``net`` if that does."""
-    shown = updates_shown(stream.header, stream.turns)
+    shown = stream.updates_shown
     return net if net and net.schedule.header.updates >= shown else net_of(stream.view(shown))
 
 

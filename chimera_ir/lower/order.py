@@ -20,7 +20,7 @@ from chimera_ir.ir.levels import Plan, Planned, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.recomputation import in_full
 from chimera_ir.ir.streams import PlanStream, ScheduleStream, computes
-from chimera_ir.ir.turns import later
+from chimera_ir.ir.turns import Turn, later
 
 
 @overload
@@ -45,7 +45,9 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     for planned in plan.operations:
         lanes[planned.worker].append(planned)
     if isinstance(plan, PlanStream):
-        return ScheduleStream(plan.header, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes]))
+        return ScheduleStream(
+            plan.header, tuple(map(Turn, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes])))
+        )
     for lane in lanes:
         lane.sort(key=attrgetter("clock"))
     return Schedule(plan.header, in_full(plan.header, [[planned.operation for planned in lane] for lane in lanes]))

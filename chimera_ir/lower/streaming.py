@@ -76,6 +76,6 @@ def _middles(stream: ScheduleStream, schedule: Schedule, traffics: Iterable[Traf
     header, updates = stream.header, schedule.header.updates
     number = updates // updates_a_turn(header) // 2
     for turn, traffic in zip(stream.turns, traffics, strict=True):
-        before = lines_before(header, Turn(turn), number, updates)
-        places = range(before, before + len(turn))
+        before = lines_before(header, turn, number, updates)
+        places = range(before, before + len(turn.instructions))
         yield _Middle(places, traffic, *rings(traffic.postings, places, number * header.period, header.period))

@@ -19,7 +19,7 @@ from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Instruction, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
-from chimera_ir.ir.turns import Turn, lines_before, unroll, updates_a_turn
+from chimera_ir.ir.turns import lines_before, unroll, updates_a_turn
 from chimera_ir.verify.transport import replay
 
 
@@ -34,7 +34,7 @@ def _lane(header: Header, worker: Worker, lane: Sequence[Operation]) -> Iterator
     if turn is None:
         yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period)
         return
-    for instruction, wanted in zip_longest(lane, unroll(header, Turn(turn), header.updates)):
+    for instruction, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
         if instruction != wanted:
             origin = (instruction or lane[-1]).origin
             yield BreaksTurn(origin, worker, header.period, _shown(instruction), _shown(wanted))

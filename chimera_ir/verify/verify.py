@@ -16,7 +16,7 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, singles
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of, updates_shown
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
@@ -144,7 +144,7 @@ def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None, needs: 
     bounds in bytes are not checked: a warning.
     """
     if isinstance(level, ScheduleStream):
-        schedule = level.shown if plan is None else level.view(plan.header.updates)
+        schedule = level.view(level.updates_shown if plan is None else plan.header.updates)
     else:
         schedule = level
     findings, reads = _schedule_findings(schedule, plan)
@@ -221,7 +221,7 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
 
 def _updates_proven(stream: ProgramStream, checked: Checked | None) -> int:
     """The updates that show all that ever happens or, if these are more, those of the schedule that is checked."""
-    shown = updates_shown(stream.header, stream.schedule.turns)
+    shown = stream.updates_shown
     return shown if checked is None else max(shown, checked.schedule.header.updates)
 
 

@@ -41,7 +41,7 @@ def show(level: Level) -> str:
         case Program():
             lines = [*_header("program", level.header), *_lanes(level.lanes)]
         case ScheduleStream():
-            lines = [*_header("schedule", level.header, stream=True), *_turns(map(Turn, level.turns))]
+            lines = [*_header("schedule", level.header, stream=True), *_turns(level.turns)]
         case ProgramStream():
             lines = [*_header("program", level.header, stream=True), *_turns(level.turns)]
         case _:

@@ -77,7 +77,7 @@ class _BodyReader:
     def _turns(self, lanes: Iterable[Iterable[Token]]) -> ScheduleStream | ProgramStream:
         if self._level == "schedule":
             turns_read = [ops.singles(self._computes(lane)) for lane in lanes]
-            return ScheduleStream(self._header, in_full(self._header, turns_read))
+            return ScheduleStream(self._header, tuple(map(Turn, in_full(self._header, turns_read))))
         turns: list[Turn] = []
         for lane in lanes:
             self._rings = {}
