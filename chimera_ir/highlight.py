@@ -72,7 +72,7 @@ class IrLexer(RegexLexer):
         "root": [
             *_rules(
                 "ir.lark",
-                (rf"[{''.join(filter(str.isupper, literals('ir.lark')))}]\b", token.Keyword.Type),
+                (r"[A-Z]\b", token.Keyword.Type),
                 (r"[msvw](?:[+-]?[0-9]+)?\b", token.Name.Variable),
             )
         ]

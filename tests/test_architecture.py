@@ -30,7 +30,7 @@ IMPORTS = {
     "escapes": set(),
     "diagnostics": {"highlight", "resources", "source", "escapes"},
     "highlight": {"resources"},
-    "syntax": {"diagnostics", "plural", "source", "resources"},
+    "syntax": {"diagnostics", "ir", "plural", "source", "resources"},
     "ir": {"diagnostics", "source", "resources"},
     "elaborate": {"syntax", "ir", "diagnostics", "errors", "source"},
     "flow": {"ir"},

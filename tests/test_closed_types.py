@@ -91,4 +91,4 @@ def test_only_what_writes_and_reads_scripts_asks_for_a_single_kind_of_operation(
         if isinstance(node, ast.ImportFrom) and node.module == "chimera_ir.ir.kinds"
         if ROWS & {alias.name for alias in node.names}
     }
-    assert users == {"codegen/statements.py", "verify/recording.py"}
+    assert users == {"verify/recording.py"}

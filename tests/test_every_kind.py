@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.codegen.statements import CALLS
 from chimera_ir.cost.durations import Costs
 from chimera_ir.ir.kinds import BACKWARD, COSTED, GRADIENTS, KINDS, Kind
 from chimera_ir.ir.text.malformed import FORMS, FORMS_OF_TURN
 from chimera_ir.picture.looks import Shade
 from chimera_ir.profile.costs import ENTRIES
-from chimera_runtime.program.operations import OPERATIONS
 from chimera_runtime.tools.command.options import KINDS as REHEARSED
 from tests import forking
 from tests.every_kind import TABLES, incomplete
@@ -31,7 +29,6 @@ EXAMPLE = re.findall(r"^```diff\n(\S+)\n(.*?)^```$", page_of("code.md").read_tex
 @pytest.mark.parametrize("kind", KINDS.values(), ids=str)
 def test_every_table_has_every_kind(kind: Kind) -> None:
     assert not incomplete([kind]), "add the kind there"
-    assert CALLS[kind] == OPERATIONS[kind.letter]
     assert Costs()[kind.letter] > 0
     assert Shade.of(kind) in Shade
     assert ENTRIES[kind.letter].replace("_", " ") == kind.noun
@@ -43,7 +40,7 @@ def test_a_rank_names_kinds_and_pairs_as_the_table_does() -> None:
 
 
 def test_a_row_that_only_the_table_has_is_missing_in_every_other_table() -> None:
-    row = replace(BACKWARD, letter="X", noun="example", makes=(replace(GRADIENTS, letter="dz"),))
+    row = replace(BACKWARD, letter="X", noun="example", makes=(replace(GRADIENTS, letter="dz", made="dzs"),))
     assert incomplete([*KINDS.values(), row]) == [*TABLES]
 
 
@@ -69,6 +66,56 @@ def said(launch: Callable[..., subprocess.CompletedProcess[str]], tree: Path, *w
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
+
+SECOND_VALUE = [
+    (
+        "chimera_ir/ir/kinds.py",
+        """\
++NORMS = Value("n", "norms", Readers.FEEDING, Counted.MESSAGE, "it needs those norms", made="norms", slots="norms_read")
++KINDS["N"] = Kind("N", "normed backward", (KEPT, GRADIENTS, NORMS), (GRADIENTS, NORMS), (KEPT,), sums=True, cost=2)
+ PAIR = Pairing("pair", "pair", (FORWARD, BACKWARD))
+""",
+    ),
+    (
+        "chimera_runtime/program/operations.py",
+        """\
++OPERATIONS["N"], MAKES["N"] = "normed_backward", ("dx", "n")
+ PAIRED = "pair"
+""",
+    ),
+    (
+        "chimera_runtime/program/stage_graph.py",
+        """\
++VALUES["n"] = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers")
+ def fed(stage: int, stages: int) -> tuple[int, ...]:
+""",
+    ),
+    (
+        "chimera_runtime/values/boundary.py",
+        """\
++    def norm_buffers(self, device: torch.device, micros: int = 1) -> Tensors:
++        return (torch.zeros(1, dtype=torch.float64, device=device),)
++
+     def views(self, memory: Tensors, micros: int) -> Tensors:
+""",
+    ),
+    (
+        "chimera_runtime/stage/stage.py",
+        """\
++    def normed_backward(self, micros: Micros, gradients: Tensors = (), norms: Tensors = ()) -> None:
++        def norm(tensors: Tensors) -> torch.Tensor:
++            return sum((tensor.double().norm() for tensor in tensors), torch.zeros(1, dtype=torch.float64))
++
++        assert not gradients or torch.equal(norms[0], norm(gradients)), "these are not the norms of the gradients"
++        self._hand_on("n", micros, (norm(self._backwards("N", self._backward, micros, gradients)),))
++
++    norms = partialmethod(_handed_on, "n")
++
+     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
+""",
+    ),
+]
+"""A backward that hands back norms as well: two values go from a stage to the one before."""
 
 INCOMPLETE = "from tests.every_kind import *; from chimera_ir.ir.kinds import KINDS; print(*incomplete(KINDS.values()))"
 COMPILE = "from chimera_ir.start import compile_; compile_()"
@@ -103,3 +150,19 @@ def test_the_example_on_the_page_adds_a_kind_that_trains(tree: Path) -> None:
     run = ("--nproc-per-node=2", "out/train.py", "--model", "zoo.py")
     assert "check: passed" in said(forking.torchrun, tree, (*run, "--check-only"))
     said(forking.torchrun, tree, (*run, "--rehearse", "F=0.001,B=0.002,G=0.002", "--steps", "1"))
+
+
+@pytest.mark.e2e
+def test_two_values_cross_one_edge_down_to_the_tags_of_messages(tree: Path) -> None:
+    changed(tree, SECOND_VALUE)
+    text = (ROOT / "chimera_ir" / "schemes" / "dapple.chim").read_text(encoding="utf-8")
+    (tree / "normed.chim").write_text(text.replace("  B(m, s)", "  N(m, s)").replace("dapple", "normed"))
+    shutil.copy(ROOT / "tests" / "e2e" / "models" / "zoo.py", tree)
+    said(forking.python, tree, COMPILE, ("normed.chim", "D=2", "N=4", "--out", "normed"))
+    program = (tree / "normed" / "schedule.sir").read_text(encoding="utf-8")
+    assert "\n  send m0 s1->s0 to w0\n  send n m0 s1->s0 to w0\n" in program
+    script = (tree / "normed" / "rank_0.py").read_text(encoding="utf-8")
+    assert 'in_n_s1_s0 = lane.incoming(1, 0, worker=1, value="n")' in script
+    assert "stage0.normed_backward(0, in_s1_s0.take(0), in_n_s1_s0.take(0))" in script
+    run = ("--nproc-per-node=2", "normed/train.py", "--model", "zoo.py", "--check-only")
+    assert "check: passed" in said(forking.torchrun, tree, run)

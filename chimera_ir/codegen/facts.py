@@ -10,7 +10,7 @@ from chimera_ir.codegen.loops import reach
 from chimera_ir.codegen.statements import links
 from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, GRADIENTS, RECOMPUTATION, Value
+from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Value, values
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ProgramStream
@@ -113,14 +113,13 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
     for (source, _, value), micros in holdings.sending:
         sending[source, value] += micros
     turns, initials = _turns(header, by_worker[worker]) if by_worker else (None, {})
-    used = links(parts)
+    used, crossing = links(parts), [value for value in values() if value.crosses]
     return {
         "stages": {
             str(stage): {
-                "inputs": rooms.get((stage, ACTIVATIONS), ()),
-                "gradients": rooms.get((stage, GRADIENTS), ()),
+                **{value.slots: rooms.get((stage, value), ()) for value in crossing},
                 "copies": copies[stage],
-                "sending": (sending[stage, ACTIVATIONS], sending[stage, GRADIENTS]),
+                "sending": [sending[stage, value] for value in crossing],
                 "recomputed": runs(sorted(_micros(header, worker, stage, recomputing=True))),
                 "initial": initials.get((stage,), (0, 0)),
             }

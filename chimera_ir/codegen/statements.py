@@ -14,19 +14,7 @@ from typing import assert_never
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.kinds import (
-    ACTIVATIONS,
-    BACKWARD,
-    FORWARD,
-    FORWARD_OF_INPUT,
-    GRADIENTS,
-    INPUT_GRADIENT,
-    RECOMPUTATION,
-    WEIGHT_GRADIENT,
-    Kind,
-    Value,
-    implied,
-)
+from chimera_ir.ir.kinds import implied
 from chimera_ir.ir.levels import Header, LaneParts
 
 Route = tuple[int, int, int, *tuple[str, ...]]
@@ -72,24 +60,14 @@ def _named(prefix: str, routes: set[Route]) -> dict[Route, str]:
     return names
 
 
-CALLS: dict[Kind | type[ops.Instruction], str] = {
-    FORWARD: "forward",
-    FORWARD_OF_INPUT: "forward",
-    BACKWARD: "backward",
-    INPUT_GRADIENT: "backward_input",
-    WEIGHT_GRADIENT: "backward_weights",
-    RECOMPUTATION: "recompute",
+_CALLS: dict[type[ops.Instruction], str] = {
     ops.AllReduce: "all_reduce",
     ops.WaitAllReduce: "wait_all_reduce",
     ops.Step: "step",
     ops.Stash: "stash",
     ops.Drop: "drop",
 }
-"""The methods of a stage for the kinds of operations, and those of a weight group for the lines of an update."""
-
-
-MADE: dict[Value, str] = {ACTIVATIONS: "outputs", GRADIENTS: "input_gradients"}
-"""The methods of a stage that return what it has made for other stages."""
+"""The methods of a weight group for the lines of an update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +84,7 @@ class Scribe:
         numbers = self.notation
         match instruction:
             case ops.Compute(kind):
-                return f"{self._stage(instruction)}.{CALLS[kind]}({', '.join(self._arguments(instruction))})"
+                return f"{self._stage(instruction)}.{kind.method}({', '.join(self._arguments(instruction))})"
             case ops.Pair(forward, backward):
                 first, second = self._arguments(forward), self._arguments(backward)
                 only = "," if len(second) == 1 else ""  # a tuple of one
@@ -122,7 +100,7 @@ class Scribe:
             case ops.WaitSend(message=message):
                 return f"{self._outgoing(message)}.wait({numbers.micros(message.micros)})"
             case ops.AllReduce() | ops.WaitAllReduce() | ops.Step() | ops.Stash() | ops.Drop():
-                call = CALLS[type(instruction)]
+                call = _CALLS[type(instruction)]
                 return f"{weights(instruction.group)}.{call}({numbers.version(instruction.version)})"
             case _:
                 assert_never(instruction)
@@ -165,4 +143,4 @@ class Scribe:
 
     def _made(self, message: ops.Message) -> str:
         """The expression for the value of a message on the worker that makes it."""
-        return f"stage{message.source}.{MADE[message.value]}({self.notation.micros(message.micros)})"
+        return f"stage{message.source}.{message.value.made}({self.notation.micros(message.micros)})"

@@ -23,6 +23,7 @@ from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST, Options
+from chimera_ir.plural import listed
 from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.source import Source
 from chimera_ir.sweeps import TableForm
@@ -73,7 +74,7 @@ compiling = all_of(
         multiple=True,
         callback=_costs,
         metavar="KIND=VALUE",
-        help="Cost of F, B, I, W or pair per micro-batch.",
+        help=f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch.",
     ),
     click.option("--recompute", is_flag=True, help="Every stage keeps only its input, and runs its forward again."),
     click.option(

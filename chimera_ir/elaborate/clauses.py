@@ -9,6 +9,7 @@ from chimera_ir.diagnostics.catalogue import endless, groups
 from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.builtins import UNITS
+from chimera_ir.ir.kinds import PAIR
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
@@ -20,9 +21,6 @@ _EXAMPLES = {
     "operation": "F(m, s) @ 2*m + s",
     _READS: "reads version max(0, m - (D-1 - s))",
 }
-
-_PAIR = {ast.Letter.FORWARD, ast.Letter.BACKWARD}
-"""The letters of a pair of operations."""
 
 
 def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
@@ -72,8 +70,8 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
         match line:
             case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
                 yield say.HalvesNotSupported(span)
-            case ast.Operation(subjects=[first, second]) if {first.letter, second.letter} != _PAIR:
-                yield groups.OtherKinds(line.span, first.letter.value, second.letter.value)
+            case ast.Operation(subjects=[first, second]) if {first.kind, second.kind} != {*PAIR.kinds}:
+                yield groups.OtherKinds(line.span, first.kind.letter, second.kind.letter)
             case _:
                 pass
 

@@ -12,7 +12,6 @@ from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.read_versions import Readings
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
-from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Pipe, Planned
 from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.ir.text.printer import line as show
@@ -41,7 +40,7 @@ class _Single(NamedTuple):
 
         ``line`` is the origin of all of them; ``reads`` has the versions that they read.
         """
-        kind, span = KINDS[self.subject.letter.value], line.span
+        kind, span = self.subject.kind, line.span
         return [
             Compute(kind, batch, stage, span, reads.get((batch[0], stage)) if reads else None)
             for batch, stage in zip(batches, stages, strict=True)

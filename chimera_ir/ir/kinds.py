@@ -71,7 +71,8 @@ class Value:
     """A value that an operation makes of a micro-batch on a stage.
 
     ``readers`` are the stages that read it. ``counted`` is the unit in which it counts while it is kept. ``reason`` is
-    the reason why an operation needs the value, as messages give it.
+    the reason why an operation needs the value, as messages give it. Of a value for other stages, ``made`` is the
+    method of a stage that returns it, ``slots`` the name of its receive buffers in program.json.
     """
 
     letter: str
@@ -79,6 +80,8 @@ class Value:
     readers: Readers
     counted: Counted
     reason: str
+    made: str = ""
+    slots: str = ""
 
     def __repr__(self) -> str:
         return self.letter
@@ -93,10 +96,20 @@ class Value:
         return self.readers is not Readers.OWN
 
 
-ACTIVATIONS = Value("y", "activations", Readers.FED, Counted.MESSAGE, "it needs those activations")
+ACTIVATIONS = Value(
+    "y", "activations", Readers.FED, Counted.MESSAGE, "it needs those activations", made="outputs", slots="inputs"
+)
 KEPT = Value("a", "activations", Readers.OWN, Counted.ACTIVATIONS, "a backward needs what its forward kept")
 INPUT = Value("x", "input", Readers.OWN, Counted.INPUT, "a recomputation needs the input of its forward")
-GRADIENTS = Value("dx", "gradients", Readers.FEEDING, Counted.MESSAGE, "it needs those gradients")
+GRADIENTS = Value(
+    "dx",
+    "gradients",
+    Readers.FEEDING,
+    Counted.MESSAGE,
+    "it needs those gradients",
+    made="input_gradients",
+    slots="gradients",
+)
 OPERANDS = Value(
     "g",
     "operands of the weight gradient",
@@ -129,6 +142,8 @@ class Kind:
         Whether it is the first of a micro-batch on a stage.
     occupies
         The resource that an operation of this kind occupies.
+    call
+        The method of a stage that runs it in scripts, if that is not called like the noun.
     cost
         Its duration where neither the user nor a profile gives one, in units of a forward. The costs are the paper's: a
         backward takes twice as long as a forward (section 2).
@@ -142,6 +157,7 @@ class Kind:
     sums: bool = False
     opens: bool = False
     occupies: Resource = Resource.LANE
+    call: str = ""
     cost: int = 1
 
     def __repr__(self) -> str:
@@ -155,6 +171,11 @@ class Kind:
     def recomputes(self) -> bool:
         """Whether operations of this kind exist only on stages that recompute."""
         return INPUT in (*self.reads, *self.makes)
+
+    @property
+    def method(self) -> str:
+        """The method of a stage that runs an operation of this kind, in scripts."""
+        return self.call or self.noun.replace(" ", "_")
 
     @property
     def splits(self) -> bool:
@@ -185,9 +206,11 @@ class Kind:
 FORWARD = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, KEPT), opens=True)
 FORWARD_OF_INPUT = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, INPUT), opens=True)
 BACKWARD = Kind("B", "backward", reads=(KEPT, GRADIENTS), makes=(GRADIENTS,), frees=(KEPT,), sums=True, cost=2)
-INPUT_GRADIENT = Kind("I", "input gradient", reads=(KEPT, GRADIENTS), makes=(GRADIENTS, OPERANDS), frees=(KEPT,))
-WEIGHT_GRADIENT = Kind("W", "weight gradient", reads=(OPERANDS,), makes=(), frees=(OPERANDS,), sums=True)
-RECOMPUTATION = Kind("recompute", "recomputation", reads=(INPUT,), makes=(KEPT,), frees=(INPUT,))
+INPUT_GRADIENT = Kind(
+    "I", "input gradient", (KEPT, GRADIENTS), (GRADIENTS, OPERANDS), frees=(KEPT,), call="backward_input"
+)
+WEIGHT_GRADIENT = Kind("W", "weight gradient", (OPERANDS,), (), frees=(OPERANDS,), sums=True, call="backward_weights")
+RECOMPUTATION = Kind("recompute", "recomputation", reads=(INPUT,), makes=(KEPT,), frees=(INPUT,), call="recompute")
 
 KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION)}
 """A row of each letter, by letter, in the order in which reports name them; `all_kinds` has every row."""

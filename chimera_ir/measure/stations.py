@@ -297,7 +297,7 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
         is_compared=lambda _update: False,  # the second run may get other inputs than the first
     )
     # Receive buffers, with random gradients in place of received ones.
-    runnable.reserve((1,), (1,), device)
+    runnable.reserve({"y": (1,), "dx": (1,)}, device)
     for gradient in runnable.gradients[0] if runnable.gradients.rooms else ():
         with cut.here():
             gradient.copy_(torch.randn_like(gradient))

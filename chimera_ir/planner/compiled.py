@@ -155,7 +155,7 @@ class CompiledScheme:
     def splits(self) -> bool:
         """Whether any backward is split; lanes are searched only if a line of the scheme has the letter of a half."""
         lines = chain.from_iterable(shape.operations for shape in self._outline.shapes)
-        if not any(KINDS[subject.letter.value].splits for line in lines for subject in line.subjects):
+        if not any(subject.kind.splits for line in lines for subject in line.subjects):
             return False
         return any(operation.kind.splits for lane in self.lanes for operation in singles(lane))
 

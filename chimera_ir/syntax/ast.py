@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.source import Span
 
 
@@ -168,20 +169,6 @@ class Micros(SyntaxNode):
     number: Expression | None
 
 
-class Letter(Enum):
-    """The kind of an operation."""
-
-    FORWARD = "F"
-    BACKWARD = "B"
-    INPUT_GRADIENT = "I"
-    WEIGHT_GRADIENT = "W"
-    RECOMPUTATION = "recompute"
-
-
-LETTERS = {letter.value: letter for letter in Letter}
-"""The kinds of operations by their letters, as a scheme writes them."""
-
-
 @dataclass(frozen=True, slots=True)
 class PipeName(SyntaxNode):
     """``of name[index]`` after an operation, for another pipe than the one in which the line stands."""
@@ -194,7 +181,7 @@ class PipeName(SyntaxNode):
 class Subject(SyntaxNode):
     """An operation without its clock, ``F(micro, stage) [of pipe]``; a pair has two."""
 
-    letter: Letter
+    kind: Kind
     micro: Expression | Range
     stage: Expression
     pipe: PipeName | None

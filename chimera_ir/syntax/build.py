@@ -12,13 +12,17 @@ from chimera_ir.diagnostics.catalogue.foreign import UNSAYABLE, CannotSay
 from chimera_ir.diagnostics.catalogue.syntax import UnknownLetter, UnknownMode
 from chimera_ir.diagnostics.catalogue.tokens import NumberTooLarge
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.plural import listed
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
-from chimera_ir.syntax.stop import span_of
+from chimera_ir.syntax.stop import LETTERS, span_of
 
 MAX_INTEGER = 2**63 - 1
 """The largest number that a scheme may write or compute."""
+
+_PLACEHOLDER = next(iter(KINDS.values()))
+"""The kind of an operation whose letter is a mistake."""
 
 
 def build(tree: Tree[Token]) -> tuple[ast.Scheme, tuple[Diagnostic, ...]]:
@@ -110,9 +114,10 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
     def subject(self, c: _Children) -> ast.Subject:
         if c[0] in UNSAYABLE:
             self.mistakes.append(CannotSay(_of(c[0]), *UNSAYABLE[c[0]]))
-        elif c[0] not in ast.LETTERS:
-            self.mistakes.append(UnknownLetter(_of(c[0]), str(c[0])))
-        return ast.Subject(ast.LETTERS.get(c[0], ast.Letter.FORWARD), c[2], c[4], None, span=_around(c))
+        elif c[0] not in KINDS:
+            operations = listed(f"{letter} ({KINDS[letter].noun})" for letter in LETTERS)
+            self.mistakes.append(UnknownLetter(_of(c[0]), str(c[0]), listed(LETTERS, "or"), operations))
+        return ast.Subject(KINDS.get(c[0], _PLACEHOLDER), c[2], c[4], None, span=_around(c))
 
     def of(self, c: _Children) -> ast.PipeName:
         return ast.PipeName(_word(c[1]), c[3] if len(c) > 2 else None, span=_around(c))

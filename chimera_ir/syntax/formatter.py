@@ -93,7 +93,7 @@ def _clause(clause: ast.Clause) -> str:
 
 def _subject(subject: ast.Subject) -> str:
     micro = _range(subject.micro) if isinstance(subject.micro, ast.Range) else show_expression(subject.micro)
-    text = f"{subject.letter.value}({micro}, {show_expression(subject.stage)})"
+    text = f"{subject.kind.letter}({micro}, {show_expression(subject.stage)})"
     if subject.pipe is None:
         return text
     index = "" if subject.pipe.index is None else f"[{show_expression(subject.pipe.index)}]"

@@ -8,10 +8,21 @@ from chimera_ir.diagnostics.catalogue import brackets, foreign, tokens
 from chimera_ir.diagnostics.catalogue import syntax as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.ir.kinds import KINDS
+from chimera_ir.plural import listed
 from chimera_ir.source import Span
-from chimera_ir.syntax.ast import LETTERS
 from chimera_ir.syntax.spelling import KEYWORDS, expected_words
-from chimera_ir.syntax.stop import CLOSERS, OPENERS, PIPE_LINES, SCHEME_LINES, Stop, first_on_line, short, span_of
+from chimera_ir.syntax.stop import (
+    CLOSERS,
+    LETTERS,
+    OPENERS,
+    PIPE_LINES,
+    SCHEME_LINES,
+    Stop,
+    first_on_line,
+    short,
+    span_of,
+)
 
 _INFIX = frozenset({"+", "-", "*", "/", "%", "==", "!=", "<=", "<", ">=", ">", "and", "or"})
 
@@ -285,7 +296,7 @@ def _arguments(stop: Stop) -> Diagnostic | None:
     at = stop.position - 1 if stop.accepted == {"LPAR"} else _opening(stop) - 1
     letter = stop.tokens[at]
     inside = not first_on_line(stop.tokens, at) and stop.tokens[at - 1] in _INFIX | _BEFORE_VALUE | {"(", ","}
-    if letter not in LETTERS or inside:
+    if letter not in KINDS or inside:
         return None
     if stop.accepted == {"LPAR"}:
         return brackets.WrongBrackets(stop.span, str(letter), stop.shown)
@@ -323,7 +334,7 @@ def _glued(stop: Stop) -> int | None:
     else:
         return None
     name, earlier = stop.tokens[at], stop.tokens[at - 1]
-    operation = name.type != "NAME" or name in LETTERS or first_on_line(stop.tokens, at)
+    operation = name.type != "NAME" or name in KINDS or first_on_line(stop.tokens, at)
     return None if operation or not (earlier.type in ("NAME", "INTEGER") or earlier == ")") else at
 
 
@@ -355,15 +366,15 @@ def _unknown_line(stop: Stop) -> Diagnostic | None:
     at = stop.position - 1 if stop.accepted == {"LPAR"} and stop.before.type == "NAME" else stop.position
     if at >= len(stop.tokens) or stop.tokens[at].type != "NAME":
         return None
-    if not first_on_line(stop.tokens, at) and at == stop.position:
+    if at == stop.position and not first_on_line(stop.tokens, at):
         return None
     inside = bool(stop.open_brackets)
-    word = stop.tokens[at]
-    lines = PIPE_LINES if inside else SCHEME_LINES
+    word, lines = stop.tokens[at], PIPE_LINES if inside else SCHEME_LINES
     guess = closest(word, lines)
     if guess is None and stop.tokens[stop.line_start()] in ("let", "fn"):
         return None
-    return (say.UnknownClause if inside else say.UnknownStatement)(span_of(word), str(word), guess)
+    words = listed([*(LETTERS if inside else ()), *sorted(lines)])
+    return (say.UnknownClause if inside else say.UnknownStatement)(span_of(word), str(word), guess, words)
 
 
 def _end(stop: Stop) -> Diagnostic | None:

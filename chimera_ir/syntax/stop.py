@@ -5,6 +5,7 @@ from functools import cached_property
 
 from lark import Token
 
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.source import Span
 
 OPENERS = {"(": ")", "[": "]", "{": "}"}
@@ -18,6 +19,9 @@ SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory",
 
 PIPE_LINES = frozenset({"stages", "micros", "reads", "recompute", "sync"})
 """The words that begin a line in a pipe; the other lines are operations."""
+
+LETTERS = tuple(letter for letter in KINDS if letter not in PIPE_LINES)
+"""The letters that begin an operation."""
 
 
 @dataclass(frozen=True)

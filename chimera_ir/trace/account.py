@@ -8,7 +8,7 @@ from statistics import fmean
 from chimera_ir.ir.levels import Header
 from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, ends
 
-Account = Counter[tuple[Activity, str]]
+Account = Counter[tuple[str, str]]
 """Nanoseconds by kind of activity and, for waits, by cause."""
 
 

@@ -23,7 +23,7 @@ from chimera_ir.trace.trace_files import BadTrace, RunInfo, Trace
 class Residual:
     """Seconds of a worker's update in one activity, predicted and measured; ``cause`` is what a wait waits for."""
 
-    kind: Activity
+    kind: str
     cause: str
     predicted: float
     measured: float
@@ -226,7 +226,7 @@ def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, 
 
 def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Residual, ...]:
     predicted, measured = _sum(expected), _sum(accounts)
-    order = list(Activity)
+    order = [*BUSY, *Activity]
     keys = sorted(predicted.keys() | measured.keys(), key=lambda key: (order.index(key[0]), key[1]))
     return tuple(
         Residual(*key, predicted=predicted[key] / len(expected) / 1e9, measured=measured[key] / len(accounts) / 1e9)

@@ -18,7 +18,7 @@ from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activ
 WIDTH, THIN = 1500, 0.15
 """The width of the chart, and the least width of a rectangle that is drawn, in pixels."""
 
-FILLS = {
+FILLS: dict[str, tuple[str, str]] = {
     Activity.RECV: ("#f3cfca", "waits for a message"),
     Activity.SUM: ("#f0e2a8", "waits for a sum"),
     Activity.SEND: ("#dcd0ea", "waits for a send"),

@@ -95,7 +95,7 @@ def _id(copy: int, span: LaneSpan) -> str:
 
 def _complete(span: LaneSpan, rank: int, thread: int, arguments: Mapping[str, object]) -> Event:
     event = {"name": words(span.operation), "ph": "X", "pid": rank, "tid": thread, "ts": span.start / 1000}
-    return event | {"cat": activity(span.operation).value, "dur": (span.end - span.start) / 1000, "args": arguments}
+    return event | {"cat": activity(span.operation), "dur": (span.end - span.start) / 1000, "args": arguments}
 
 
 def _predicted(trace: Trace, comparison: TraceComparison) -> Iterator[Event]:

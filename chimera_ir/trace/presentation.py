@@ -67,19 +67,19 @@ def cause(row: Residual) -> str:
     """Words for the kind of a residual and its cause, such as ``wait for messages from worker 1``."""
     if row.kind is Activity.FLUSH:
         return "done; waits for the last worker"
-    return f"wait for {row.cause}" if row.cause else str(row.kind.value)
+    return f"wait for {row.cause}" if row.cause else row.kind
 
 
-def _by_kind(rows: Iterable[Residual], workers: int) -> dict[Activity, tuple[float, float]]:
-    times: dict[Activity, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+def _by_kind(rows: Iterable[Residual], workers: int) -> dict[str, tuple[float, float]]:
+    times: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for row in rows:
         predicted, measured = times[row.kind]
         times[row.kind] = predicted + row.predicted / workers, measured + row.measured / workers
     return times
 
 
-def _block(name: str, kinds: dict[Activity, tuple[float, float]], predicted: float, measured: float) -> Block:
-    lines = [_line(kind.value, *kinds[kind], measured) for kind in Activity if kind in kinds]
+def _block(name: str, kinds: dict[str, tuple[float, float]], predicted: float, measured: float) -> Block:
+    lines = [_line(kind, *kinds[kind], measured) for kind in (*BUSY, *Activity) if kind in kinds]
     return Block(name, tuple(lines), _line("update", predicted, measured, measured))
 
 
@@ -115,7 +115,7 @@ def _largest(comparison: TraceComparison) -> str:
     kinds = _by_kind(rows, len(comparison.rows)).items()
     predicted, measured = comparison.steps
     sign = 1 if measured >= predicted else -1
-    _, kind, part = max((sign * (after - before), kind.value, after - before) for kind, (before, after) in kinds)
+    _, kind, part = max((sign * (after - before), kind, after - before) for kind, (before, after) in kinds)
     return f"largest part of the difference, {_signed(measured - predicted)} ms: {kind}, {_signed(part)} ms"
 
 
@@ -192,7 +192,7 @@ def _worker(comparison: TraceComparison, worker: int) -> dict[str, Any]:
         "worker": worker,
         "step_seconds": {"predicted": predicted, "measured": measured},
         "residuals": [
-            {"kind": row.kind.value, "cause": row.cause, "predicted": row.predicted, "measured": row.measured}
+            {"kind": row.kind, "cause": row.cause, "predicted": row.predicted, "measured": row.measured}
             for row in comparison.rows[worker]
         ],
     }

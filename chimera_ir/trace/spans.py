@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
@@ -13,15 +13,9 @@ from chimera_ir.ir.text.printer import group_name, line, message_text
 from chimera_ir.picture.words import shown_micro
 
 
-class Activity(Enum):
-    """Kind of activity that takes a rank's time."""
+class Activity(StrEnum):
+    """Activity that takes a rank's time and computes nothing."""
 
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    INPUT_GRADIENT = "input gradient"
-    WEIGHT_GRADIENT = "weight gradient"
-    RECOMPUTATION = "recomputation"
-    PAIR = "pair"
     RECV = "wait for a message"
     SEND = "wait for a send"
     SUM = "wait for a sum"
@@ -32,8 +26,8 @@ class Activity(Enum):
     FLUSH = "flush"
 
 
-BUSY = tuple(activity for activity in Activity if activity.value in {kind.noun for kind in COSTED.values()})
-"""Activities that compute."""
+BUSY = tuple(kind.noun for kind in COSTED.values())
+"""Activities that compute: the nouns of the kinds of operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +57,11 @@ class UpdateWindow(NamedTuple):
     end: int
 
 
-def activity(operation: ops.Instruction | Load) -> Activity:
-    """Kind of activity of an operation."""
+def activity(operation: ops.Instruction | Load) -> str:
+    """The activity of an operation: one of `BUSY`, or an `Activity`."""
     match operation:
         case ops.Compute() | ops.Pair():
-            return Activity(operation.kind.noun)
+            return operation.kind.noun
         case ops.WaitRecv():
             return Activity.RECV
         case ops.WaitSend():

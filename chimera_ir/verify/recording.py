@@ -16,16 +16,8 @@ from typing import Any, NamedTuple, Self
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
-from chimera_ir.ir.kinds import (
-    ACTIVATIONS,
-    BACKWARD,
-    FORWARD,
-    GRADIENTS,
-    INPUT_GRADIENT,
-    RECOMPUTATION,
-    WEIGHT_GRADIENT,
-    Kind,
-)
+from chimera_ir.ir.kinds import BACKWARD, FORWARD, KINDS, Kind, values
+from chimera_ir.ir.kinds import Value as HandedOn
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.text.printer import line as text_of
 
@@ -47,10 +39,7 @@ Route = tuple[int, int, int, str]
 Value = tuple[str, Group, int]
 """The description of a tensor: its role, its micro-batches, and the stage that made it."""
 
-_OUTPUTS, _GRADIENTS, _INPUT, _TARGET = "outputs", "input gradients", "input", "target"
-
-ROLES = {ACTIVATIONS: _OUTPUTS, GRADIENTS: _GRADIENTS}
-"""The roles of the values that stages make for other stages."""
+_INPUT, _TARGET = "input", "target"
 
 _DATASET = -1
 """The number that inputs and targets have in place of the stage that made them."""
@@ -110,7 +99,7 @@ class _RecordedLink:
         self._next_line, self._run = next_line, run
         self._source, self._target, self._worker = Stage(route[0]), Stage(route[1]), route[2]
         self._sent = header.value_between[self._source, self._target, route[3]]
-        self._role = ROLES[self._sent]
+        self._role = _role(self._sent)
         self._under_way: set[Group] = set()
         self._over: set[Group] = set()
 
@@ -238,6 +227,9 @@ class RecordedStage(RecordedWeights):
         self._header, self._stage = header, stage
         self._version: int | None = None
         self._values: set[Value] = set()
+        # Its methods, as the table of kinds names them, which run operations or return what operations have made.
+        vars(self).update({kind.method: partial(self._expect_operation, kind) for kind in KINDS.values()})
+        vars(self).update({value.made: partial(self._handed_on, _role(value)) for value in values() if value.crosses})
 
     def at(self, version: int) -> Self:
         """Sets the version of the weights that the next operation reads, and returns the stage; below 0 counts as 0."""
@@ -253,26 +245,12 @@ class RecordedStage(RecordedWeights):
             done = ops.Pair(self._operation(FORWARD, forward[0]), other._operation(BACKWARD, backward[0]))
             raise Differs(line, _call_text(done, *forward[1:], *backward[1:]))
 
-    def outputs(self, micros: Micros) -> Value | None:
-        """Returns the value that a forward has made for the next stage, which is possible once."""
-        return self._handed_on(_OUTPUTS, micros)
-
-    def input_gradients(self, micros: Micros) -> Value | None:
-        """Returns the value that a backward has made for the stage before, which is possible once."""
-        return self._handed_on(_GRADIENTS, micros)
-
     def _expect_operation(self, kind: Kind, micros: Micros, *arguments: object) -> None:
         if not self._run.has(micros):
             return
         line = self._next_line()
         if not self._does(line, kind, micros, arguments):
             raise Differs(line, _call_text(self._operation(kind, micros), *arguments))
-
-    forward = partialmethod(_expect_operation, FORWARD)
-    recompute = partialmethod(_expect_operation, RECOMPUTATION)
-    backward = partialmethod(_expect_operation, BACKWARD)
-    backward_input = partialmethod(_expect_operation, INPUT_GRADIENT)
-    backward_weights = partialmethod(_expect_operation, WEIGHT_GRADIENT)
 
     def _does(self, line: ops.Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
         """Returns whether a call matches a line and ``arguments`` are right; if so, records the value that it makes."""
@@ -286,27 +264,28 @@ class RecordedStage(RecordedWeights):
             or arguments != self._reads(kind, group)
         ):
             return False
-        self._values.update((ROLES[value], group, self._stage) for value in kind.hands_on)
+        self._values.update((_role(value), group, self._stage) for value in kind.hands_on)
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
         """The values that a call for an operation must get: of other stages, or of the dataset."""
         header, stage = self._header, self._stage
-        values = tuple(
-            (ROLES[value], group, int(maker))
+        received = tuple(
+            (_role(value), group, int(maker))
             for value in kind.reads
             if value.crosses
             for maker in header.makers(value, stage)
         )
         if not kind.opens:
-            return values
+            return received
         targets = () if header.fed[stage] else ((_TARGET, group, _DATASET),)
-        return (*(values or ((_INPUT, group, _DATASET),)), *targets)
+        return (*(received or ((_INPUT, group, _DATASET),)), *targets)
 
-    def _handed_on(self, kind: str, micros: Micros) -> Value | None:
+    def _handed_on(self, role: str, micros: Micros) -> Value | None:
+        """Returns a value that an operation has made for other stages, which is possible once."""
         if not self._run.has(micros):
             return None
-        value = kind, group_of(micros), self._stage
+        value = role, group_of(micros), self._stage
         if value not in self._values:
             raise Differs(self._next_line(), f"reads the {_value_text(value)}, which are not on this worker")
         self._values.remove(value)
@@ -315,10 +294,6 @@ class RecordedStage(RecordedWeights):
     def _operation(self, kind: Kind, micros: Micros) -> ops.Compute:
         version = None if self._version is None else Version(self._version)
         return ops.Compute(kind, _micros(group_of(micros)), self._stage, version=version)
-
-
-OPERATIONS = frozenset(name for name, method in vars(RecordedStage).items() if isinstance(method, partialmethod))
-"""The methods of a stage that run operations."""
 
 
 class Held(NamedTuple):
@@ -381,6 +356,11 @@ class RecordedLane:
 
 def _micros(group: Group) -> tuple[Micro, ...]:
     return tuple(map(Micro, group))
+
+
+def _role(value: HandedOn) -> str:
+    """The role of a value that stages make for other stages, such as input gradients."""
+    return value.made.replace("_", " ")
 
 
 def _call_text(done: ops.Instruction, *arguments: object) -> str:

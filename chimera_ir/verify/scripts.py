@@ -16,11 +16,11 @@ from typing import Any
 from chimera_ir.diagnostics.catalogue.program import ScriptDiffers
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS
+from chimera_ir.ir.kinds import KINDS, values
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, Instruction
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.recording import OPERATIONS, Differs, Held, RecordedLane, Route, ScriptRun
+from chimera_ir.verify.recording import Differs, Held, RecordedLane, Route, ScriptRun
 
 FACTS = "program.json"
 
@@ -32,12 +32,9 @@ _OF_MODULES = {_LANE, "Lane", "INTERFACE", "PROGRAM", "update", "turn", "evaluat
 _OF_FUNCTIONS = {
     *("range", "stage", "tie", "incoming", "outgoing", "input", "target"),
     *("isend", "irecv", "wait", "take", "all_reduce", "wait_all_reduce", "step", "stash", "drop"),
-    *("at", *OPERATIONS, "pair", "outputs", "input_gradients"),
+    *("at", "pair"),
 }
-"""The names that a script's functions may use, apart from their own variables."""
-
-BUFFERS = {ACTIVATIONS: "inputs", GRADIENTS: "gradients"}
-"""The entries of a stage in program.json for the buffers into which it receives values."""
+"""The names that a script's functions may use, apart from their own variables and the methods of the table of kinds."""
 
 _ANNOTATIONS = "__annotate__"
 """The name of the function that newer interpreters make of annotations."""
@@ -117,9 +114,10 @@ def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
 def _foreign(module: CodeType) -> Iterator[str]:
     """Yields the names in a script that no correct script uses."""
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
+    of_functions = _OF_FUNCTIONS | {kind.method for kind in KINDS.values()} | {value.made for value in values()}
     yield from ({*module.co_names, *(function.co_name for function in functions)} - _OF_MODULES - {_ANNOTATIONS})
     for function in functions:
-        allowed = _OF_MODULES if function.co_name == _ANNOTATIONS else _OF_FUNCTIONS
+        allowed = _OF_MODULES if function.co_name == _ANNOTATIONS else of_functions
         yield from ({*function.co_names} - allowed)
         yield from (constant.co_name for constant in function.co_consts if isinstance(constant, CodeType))
 
@@ -136,7 +134,7 @@ def _held(header: Header, of_rank: Mapping[str, Any]) -> Held:
     ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
     rooms = {
         (source, target, worker, value): stages[str(target)][
-            BUFFERS[header.value_between[Stage(source), Stage(target), value]]
+            header.value_between[Stage(source), Stage(target), value].slots
         ]
         for source, target, worker, value in _routes(of_rank["incoming"])
     }

@@ -10,10 +10,10 @@ MICRO_BATCHES_ARE_NOT_ALIKE = (
 # Memory that stages share.
 
 
-def memory_was_written(source: int, target: int, micros: int | tuple[int, ...], verb: str = "handed on") -> BadModel:
+def memory_was_written(source: int, reader: str, micros: int | tuple[int, ...], verb: str = "handed on") -> BadModel:
     micro = micros[0] if isinstance(micros, tuple) else micros
     return BadModel(
-        f"stage {source} {verb} memory for micro-batch {micro} that was written again before stage {target} had it; "
+        f"stage {source} {verb} memory for micro-batch {micro} that was written again before {reader} had it; "
         "return a copy, as .clone() makes it, of what a later call writes"
     )
 

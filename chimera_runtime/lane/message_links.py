@@ -41,7 +41,7 @@ class Outgoing(_MessageLink):
         transfer, before = self._under_way.pop(micros)
         if versions(transfer.tensors) != before:
             verb = "handed on" if VALUES[self._value].onward else "handed back"
-            raise memory_was_written(self._source, self._target, micros, verb)
+            raise memory_was_written(self._source, f"stage {self._target}", micros, verb)
         transfer.wait()
 
 

@@ -21,6 +21,7 @@ from chimera_runtime.program.rank_facts import (
     TieFacts,
     Turns,
 )
+from chimera_runtime.program.stage_graph import VALUES
 
 INTERFACE = 5
 """Number of the interface between scripts and this package; it grows when older scripts would not run."""
@@ -108,7 +109,7 @@ def _rank(facts: dict[str, Any]) -> RankFacts:
     turns, evaluation = facts["turns"], facts["evaluation"]
     slots = {int(stage): rooms for stage, rooms in evaluation["slots"].items()}
     return RankFacts(
-        stages={int(stage): StageFacts(**of_stage) for stage, of_stage in facts["stages"].items()},
+        stages={int(stage): _stage(of_stage) for stage, of_stage in facts["stages"].items()},
         ties=tuple(TieFacts(**of_tie) for of_tie in facts["ties"]),
         incoming=_routes(facts["incoming"]),
         outgoing=_routes(facts["outgoing"]),
@@ -118,6 +119,11 @@ def _rank(facts: dict[str, Any]) -> RankFacts:
         targets=facts["targets"],
         evaluation=EvaluationFacts(slots, _routes(evaluation["incoming"]), _routes(evaluation["outgoing"])),
     )
+
+
+def _stage(facts: dict[str, Any]) -> StageFacts:
+    slots = {letter: facts.pop(value.slots) for letter, value in VALUES.items()}
+    return StageFacts(slots, **facts)
 
 
 def _routes(routes: Iterable[Iterable[Any]]) -> tuple[Route, ...]:

@@ -1,4 +1,4 @@
-"""Kinds of operations: the methods of a stage by which a script runs them."""
+"""Kinds of operations: the methods of a stage by which a script runs them, and the values that they make."""
 
 OPERATIONS = {
     "F": "forward",
@@ -8,6 +8,9 @@ OPERATIONS = {
     "recompute": "recompute",
 }
 """The method that runs an operation, by the letter of its kind."""
+
+MAKES = {"F": ("y",), "B": ("dx",), "I": ("dx",)}
+"""The values that an operation makes for other stages, by the letter of its kind; others make none."""
 
 PAIRED = "pair"
 """The name of a forward and a backward that run as one, among the letters, and their method."""

@@ -25,13 +25,12 @@ class StageFacts:
 
     Attributes
     ----------
-    inputs, gradients
-        Sizes of the receive buffers (slots) for activations and for gradients, in micro-batches.
+    slots
+        Sizes of the receive buffers (slots) for each value, by its letter, in micro-batches.
     copies
         Number of copies of the stage's weights.
     sending
-        Two largest numbers of micro-batches, or parts of them, that are being sent at one time: of activations, and of
-        gradients.
+        The largest number of micro-batches, or parts of them, that are being sent at one time, for each value.
     recomputed
         The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
     initial
@@ -39,10 +38,9 @@ class StageFacts:
         these. All versions below 0 stand for the weights of version 0.
     """
 
-    inputs: tuple[int, ...]
-    gradients: tuple[int, ...]
+    slots: dict[str, tuple[int, ...]]
     copies: int
-    sending: tuple[int, int]
+    sending: tuple[int, ...]
     recomputed: tuple[tuple[int, int], ...]
     initial: tuple[int, int]
 

@@ -9,15 +9,20 @@ from typing import NamedTuple
 class EdgeValue(NamedTuple):
     """A value that a stage makes for the stages that it feeds, or, if not ``onward``, for those that feed it.
 
-    ``made`` is the method of a stage that returns it, ``slots`` the attribute of a stage with its receive buffers.
+    ``made`` is the method of a stage that returns it, ``slots`` the attribute of a stage with its receive buffers, and
+    ``buffers`` the method of a `Boundary` that allocates them.
     """
 
     onward: bool
     made: str
     slots: str
+    buffers: str
 
 
-VALUES = {"y": EdgeValue(True, "outputs", "inputs"), "dx": EdgeValue(False, "input_gradients", "gradients")}
+VALUES = {
+    "y": EdgeValue(True, made="outputs", slots="inputs", buffers="buffers"),
+    "dx": EdgeValue(False, made="input_gradients", slots="gradients", buffers="gradient_buffers"),
+}
 """The values by their letters, as the compiler's table of kinds has them."""
 
 

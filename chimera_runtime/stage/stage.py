@@ -1,8 +1,8 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, Self
 
 import torch
@@ -12,6 +12,7 @@ from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
+from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.ranks.device_to_host import Reader, from_host
 from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, collecting, roots_of
 from chimera_runtime.stage.gradient_sums import GradientSum
@@ -37,8 +38,7 @@ class Stage(WeightGroup):
     the stage shares with others, ``groups`` are this group and the ties.
 
     ``inputs`` and ``gradients`` are the receive buffers, or slots. A message of gradients ends with the loss counts of
-    its micro-batches, if the loss has counts. The results of a forward stay here until `outputs` takes them, the
-    results of a backward until `input_gradients` takes them.
+    its micro-batches, if the loss has counts. Results stay here until `outputs` and `input_gradients` take them.
 
     Parameters
     ----------
@@ -89,19 +89,18 @@ class Stage(WeightGroup):
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
         self._in_forward = UserCode(f"the forward of stage {number}", FAILED)
         self._in_backward = UserCode(f"the backward of stage {number}", FAILED)
-        # What waits, by micro-batch: for its backward, for the second half of it, to be sent on, to be sent back.
+        # What waits, by micro-batch: for its backward, for the second half of it, and, by value, to be handed on.
         self._saved: dict[int, SavedGraph | SavedInput] = {}
         self._half_backwards: dict[int, HalfBackward] = {}
-        self._outputs: dict[Micros, tuple[Tensors, list[int]]] = {}
-        self._input_gradients: dict[Micros, Tensors] = {}
+        self._made: dict[tuple[str, Micros], tuple[Tensors, list[int]]] = {}
 
-    def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
-        """Allocates the receive buffers; both lists give the micro-batches that fit in each slot."""
-        before, after = self._input.before, self._output.after
-        if before is not None:
-            self.inputs = Slots(inputs, partial(before.buffers, device))
-        if after is not None:
-            self.gradients = Slots(gradients, partial(after.gradient_buffers, device))
+    def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
+        """Allocates the receive buffers; ``rooms`` gives, for each value, the micro-batches that fit in each slot."""
+        for letter, value in VALUES.items():
+            boundary = self._input.before if value.onward else self._output.after
+            if boundary is not None:
+                make = partial(getattr(boundary, value.buffers), device)
+                setattr(self, value.slots, Slots(rooms.get(letter, ()), make))
 
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """Changes the shapes that the stage receives and sends; none may be larger than at first."""
@@ -156,18 +155,22 @@ class Stage(WeightGroup):
                 outputs = self._forward_several(micros, inputs, targets)
             else:
                 outputs = self._forward(micros, inputs, targets)
-        if self._output.after is not None:
-            self._outputs[micros] = outputs, versions(outputs)
+        self._hand_on("y", micros, outputs)
 
-    def outputs(self, micros: Micros) -> Tensors:
-        """Returns the results of a forward, for a message or the next stage on this rank, and forgets them.
+    def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
+        """Keeps a value until it is taken, if there is a stage that reads it."""
+        if (self._output.after if VALUES[value].onward else self._input.before) is not None:
+            self._made[value, micros] = tensors, versions(tensors)
 
-        Raises `BadModel` if a result was written since the forward.
-        """
-        outputs, before = self._outputs.pop(micros)
-        if versions(outputs) != before:
-            raise memory_was_written(self.number, self.number + 1, micros)
-        return outputs
+    def _handed_on(self, value: str, micros: Micros) -> Tensors:
+        """Returns and forgets a value of this stage. Raises `BadModel` if a tensor was written since it was made."""
+        tensors, before = self._made.pop((value, micros))
+        if versions(tensors) != before:
+            raise memory_was_written(self.number, "another stage", micros)
+        return tensors
+
+    outputs = partialmethod(_handed_on, "y")
+    input_gradients = partialmethod(_handed_on, "dx")
 
     def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:
         """Runs one micro-batch and saves what the backward needs; returns the tensors for the next stage."""
@@ -303,20 +306,18 @@ class Stage(WeightGroup):
         else:
             run_pair(self, forward, other, backward)
 
-    def input_gradients(self, micros: Micros) -> Tensors:
-        """Returns the gradients that a backward made for the stage before, and forgets them."""
-        return self._input_gradients.pop(micros)
-
-    def _backwards(self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors) -> None:
-        """Runs a backward, or the first half of one, and keeps the gradients for the stage before."""
+    def _backwards(
+        self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors
+    ) -> Tensors:
+        """Runs a backward, or the first half of one; keeps and returns the gradients for the stage before."""
         with self._during(kind, micros):
             if isinstance(micros, tuple):
                 apart = [part(gradients, i, i + 1, len(micros)) for i in range(len(micros))]
                 results = join([run(*arguments) for arguments in zip(micros, apart, strict=True)])
             else:
                 results = run(micros, gradients)
-        if self._input.before is not None:
-            self._input_gradients[micros] = results
+        self._hand_on("dx", micros, results)
+        return results
 
     def _backward(self, micro: int, gradients: Tensors) -> Tensors:
         input_leaves, roots, initial, counts = self._roots_of(micro, gradients)

@@ -193,6 +193,5 @@ def assemble(
             load_keywords=load_keywords,
             read=world.read,
         )
-        # Receive buffers: as many slots as the program has for activations and for gradients.
-        stages[number].reserve(facts.inputs, facts.gradients, world.device)
+        stages[number].reserve(facts.slots, world.device)
     return stages

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.resources import schemes
 from chimera_ir.source import Source, Span
 from chimera_ir.syntax import ast
@@ -56,7 +57,7 @@ pipes = st.none() | st.builds(ast.PipeName, words, guards, span=here)
 
 
 def subjects(of: st.SearchStrategy[ast.PipeName | None] = st.none()) -> st.SearchStrategy[ast.Subject]:  # noqa: B008
-    return st.builds(ast.Subject, st.sampled_from(ast.Letter), expressions | ranges, expressions, of, span=here)
+    return st.builds(ast.Subject, st.sampled_from([*KINDS.values()]), expressions | ranges, expressions, of, span=here)
 
 
 clauses: st.SearchStrategy[ast.Clause] = st.one_of(

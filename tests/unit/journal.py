@@ -45,7 +45,7 @@ class Journal:
     def rooms(self, source: int, target: int, _worker: int) -> Sequence[int]:
         """For how many micro-batches each slot of a link has room."""
         facts = self.facts.stages[target]
-        return facts.inputs if source < target else facts.gradients
+        return facts.slots["y" if source < target else "dx"]
 
     def run(self, script: Mapping[str, Any], updates: int) -> None:
         """Runs the lane of a script: one update or, in a stream, so many."""

@@ -317,7 +317,7 @@ def test_slots_and_links_are_those_that_the_lane_uses(case: Any) -> None:
                 source, target, slot = map(int, message.groups()[1:])
                 rooms = needed[target][int(source > target)]
                 rooms[slot] = max(rooms.get(slot, 0), message[1].count("m"))
-        assert {stage: (of_stage.inputs, of_stage.gradients) for stage, of_stage in facts.stages.items()} == {
+        assert {stage: (*of_stage.slots.values(),) for stage, of_stage in facts.stages.items()} == {
             stage: tuple(tuple(rooms[slot] for slot in range(len(rooms))) for rooms in both)
             for stage, both in needed.items()
         }

@@ -8,9 +8,9 @@ import pytest
 from pygments import token
 from pygments.lexer import RegexLexer
 
-from chimera_ir.highlight import MAX_COLORED, IrLexer, SchemeLexer, colored, keywords, literals
+from chimera_ir.highlight import MAX_COLORED, IrLexer, SchemeLexer, colored, keywords
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Letter
 from tests.unit.command import on_a_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,11 @@ def test_what_no_text_may_have_is_an_error() -> None:
 
 
 def test_the_letters_of_operations_are_those_of_the_compiler() -> None:
-    assert {letter for letter in literals("ir.lark") if letter.isupper()} == {letter.value for letter in Letter}
+    editor = json.loads((ROOT / "editors" / "vscode" / "syntaxes" / "sir.tmLanguage.json").read_text())["patterns"]
+    (pattern,) = (each["match"] for each in editor if each["name"] == "storage.type.sir")
+    for letter in KINDS:
+        assert re.fullmatch(pattern, letter) or letter in keywords("ir.lark")
+        assert kinds(f"{letter} m0 s0", IrLexer)[letter].startswith("Keyword")
 
 
 @pytest.mark.parametrize(("language", "grammar"), [("chim", "scheme.lark"), ("sir", "ir.lark")])

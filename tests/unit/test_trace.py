@@ -30,13 +30,13 @@ from tests.unit.command import contents
 from tests.unit.trace_events import assert_valid
 
 PREDICTED = (
-    {Activity.FORWARD: 1000, Activity.RECV: 3000, Activity.BACKWARD: 2000},
-    {Activity.RECV: 1000, Activity.FORWARD: 1000, Activity.BACKWARD: 2000, Activity.FLUSH: 2000},
+    {"forward": 1000, Activity.RECV: 3000, "backward": 2000},
+    {Activity.RECV: 1000, "forward": 1000, "backward": 2000, Activity.FLUSH: 2000},
 )
 MEASURED = (
     {
-        Activity.FORWARD: 1000,
-        Activity.BACKWARD: 2040,
+        "forward": 1000,
+        "backward": 2040,
         Activity.RECV: 4060,
         Activity.SEND: 10,
         Activity.SUM: 10,
@@ -46,8 +46,8 @@ MEASURED = (
         Activity.BETWEEN: 5,
     },
     {
-        Activity.FORWARD: 1010,
-        Activity.BACKWARD: 2080,
+        "forward": 1010,
+        "backward": 2080,
         Activity.RECV: 1090,
         Activity.SEND: 40,
         Activity.STEP: 10,

@@ -27,8 +27,9 @@ class UnknownKind(Diagnostic, code="CH503"):
 
     title = "no line begins with `{word}`"
     label = "unknown"
-    help = "operations are F, B, I, W, send, recv, wait, all_reduce, step, stash and drop"
+    help = "operations are {words}"
     word: str
+    words: str
 
 
 class MisspeltKind(UnknownKind):

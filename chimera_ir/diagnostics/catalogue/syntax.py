@@ -52,9 +52,11 @@ class UnknownLetter(Diagnostic, code="CH120"):
     """An operation letter that does not exist."""
 
     title = "no operation is called `{token}`"
-    label = "expected F, B, I or W"
-    help = "F is a forward pass, B a full backward pass, I and W its input-gradient and weight-gradient halves"
+    label = "expected {letters}"
+    help = "the operations are {operations}"
     token: str
+    letters: str
+    operations: str
 
 
 class OutsidePipe(Diagnostic, code="CH121"):
@@ -184,14 +186,13 @@ class UnknownStatement(Diagnostic, code="CH132"):
 
     title = "no line begins with `{token}`"
     label = "{closest:else not the beginning of a line}"
-    help = "outside a pipe, lines begin with fn, let, memory, pipe, require, update, workers"
+    help = "outside a pipe, lines begin with {words}"
     token: str
     closest: str | None
+    words: str
 
 
-UnknownClause = UnknownStatement.worded(
-    "UnknownClause", help="in a pipe, lines begin with F, B, I, W, stages, micros, reads, recompute and sync"
-)
+UnknownClause = UnknownStatement.worded("UnknownClause", help="in a pipe, lines begin with {words}")
 
 
 class UnknownMode(Diagnostic, code="CH133"):

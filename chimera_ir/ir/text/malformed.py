@@ -5,9 +5,10 @@ from difflib import get_close_matches
 from chimera_ir.diagnostics.catalogue.irtext import MalformedLine, MisspeltKind, UnknownKind
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.kinds import KINDS
+from chimera_ir.plural import listed
 from chimera_ir.source import Span
 
-FORMS = {
+_HEADER = {
     "plan": "plan NAME",
     "schedule": "schedule NAME",
     "program": "program NAME",
@@ -22,6 +23,9 @@ FORMS = {
     "tied": "tied s0 s3",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
     "worker": "worker 0:",
+}
+
+_LINES = {
     **{letter: f"{letter} m0 s1" for letter in KINDS},
     "F &": "F m2 s1 & B m0 s1",
     "send": "send m0 s1->s2 to w2",
@@ -35,14 +39,12 @@ FORMS = {
     "stash": "stash s1 v",
     "drop": "drop s1 v",
 }
+
+FORMS = _HEADER | _LINES
 """The first word or words of every kind of line, with an example of a correct line."""
 
 FORMS_OF_TURN = FORMS | {
     **{letter: f"{letter} m s1 v" for letter in KINDS},
-    "B": "B m-1 s1 v-1",
-    "I": "I m-1 s1 v-1",
-    "W": "W m-2 s1 v-1",
-    "recompute": "recompute m-1 s1 v-1",
     "send": "send m s1->s2 to w2",
     "recv": "recv m+1 s1->s2 from w1 into 0 of 2",
     "wait": "wait recv m s1->s2",
@@ -73,9 +75,10 @@ def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
         return MalformedLine(span, "pair", pair + clock)
     if word in forms:
         return MalformedLine(span, word, forms[word] + (clock if word in KINDS else ""))
+    choices = listed(line for line in _LINES if " " not in line)
     at, shown = Span(start, start + len(word)), _printable(word)
     close = get_close_matches(word, forms, n=1)
-    return MisspeltKind(at, shown, close[0], forms[close[0]]) if close else UnknownKind(at, shown)
+    return MisspeltKind(at, shown, choices, close[0], forms[close[0]]) if close else UnknownKind(at, shown, choices)
 
 
 def _printable(word: str) -> str:

@@ -7,6 +7,7 @@ from lark import Lark, Token, Tree, UnexpectedToken
 
 from chimera_ir.diagnostics.catalogue import irtext as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.text.header import span
 from chimera_ir.ir.text.malformed import explain
 from chimera_ir.resources import grammar
@@ -30,7 +31,8 @@ def count_lines(text: str) -> tuple[int, int]:
 
 @cache
 def _parser() -> Lark:
-    return Lark(grammar("ir.lark"), parser="lalr", lexer="basic")
+    letters = " | ".join(f'"{letter}"' for letter in KINDS)
+    return Lark(f"{grammar('ir.lark')}\nLETTER: {letters}\n", parser="lalr", lexer="basic")
 
 
 def tree_of(source: Source) -> Tree[Token]:

@@ -9,8 +9,9 @@ import torch
 
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.operations import MAKES, OPERATIONS, PAIRED
+from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors, join
 
 
@@ -22,58 +23,33 @@ class RehearsedStage(Stage):
         for group in self.groups:
             group.rehearse()
         self._seconds = seconds
-        self._fake_outputs: Tensors = ()
-        self._fake_gradients: Tensors = ()
+        self._fake: dict[str, Tensors] = {}
+        for letter, method in OPERATIONS.items():
+            setattr(self, method, partial(self._sleep, letter))
 
-    def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
+    def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Allocates the receive buffers, and tensors that are sent instead of results."""
-        super().reserve(inputs, gradients, device)
-        after = self._output.after
-        self._fake_outputs = after.buffers(device) if after else ()
-        before = self._input.before
-        self._fake_gradients = before.gradient_buffers(device) if before else ()
-
-    def forward(self, micros: Micros, _inputs: Any, _targets: Any = None) -> None:
-        """Sleeps as long as the forward takes."""
-        outputs = self._slept(micros, "F", self._fake_outputs)
-        if self._output.after is not None:
-            self._outputs[micros] = outputs, versions(outputs)
-
-    def recompute(self, micros: Micros) -> None:
-        """Sleeps as long as the recomputation takes; not at all if it is in the time of a backward."""
-        self._slept(micros, "recompute", ())
-
-    def backward(self, micros: Micros, _gradients: Tensors = ()) -> None:
-        """Sleeps as long as the backward takes."""
-        self._sleep_and_hand_back(micros, "B")
+        super().reserve(rooms, device)
+        for letter, value in VALUES.items():
+            boundary = self._output.after if value.onward else self._input.before
+            self._fake[letter] = getattr(boundary, value.buffers)(device) if boundary else ()
 
     def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
         """Sleeps as long as both take together."""
         assert isinstance(other, RehearsedStage)
-        outputs = self._slept(forward[0], "pair", self._fake_outputs)
-        if self._output.after is not None:
-            self._outputs[forward[0]] = outputs, versions(outputs)
-        if other._input.before is not None:
-            other._input_gradients[backward[0]] = repeated(backward[0], other._fake_gradients)
+        self._sleep(PAIRED, forward[0])
+        self._hand_on_fakes("F", forward[0])
+        other._hand_on_fakes("B", backward[0])
 
-    def backward_input(self, micros: Micros, _gradients: Tensors = ()) -> None:
-        """Sleeps as long as the first half of a backward takes."""
-        self._sleep_and_hand_back(micros, "I")
-
-    def backward_weights(self, micros: Micros) -> None:
-        """Sleeps as long as the second half of a backward takes."""
-        self._slept(micros, "W", ())
-
-    def _sleep_and_hand_back(self, micros: Micros, kind: str) -> None:
-        gradients = self._slept(micros, kind, self._fake_gradients)
-        if self._input.before is not None:
-            self._input_gradients[micros] = gradients
-
-    def _slept(self, micros: Micros, kind: str, fake: Tensors) -> Tensors:
-        """Sleeps for each micro-batch, then returns the tensors to send; ``fake`` are those of one micro-batch."""
+    def _sleep(self, letter: str, micros: Micros, *_values: Any) -> None:
+        """Sleeps for each micro-batch as long as an operation takes; hands on tensors of the right shapes."""
         for _ in micros if isinstance(micros, tuple) else (micros,):
-            time.sleep(self._seconds.get(kind, 0.0))
-        return repeated(micros, fake)
+            time.sleep(self._seconds.get(letter, 0.0))
+        self._hand_on_fakes(letter, micros)
+
+    def _hand_on_fakes(self, letter: str, micros: Micros) -> None:
+        for value in MAKES.get(letter, ()):
+            self._hand_on(value, micros, repeated(micros, self._fake[value]))
 
 
 def repeated(micros: Micros, fake: Tensors) -> Tensors:

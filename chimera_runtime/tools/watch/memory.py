@@ -139,12 +139,12 @@ class RankNeed:
 
     def _slots(self, stage: int) -> int:
         facts, feeding = self._facts.stages[stage], self.context.world.job.feeding[stage]
-        return sum(facts.inputs) * sum(map(self._message, feeding)) + sum(facts.gradients) * self._answer(stage)
+        return sum(facts.slots["y"]) * sum(map(self._message, feeding)) + sum(facts.slots["dx"]) * self._answer(stage)
 
     def _sending(self, stage: int) -> int:
         """Bytes of sent tensors, without results that a stage also saves: they are counted as activations."""
         footprint = self.context.probed.footprints[stage]
-        activations, gradients = self._facts.stages[stage].sending
+        activations, gradients = self._facts.stages[stage].sending[:2]
         saved = 0 if stage in self.context.world.job.recomputing else footprint.saved_results
         answers = sum(map(self._answer, self.context.world.job.feeding[stage]))
         return activations * (footprint.results - saved) + gradients * answers

@@ -60,17 +60,11 @@ def reference(micro_batches: int, copies: int = 1, **changed: Any) -> Reference:
 
 def facts(*stages: int, incoming: Any = (), outgoing: Any = (), kept: Any = (), **changed: Any) -> RankFacts:
     """Of a worker that holds stages; ``changed`` is what is not so of all of them."""
-    plain: dict[str, Any] = {
-        "inputs": (),
-        "gradients": (),
-        "copies": 1,
-        "sending": (0, 0),
-        "recomputed": (),
-        "initial": (0, 0),
-    }
+    plain: dict[str, Any] = {"copies": 1, "sending": (0, 0), "recomputed": (), "initial": (0, 0)}
+    slots = {"y": changed.pop("inputs", ()), "dx": changed.pop("gradients", ())}
     turns = changed.pop("turns", None)
     evaluation = changed.pop("evaluation", EvaluationFacts({}, (), ()))
-    held = {s: StageFacts(**plain | changed) for s in stages}
+    held = {s: StageFacts(slots, **plain | changed) for s in stages}
     moments = tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in kept)
     routes = [tuple(Route(*route) for route in several) for several in (incoming, outgoing)]
     return RankFacts(held, *routes, moments, turns, ((0, 2),), ((0, 2),), evaluation)

@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from chimera_ir.codegen import facts
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.compiled_program import INTERFACE, CompiledProgram, load
 from chimera_runtime.program.rank_facts import EvaluationFacts, RankFacts, Route, StageFacts, Turns, spread
+from chimera_runtime.program.stage_graph import VALUES
 from tests.unit.runtime.thread_ranks import job
 
 
@@ -75,7 +77,7 @@ def test_a_directory_without_a_program_is_one_message(tmp_path: Path, monkeypatc
         assert refused.value.__suppress_context__, "the traceback is about the directory, not about a file inside"
 
 
-STAGE = StageFacts((1, 2), (1,), 3, (2, 1), ((0, 2), (4, 5)), (-1, 0))
+STAGE = StageFacts({"y": (1, 2), "dx": (1,)}, 3, (2, 1), ((0, 2), (4, 5)), (-1, 0))
 RANKS = (
     RankFacts(
         {0: STAGE},
@@ -91,10 +93,19 @@ RANKS = (
 )
 
 
+def as_written(rank: RankFacts) -> dict[str, Any]:
+    """The entry of a rank in program.json, where slots have the names of a stage's attributes."""
+    written = asdict(rank)
+    for stage in written["stages"].values():
+        slots = stage.pop("slots")
+        stage |= {value.slots: slots[letter] for letter, value in VALUES.items()}
+    return written
+
+
 def test_facts_are_read_as_they_were_written(tmp_path: Path) -> None:
     """Lists as tuples, numbers of stages as numbers, whatever is nested in what."""
     whole = job(recomputing=(0,), period=2, reads=(((-1, 2),), ((0, 1), (1, 1))))
-    facts = {"interface": INTERFACE, **asdict(whole), "ranks": [asdict(rank) for rank in RANKS]}
+    facts = {"interface": INTERFACE, **asdict(whole), "ranks": [as_written(rank) for rank in RANKS]}
     (tmp_path / "program.json").write_text(json.dumps(facts))
     compiled = load(tmp_path)
     assert (compiled.job, compiled.ranks, compiled.directory) == (whole, RANKS, tmp_path)

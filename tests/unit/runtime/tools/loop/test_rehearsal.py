@@ -155,4 +155,4 @@ def test_nothing_piles_up_that_nobody_takes(alone: World, clock: Clock) -> None:
             first.backward(micro)
     for stage in (first, last):
         assert isinstance(stage, RehearsedStage)
-        assert stage._outputs == stage._input_gradients == {}
+        assert stage._made == {}
