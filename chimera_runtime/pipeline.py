@@ -176,7 +176,8 @@ class Pipeline:
         lane = lane_of(context, components)
         # The updates, their losses, and the facts that are compared over the ranks with these.
         counted = probed.expected_count is not None
-        self._outcomes = hooks.outcomes(control, job, world.read, counted=counted, names=probed.auxiliary)
+        outcomes_class = hooks.outcomes_class(job)
+        self._outcomes = outcomes_class(control, job, world.read, counted=counted, names=probed.auxiliary)
         self._updates = updates_of(
             context, lane, stages, self._feed, outcomes=self._outcomes, parameters=parameters, sum_dtype=sum_dtype
         )

@@ -45,7 +45,7 @@ def export_weights(state: State, path: Path) -> None:
 
     Where pipelines in several rows of a mesh hold parts of one model, the first row writes it.
     """
-    exchange = ObjectExchange(state.group, f"{path}", _PATIENCE)
+    exchange = ObjectExchange(state.control_group.group, f"{path}", _PATIENCE)
 
     def require() -> None:
         state.require_values()
@@ -71,7 +71,7 @@ def load_weights(state: State, path: Path) -> list[str]:
 
     An error of any rank is raised on all ranks.
     """
-    exchange = ObjectExchange(state.group, f"{path}", _PATIENCE)
+    exchange = ObjectExchange(state.control_group.group, f"{path}", _PATIENCE)
     extra = set[str]().union(*exchange.gather_results(lambda: state.extra))
 
     def load() -> set[str]:

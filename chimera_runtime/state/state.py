@@ -8,7 +8,6 @@ from io import BytesIO
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import ModelError, UserCode
@@ -122,11 +121,6 @@ class State:
     # ---- one file with the whole model
 
     @property
-    def group(self) -> dist.ProcessGroup:
-        """The ranks that have parts of the model."""
-        return self.control_group.group
-
-    @property
     def names(self) -> list[str]:
         """Names that a file may have for this rank: parameters under all their names, buffers, further entries."""
         return [*self._parameters(), *self.aliases, *(name for _, name, _ in self._buffers()), *self.extra]
@@ -180,7 +174,7 @@ class State:
         """
         control = self.control_group
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
-        exchange = ObjectExchange(self.group, "the weights that are exported", control.timeout)
+        exchange = ObjectExchange(control.group, "the weights that are exported", control.timeout)
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()}
         heard, leads = zip(*exchange.all_gather((described, self._leader == self.rank)), strict=True)
         if not all(leads):

@@ -1,7 +1,7 @@
 """Run of train.py on this rank: everything around the training loop that the options ask for."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,9 +20,7 @@ from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.job import Job, Place
-from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.cpu_allocator import keep_memory
-from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
 from chimera_runtime.start.rank_context import RankContext
@@ -305,13 +303,9 @@ class Run(Hooks):
         self.faults.at_end.append(self._recorder.abandon)
         return traced(components, self._recorder)
 
-    def outcomes(
-        self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]
-    ) -> Outcomes:
-        """Makes the outcomes; if updates overlap, without losses, which the progress gathers at less cost.
+    def outcomes_class(self, job: Job) -> type[Outcomes]:
+        """Outcomes without losses if updates overlap, as the progress gathers these at less cost.
 
         If the model file has an ``on_step``, outcomes do have losses, as it may read them.
         """
-        if job.period and self.model.on_step is None:
-            return PartialOutcomes(control_group, job, read, counted=counted, names=names)
-        return super().outcomes(control_group, job, read, counted=counted, names=names)
+        return PartialOutcomes if job.period and self.model.on_step is None else Outcomes

@@ -1,14 +1,12 @@
 """`Hooks`: functions that tools give a `Pipeline` to call; by them train.py checks, measures and records."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.job import Job
-from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
@@ -42,8 +40,6 @@ class Hooks:
         """Returns the components of the lane; a tool may return wrappers that record their calls."""
         return components
 
-    def outcomes(
-        self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str]
-    ) -> Outcomes:
-        """Makes the `Outcomes` of the pipeline, from the arguments of `Outcomes`."""
-        return Outcomes(control_group, job, read, counted=counted, names=names)
+    def outcomes_class(self, job: Job) -> type[Outcomes]:
+        """Returns the class of the pipeline's `Outcomes`."""
+        return Outcomes

@@ -5,17 +5,14 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import LaneOperation, ModelError, UserCode
-from chimera_runtime.errors import FAILED
+from chimera_runtime.blame import LaneOperation, ModelError
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.ties import Modules, Tie, by_group
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.weight_groups import Group, group_key
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.weight_versions import WeightGroup
+from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.tensors import draw_seed, seed_torch
-
-_STEPPING = UserCode("the optimizer's step", FAILED)
 
 
 class Optimizers:
@@ -97,8 +94,7 @@ class Optimizers:
             return
         seed_torch(draw_seed("step", self._seed, self._update, *group))
         try:
-            with _STEPPING:
-                self._optimizers[group].step()
+            Weights(self._optimizers[group]).step()
         except ModelError as error:
             error.during(LaneOperation("step", group_key(group), (), self._update))
             raise

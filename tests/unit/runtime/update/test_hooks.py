@@ -22,7 +22,7 @@ def test_plain_hooks_make_plain_stages_and_leave_the_components_of_a_lane_as_the
         components = components_of(made, {})
         assert plain.wrapped(components, {}) is components
         assert (
-            plain.outcomes(world.control_group, world.job, world.read, counted=False, names=())
+            plain.outcomes_class(world.job)(world.control_group, world.job, world.read, counted=False)
             .launch(0, Tally(6.0, 4.0))
             .loss
             == 1.5

@@ -242,3 +242,18 @@ def test_a_pair_is_noted_as_one_operation_of_two_stages(alone: World, tmp_path: 
         recorder.close()
     assert inner[1].seconds == [inner[0]]
     assert [words for _, words, *_ in operations(tmp_path / "trace")] == ["F m1 s1 & B m0 s0"]
+
+
+def test_sums_of_a_resumed_run_belong_to_the_update_of_their_step(alone: World, tmp_path: Path, scripts: Path) -> None:
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world)
+        prepare(world.control_group, tmp_path / "trace", scripts)
+        recorder = Recorder(made.world, given(tmp_path / "trace"))
+        stages = assemble.assemble(made, built, made.model.steps)
+        for stage in stages.values():
+            stage.count_from(4)
+        lane = lane_of(made, traced(components_of(made, stages), recorder))
+        lane.begin(4)
+        made.script.update(lane)
+        recorder.close()
+    assert {update for update, *_ in operations(tmp_path / "trace")} == {4}
