@@ -42,8 +42,9 @@ class WrappedStage(WrappedPart):
 
     def __init__(self, part: Any, lines: Lines, around: Around) -> None:
         super().__init__(part, lines, around)
-        run_pair = self.pair
-        self.pair = lambda forward, other, backward: run_pair(forward, other._part, backward)
+        if hasattr(part, PAIRED):  # stages of an evaluation run forwards alone
+            run_pair = self.pair
+            self.pair = lambda forward, other, backward: run_pair(forward, other._part, backward)
 
     def at(self, version: int) -> Self:
         """Chooses the version of the weights for the next operation, and returns this wrapper."""

@@ -167,3 +167,14 @@ def test_on_a_gpu_each_range_is_one_of_nvtx_as_well(monkeypatch: pytest.MonkeyPa
     outgoing = watched(torch.device("cuda", 0), outgoing={route: Link()}).outgoing[route]
     assert named(lambda: outgoing.wait(0)) == ["wait send m0 s0->s1"]
     assert marks == ["begin wait send m0 s0->s1", "end"]
+
+
+def test_a_stage_for_forwards_alone_has_ranges_as_well() -> None:
+    class Forwards:
+        """As of an evaluation."""
+
+        def forward(self, micros: int, inputs: Any) -> Any:
+            return micros, inputs
+
+    stage = watched(stages={1: Forwards()}).stages[1]
+    assert named(lambda: stage.forward(2, ())) == ["F m2 s1"]
