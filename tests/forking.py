@@ -34,6 +34,14 @@ IMPORTS = "TESTS_IMPORTED_BEFORE_RANKS"
 SERVER = "TESTS_SERVER_OF_FORKS"
 """Variable of the environment with the address of a server from which a torchrun on a command line is forked."""
 
+SCRIPT = """
+import os, runpy, sys
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Program for `python` that runs a script, with its arguments, as its own interpreter would."""
+
 _ALL_FORKED: list[int] = []
 """The ends of the pipe by which ranks of this process learn that all of them are forked."""
 
@@ -52,6 +60,13 @@ def torchrun(
         If a process stays behind.
     """
     return _ended(_launch, words, environment, folder, patience)
+
+
+def torchrun_of_interpreters(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path, patience: float
+) -> subprocess.CompletedProcess[str]:
+    """As `torchrun`, whose ranks are started as from the command line."""
+    return _ended(_launch_interpreters, words, environment, folder, patience)
 
 
 def signalled(
@@ -235,6 +250,13 @@ def _launch(words: Sequence[str]) -> None:
     _ALL_FORKED[:] = os.pipe()
     run.run_script_path = _as_script
     run.main(["--run-path", "--start-method=fork", *words])
+
+
+def _launch_interpreters(words: Sequence[str]) -> None:
+    """Makes this process a torchrun that starts its ranks itself."""
+    from torch.distributed import run
+
+    run.main([*words])
 
 
 def _as_script(training_script: str, *training_script_args: str) -> None:

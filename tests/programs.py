@@ -11,9 +11,6 @@ from itertools import count
 COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
 """chimera-compile, of the package that the tests import."""
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-"""What the program torchrun is."""
-
 
 _ports = count(10_000 + os.getpid() * 20 % 20_000)
 """Below those that a system hands out by itself; processes of tests begin at different ones."""

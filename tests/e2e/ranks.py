@@ -15,7 +15,6 @@ from chimera_ir.commands.compile_command import compile_command
 from tests import forking
 from tests.e2e.copies import date_as_originals
 from tests.patience import FACTOR, PATIENCE
-from tests.programs import TORCHRUN
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
@@ -141,15 +140,9 @@ def launched(
 
 
 def torchrun_afresh(script: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs any script as from the command line: nothing is forked from a process that has imported torch before."""
-    return subprocess.run(
-        [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments],
-        env=environment() | variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    """Runs any script on ranks as from the command line: none is forked from a process that has imported torch."""
+    words = ("--standalone", f"--nproc-per-node={ranks}", str(script), *arguments)
+    return forking.torchrun_of_interpreters(words, environment() | variables, Path.cwd(), PATIENCE)
 
 
 def interrupted(

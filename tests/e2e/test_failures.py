@@ -308,14 +308,6 @@ WITHOUT = {
 }
 """What has the effect of a redirection on a Python that runs."""
 
-TRAINS = """
-import os, runpy, sys
-sys.argv = sys.argv[1:]
-sys.path[0] = os.path.dirname(sys.argv[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-"""Runs a script as its own interpreter would."""
-
 
 @pytest.mark.parametrize(
     ("redirected", "steps", "status", "updates"),
@@ -335,7 +327,7 @@ def test_a_rank_trains_on_without_standard_streams_and_ends_with_its_status(
     words = [str(directory / "train.py"), "--model", FAILING, "--steps", steps, "--metrics", str(file)]
     variables = environment() | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     if redirected in WITHOUT:
-        done = forking.python(WITHOUT[redirected] + TRAINS, words, variables, tmp_path, PATIENCE)
+        done = forking.python(f"{WITHOUT[redirected]}\n{forking.SCRIPT}", words, variables, tmp_path, PATIENCE)
     else:
         command = ["bash", "-c", f'exec "$@" {redirected}', "bash", sys.executable, *words]
         done = subprocess.run(command, env=variables, text=True, timeout=PATIENCE, check=False)

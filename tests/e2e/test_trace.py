@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from chimera_ir.trace.compare import compare
 from chimera_ir.trace.event_format import events
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.trace_files import Trace, read
+from tests import forking
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
 from tests.patience import PATIENCE
 from tests.programs import free_port
@@ -212,15 +214,17 @@ def test_clocks_of_two_machines_are_brought_together(two_stages: Path, tmp_path:
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "0",
     }
-    ranks = [
-        subprocess.Popen(
-            [*prefix, sys.executable, str(two_stages / "train.py"), *arguments],
-            env=common | {"RANK": str(rank)},
+    words = [str(two_stages / "train.py"), *arguments]
+    with ThreadPoolExecutor() as pool:
+        here = pool.submit(forking.python, forking.SCRIPT, words, common | {"RANK": "0"}, tmp_path, PATIENCE)
+        there = subprocess.run(
+            [*apart, sys.executable, *words],
+            env=common | {"RANK": "1"},
             stdout=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            check=False,
         )
-        for rank, prefix in enumerate(((), apart))
-    ]
-    assert [rank.wait(timeout=PATIENCE) for rank in ranks] == [0, 0]
+    assert (here.result().returncode, there.returncode) == (0, 0)
     trace = read(tmp_path / "t")
     for each in trace.ranks[1].clock:
         assert abs(each.offset + 5000 * 10**9) <= each.uncertainty
