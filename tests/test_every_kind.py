@@ -87,7 +87,8 @@ SECOND_VALUE = [
         "chimera_runtime/program/stage_graph.py",
         """\
 +VALUES["n"] = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers")
- def fed(stage: int, stages: int) -> tuple[int, ...]:
+ @cache
+ def fed(stages: int) -> tuple[tuple[int, ...], ...]:
 """,
     ),
     (

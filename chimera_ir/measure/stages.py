@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -145,9 +146,10 @@ def _empty_model() -> ModelFile:
 
     The first stage has a weight, so that gradients have to pass back through the middle stage.
     """
+    modules = partial(torch.nn.Linear, 1, 1), _Identity, _Identity
     return ModelFile(
         Path("an empty stage"),
-        lambda stage, _stages: torch.nn.Linear(1, 1) if stage == 0 else _Identity(),
+        lambda stage, _stages: modules[stage](),
         lambda output, _target: output.mean(),
         lambda: [(torch.zeros(1), 0)],
         lambda parameters: torch.optim.SGD(parameters, lr=0.0),

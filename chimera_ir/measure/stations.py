@@ -228,7 +228,7 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
                     f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
                     "let it work on a copy"
                 )
-            after = _boundary(trace) if fed(stage, cut.stages) else None
+            after = _boundary(trace) if fed(cut.stages)[stage] else None
             bare = replace(trace, inputs=(), outputs=())
             first_pass[stage, size] = _FirstPass(handed[size], before, after, bare)
             boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in trace.outputs if not t.is_meta)
@@ -252,7 +252,7 @@ def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
 def _call(
     cut: ModelCut, stage: int, size: int, module: torch.nn.Module, before: Boundary | None, handed: Any
 ) -> StageCall:
-    opens, last = not feeding(stage, cut.stages), not fed(stage, cut.stages)
+    opens, last = not feeding(cut.stages)[stage], not fed(cut.stages)[stage]
     batches = cut.batches(size)
     argument = to_device(batches.input(0, 0) if opens else handed, cut.device)
     target = to_device(batches.target(0, 0), cut.device) if last else None

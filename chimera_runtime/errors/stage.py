@@ -26,7 +26,7 @@ def keyword_argument_is_missing(micro: int, name: str) -> BadModel:
 
 def tensor_was_unused_at_first(stage: int) -> BadModel:
     return BadModel(
-        f"stage {stage} uses a tensor of stage {stage - 1} that it did not use for the first micro-batch; use the same "
+        f"stage {stage} uses a tensor that it receives and did not use for the first micro-batch; use the same "
         "tensors every time"
     )
 

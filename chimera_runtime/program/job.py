@@ -67,12 +67,12 @@ class Job:
     @cached_property
     def fed(self) -> tuple[tuple[int, ...], ...]:
         """The stages that stage s feeds, as ``fed[s]``; one that feeds none computes the loss."""
-        return tuple(stage_graph.fed(stage, self.stages) for stage in range(self.stages))
+        return stage_graph.fed(self.stages)
 
     @cached_property
     def feeding(self) -> tuple[tuple[int, ...], ...]:
         """The stages that feed stage s, as ``feeding[s]``; one that none feeds takes the input of the dataset."""
-        return tuple(stage_graph.feeding(stage, self.stages) for stage in range(self.stages))
+        return stage_graph.feeding(self.stages)
 
     @cached_property
     def sinks(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 Nothing else computes a neighbouring stage.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 
@@ -26,19 +27,21 @@ VALUES = {
 """The values by their letters, as the compiler's table of kinds has them."""
 
 
-def fed(stage: int, stages: int) -> tuple[int, ...]:
-    """The stages that ``stage`` feeds, of ``stages`` in all, ascending. Stages are a chain: each feeds the next one."""
-    return (stage + 1,) if stage < stages - 1 else ()
+@cache
+def fed(stages: int) -> tuple[tuple[int, ...], ...]:
+    """The stages that stage s feeds, as ``fed(stages)[s]``, ascending. Stages are a chain: each feeds the next one."""
+    return (*((stage,) for stage in range(1, stages)), ())
 
 
-def feeding(stage: int, stages: int) -> tuple[int, ...]:
-    """The stages that feed ``stage``, of ``stages`` in all, ascending."""
-    return (stage - 1,) if 0 < stage < stages else ()
+@cache
+def feeding(stages: int) -> tuple[tuple[int, ...], ...]:
+    """The stages that feed stage s, as ``feeding(stages)[s]``, ascending: the inverse of ``fed``."""
+    return ((), *((stage,) for stage in range(stages - 1)))
 
 
 def readers(value: str, stage: int, stages: int) -> tuple[int, ...]:
     """The stages that read a value which ``stage`` makes."""
-    return (fed if VALUES[value].onward else feeding)(stage, stages)
+    return (fed if VALUES[value].onward else feeding)(stages)[stage]
 
 
 def implied(source: int, target: int, stages: int) -> str:

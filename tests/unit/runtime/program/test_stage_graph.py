@@ -15,6 +15,6 @@ def test_stages_are_a_chain() -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 5])
 def test_a_stage_feeds_exactly_those_that_it_feeds_into(stages: int) -> None:
-    edges = {(source, target) for source in range(stages) for target in fed(source, stages)}
-    assert edges == {(source, target) for target in range(stages) for source in feeding(target, stages)}
+    edges = {(source, target) for source in range(stages) for target in fed(stages)[source]}
+    assert edges == {(source, target) for target in range(stages) for source in feeding(stages)[target]}
     assert len(edges) == stages - 1

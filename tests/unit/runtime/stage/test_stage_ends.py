@@ -120,7 +120,7 @@ def test_an_input_that_is_used_now_and_was_not_at_first_is_an_error_of_the_model
     one = picking()
     one.module.uses = True  # type: ignore[assignment]
     one.forward(0, triple(1))
-    with pytest.raises(BadModel, match="stage 1 uses a tensor of stage 0 that it did not use for the first"):
+    with pytest.raises(BadModel, match="stage 1 uses a tensor that it receives and did not use for the first"):
         one.backward(0, (torch.ones(ROWS, WIDTH),))
 
 
