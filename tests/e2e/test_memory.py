@@ -136,7 +136,7 @@ def test_there_are_as_many_copies_of_the_weights_as_the_report_says(seen: dict[s
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_receive_buffers_are_as_many_as_the_program_says(seen: dict[str, Seen], scheme: str) -> None:
     for rank, facts in zip(seen[scheme].ranks, seen[scheme].facts, strict=True):
-        said = {str(stage): [len(slots.inputs), len(slots.gradients)] for stage, slots in facts.stages.items()}
+        said = {str(s): [len(of.slots["y"]), len(of.slots["dx"])] for s, of in facts.stages.items()}
         assert rank["buffers"] == said
 
 
