@@ -66,8 +66,12 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     single = ("stages", ast.Stages), ("micros", ast.Micros), (_READS, ast.Reads), ("recompute", ast.Recompute)
     for name, kind in single:
         yield from _once(pipe.clauses, kind, f"the pipe `{pipe.name.text}`", name)
+    again = next((line for line in pipe.clauses if isinstance(line, ast.Recompute)), None)
     for line in pipe.clauses:
         match line:
+            case ast.Operation(subjects=[subject]) if again and subject.kind.recomputes:
+                yield say.RecomputesTwice(line.span, pipe.name.text, again.span)
+                again = None
             case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
                 yield say.HalvesNotSupported(span)
             case ast.Operation(subjects=[first, second]) if {first.kind, second.kind} != {*PAIR.kinds}:

@@ -1,11 +1,14 @@
 """The placement of pipes: workers by stage, stages that recompute or have a strategy, numbers of micro-batches."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 
 from chimera_ir.diagnostics.catalogue import endless
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.groups import SyncDiffers
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.elaborate.evaluate import Fault, compiled
 from chimera_ir.elaborate.pipes import Shape, collected, made_of, reject
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.levels import Pipe, Strategy
@@ -25,7 +28,7 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pi
     with collected(failed):
         columns = global_numbers(shapes)
     with collected(failed):
-        recompute = made_of(shapes, lambda shape: tuple(_stages_of(shape, shape.recompute) if shape.recompute else ()))
+        recompute = made_of(shapes, lambda shape: tuple(_recomputing(shape)))
     reject(failed)
     idle = {*range(workers)} - {worker for row in rows for worker in row}
     if idle:
@@ -34,6 +37,25 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pi
         Pipe(shape.name, row, tuple(map(Micro, column)), stages)
         for shape, row, column, stages in zip(shapes, rows, columns, recompute, strict=True)
     )
+
+
+def _recomputing(shape: Shape) -> Iterator[Stage]:
+    """The stages of a pipe that recompute, ascending: by its line ``recompute``, or as a recomputation has a clock.
+
+    A formula that has no value is left to the elaboration of the operations, which reports it.
+    """
+    if shape.recompute:
+        return _stages_of(shape, shape.recompute)
+    scope, recomputing = shape.scope.with_variables(*shape.names), set[int]()
+    for line in shape.operations:
+        if line.subjects[0].kind.recomputes:
+            stage = compiled(line.subjects[0].stage, scope)
+            holds = None if line.guard is None else compiled(line.guard, scope)
+            with suppress(Fault):
+                recomputing.update(
+                    stage(frame) for frame in product(shape.steps, shape.stage_range) if holds is None or holds(frame)
+                )
+    return map(Stage, filter(recomputing.__contains__, shape.stage_range))
 
 
 def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync) -> Iterator[Stage]:

@@ -271,7 +271,7 @@ class Header:
 
     def recomputes(self, micro: Micro, stage: Stage) -> bool:
         """Whether a stage keeps only its input of a micro-batch."""
-        return self.recomputing and stage in self._pipe(micro).recompute
+        return self.recomputing and stage in self.pipe(micro).recompute
 
     @cached_property
     def recomputing(self) -> bool:
@@ -280,9 +280,9 @@ class Header:
 
     def worker(self, micro: Micro, stage: Stage) -> Worker:
         """The worker that runs a stage for a micro-batch."""
-        return self._pipe(micro).workers[stage]
+        return self.pipe(micro).workers[stage]
 
-    def _pipe(self, micro: Micro) -> Pipe:
+    def pipe(self, micro: Micro) -> Pipe:
         """The pipe of a micro-batch, which may belong to a turn before or after those of the header."""
         return self.pipe_of[micro if micro in self.pipe_of else Micro(micro % self.period)]
 

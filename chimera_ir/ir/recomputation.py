@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import FORWARD_OF_INPUT, INPUT, KEPT, RECOMPUTATION
-from chimera_ir.ir.levels import Header
+from chimera_ir.ir.levels import Header, Plan, Planned
 from chimera_ir.ir.ops import Compute, Instruction, Pair
 
 Line = TypeVar("Line", bound=Instruction)
@@ -25,7 +25,7 @@ Line = TypeVar("Line", bound=Instruction)
 def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line, ...], ...]:
     """Lanes in full: a recomputation comes right before the operation that needs what it makes.
 
-    A lane with any recomputation of a stage is in full for this stage already.
+    A lane with any recomputation of a stage of a pipe is in full for this stage already.
     """
     if not header.recomputing:
         return tuple(map(tuple, lanes))
@@ -33,18 +33,40 @@ def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line
 
 
 def _in_full(header: Header, lane: Sequence[Instruction]) -> Iterator[Instruction]:
-    whole = {part.stage for instruction in lane for part in _parts(instruction) if INPUT in part.kind.reads}
-    done: set[tuple[Micro, Stage]] = set()
+    whole, done = _listed(header, lane), set[tuple[Micro, Stage]]()
     for instruction in lane:
         for part in _parts(instruction):
             micros = tuple([micro for micro in part.micros if (micro, part.stage) not in done])
-            if KEPT in part.kind.reads and header.recomputes(part.micros[0], part.stage) and part.stage not in whole:
+            needs = KEPT in part.kind.reads and header.recomputes(part.micros[0], part.stage)
+            if needs and _place(header, part) not in whole:
                 done.update((micro, part.stage) for micro in micros)
                 yield from [Compute(RECOMPUTATION, micros, part.stage, part.origin, part.version)] if micros else []
         if isinstance(instruction, Pair):
             yield replace(instruction, forward=_kept(header, instruction.forward))
         else:
             yield _kept(header, instruction) if isinstance(instruction, Compute) else instruction
+
+
+def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
+    """The operations of a plan, in which forwards keep their input alone where a recomputation has a clock."""
+    listed = _listed(plan.header, (planned.operation for planned in plan.operations))
+    for planned in plan.operations:
+        operation = planned.operation
+        for part in operation.parts if listed else ():
+            if part.kind.opens and _place(plan.header, part) in listed:
+                forward = _kept(plan.header, part)
+                operation = replace(operation, forward=forward) if isinstance(operation, Pair) else forward
+        yield planned if operation is planned.operation else planned._replace(operation=operation)
+
+
+def _listed(header: Header, lane: Iterable[Instruction]) -> set[tuple[str, Stage]]:
+    """The stages, each with the name of its pipe, of which a lane has a recomputation."""
+    parts = (part for instruction in lane for part in _parts(instruction))
+    return {_place(header, part) for part in parts if INPUT in part.kind.reads}
+
+
+def _place(header: Header, part: Compute) -> tuple[str, Stage]:
+    return header.pipe(part.micros[0]).name, part.stage
 
 
 def _parts(instruction: Instruction) -> tuple[Compute, ...]:

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from chimera_ir.syntax.ast import Clause, PipeBlock, Recompute, Scheme, Sync, SyncMode
+from chimera_ir.syntax.ast import Clause, Operation, PipeBlock, Recompute, Scheme, Sync, SyncMode
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Clauses for every pipe: all stages recompute, or all use one strategy of sums; by default nothing changes."""
+    """Clauses for every pipe: all stages recompute, or all use one strategy of sums; by default nothing changes.
+
+    A pipe whose recomputations have clocks recomputes as its lines say.
+    """
 
     recompute: bool = False
     sync: SyncMode | None = None
@@ -24,11 +27,16 @@ class Change:
         return replace(scheme, items=tuple(items))
 
     def _clauses(self, pipe: PipeBlock) -> Iterator[Clause]:
+        clocked = any(_recomputes(clause) for clause in pipe.clauses)
         for clause in pipe.clauses:
             replaced = (self.recompute and isinstance(clause, Recompute)) or (self.sync and isinstance(clause, Sync))
             if not replaced:
                 yield clause
-        if self.recompute:
+        if self.recompute and not clocked:
             yield Recompute(None, span=pipe.name.span)
         if self.sync:
             yield Sync(self.sync, None, span=pipe.name.span)
+
+
+def _recomputes(clause: Clause) -> bool:
+    return isinstance(clause, Operation) and clause.subjects[0].kind.recomputes

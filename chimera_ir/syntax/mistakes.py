@@ -301,7 +301,8 @@ def _arguments(stop: Stop) -> Diagnostic | None:
     if stop.accepted == {"LPAR"}:
         return brackets.WrongBrackets(stop.span, str(letter), stop.shown)
     if stop.token == ")" and "COMMA" in stop.accepted and "RPAR" not in stop.accepted:
-        return brackets.WrongArguments(stop.span, str(letter))
+        message = brackets.WithoutWhen if letter == "recompute" else brackets.WrongArguments
+        return message(stop.span, str(letter))
     if stop.token == "," and "RPAR" in stop.accepted:
         return brackets.ThirdArgument(stop.span, str(letter))
     return None

@@ -33,7 +33,7 @@ class _Story:
     def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
         self._dag = dag
         self._header = header
-        self._clocks = {planned.operation: planned.clock for planned in plan.operations} if plan else {}
+        self._clocks = {line(planned.operation): planned.clock for planned in plan.operations} if plan else {}
         self._nodes = self._bends(nodes)
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
@@ -117,4 +117,4 @@ class _Story:
         return earlier is not None and later is not None and later <= earlier and not self._follows(before, after)
 
     def _clock(self, operation: Operation) -> Clock | None:
-        return self._clocks.get(operation)
+        return self._clocks.get(line(operation))

@@ -4,12 +4,14 @@ If it does, no operations wait for each other's data in a cycle. If it does not,
 warns. Waits for updates are checked on the DAG alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from chimera_ir.diagnostics.catalogue.schedule import ClockNotIncreasing
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.flow import ABSENT, Flow
+from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Plan, Planned
+from chimera_ir.ir.recomputation import forwards_of_clocked
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
@@ -19,7 +21,15 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
 
     The warning shows the first of these dependencies and their number. A missing operation gives no warning.
     """
-    operations = plan.operations
+    operations: Sequence[Planned] = plan.operations
+    if plan.header.only or RECOMPUTATION in {planned.operation.kind for planned in operations}:
+        # An operation that the header does not allow is a mistake by the rule "placed".
+        allowed = (
+            planned
+            for planned in forwards_of_clocked(plan)
+            if all(part.kind in plan.header.kinds for part in planned.operation.parts)
+        )
+        operations = tuple(allowed)
     data_flow = Flow(plan.header, enumerate(planned.operation for planned in operations))
     falling: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
     for after in operations:

@@ -51,15 +51,18 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
     # The first operation of each line of the text with each kind of mistake, and the mistakes of the line.
     unknown: dict[Span, tuple[Worker, Compute, _Unknown]] = {}
     wrong: dict[Span, tuple[Worker, Compute]] = {}
+    needless: dict[Span, tuple[Worker, Compute]] = {}
     counts: Counter[Span] = Counter()
     other: dict[Span, tuple[Worker, Compute]] = {}
     pipe_of, kinds = header.pipe_of, header.kinds
     for worker, operation in operations:
         mistake = _unknown(header, worker, operation)
-        if operation.kind not in kinds:
+        if operation.kind not in kinds and not operation.kind.recomputes:
             other.setdefault(operation.origin, (worker, operation))
         elif mistake is not None:
             unknown.setdefault(operation.origin, (worker, operation, mistake))
+        elif operation.kind.recomputes and not header.recomputes(operation.micros[0], operation.stage):
+            needless.setdefault(operation.origin, (worker, operation))
         elif any(pipe_of[micro].workers[operation.stage] != worker for micro in operation.micros):
             wrong.setdefault(operation.origin, (worker, operation))
         else:
@@ -70,6 +73,9 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
     last = (header.stages - 1, header.micro_batches - 1, header.workers - 1)
     for origin, (worker, operation, (message, *facts)) in unknown.items():
         yield message(origin, line(operation), worker, *last, counts[origin], *facts)
+    for origin, (worker, operation) in needless.items():
+        stage, name = operation.stage, pipe_of[operation.micros[0]].name
+        yield say.RecomputesNothing(origin, line(operation), worker, stage, name, stage + 1, counts[origin])
     for origin, (worker, operation) in wrong.items():
         stage = operation.stage
         right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)

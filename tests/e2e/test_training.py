@@ -33,7 +33,7 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     for scheme, micro_batches in also((("dapple", 16), ("chimera", 24)), (("gpipe", 16),)):
         yield Job(f"{scheme}-loop", compiled(folder, scheme, D=4, N=micro_batches), ("--check", "--steps", "2"))
     yield Job("alone", compiled(folder, "dapple", D=1, N=2), ("--check-only", "--micro-batch-size", "2"))
-    for scheme in ("wave", "shared", "crossed", "again"):
+    for scheme in ("wave", "shared", "crossed", "again", "bubble"):
         yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
     yield from several_at_once(folder)
     yield from several_stages(folder)

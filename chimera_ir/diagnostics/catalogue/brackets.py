@@ -65,6 +65,10 @@ class WrongArguments(Diagnostic, code="CH138"):
     letter: str
 
 
+WithoutWhen = WrongArguments.worded(
+    "WithoutWhen", help="write `recompute when condition`, or `{letter}(m, s) @ formula` for a clock"
+)
+
 ThirdArgument = WrongArguments.worded(
     "ThirdArgument",
     label="found a third argument",

@@ -159,6 +159,17 @@ class SecondClause(Diagnostic, code="CH212"):
         return "; micro-batches of another kind go into a pipe of their own" if self.clause == "micros" else ""
 
 
+class RecomputesTwice(Diagnostic, code="CH218"):
+    """A line ``recompute`` in a pipe that has an operation ``recompute`` with a clock, too."""
+
+    title = "the pipe `{pipe}` has recomputations with a clock and without"
+    label = "recomputes at this clock"
+    help = "remove the line `recompute`: the stages of these operations are those that recompute"
+    related = ("clause", "recomputes right before the backward")
+    pipe: str
+    clause: Span
+
+
 class MissingClause(Diagnostic, code="CH213"):
     """A pipe without a line that it needs, such as ``stages``."""
 

@@ -123,6 +123,22 @@ class KindNotThere(Diagnostic, code="CH316"):
     count: int
 
 
+class RecomputesNothing(Diagnostic, code="CH330"):
+    """An operation ``recompute`` on a stage that keeps all that its forward computes."""
+
+    title = (
+        "`{operation}` is on worker {worker}, but stage {stage} of the pipe `{pipe}` keeps everything{count:and more}"
+    )
+    label = "there is nothing to compute again"
+    help = "remove the operation, or add `recompute {stage}..{next}` to the line of the pipe"
+    operation: str
+    worker: int
+    stage: int
+    pipe: str
+    next: int
+    count: int
+
+
 class ClockNotIncreasing(Diagnostic, code="CH309"):
     """An operation whose clock is not above that of an operation which it needs: legal, but it may have to wait."""
 
