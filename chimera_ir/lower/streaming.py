@@ -40,26 +40,33 @@ def lower_stream(
     ``net`` is that of a view in whose middle is a turn of the steady state. Only that turn is put together.
     """
     traffics = communicate(net.schedule, ahead, communicators=communicators)
-    return _put_together(stream, net.schedule, traffics, list(update(net, duration)))
+    number = net.schedule.header.updates // updates_a_turn(stream.header) // 2
+    turns = _middle_turns(stream, net.schedule, traffics, list(update(net, duration)))
+    return ProgramStream(
+        stream.header,
+        tuple(
+            Turn(tuple(later(stream.header, line, -number) for line in turn.instructions), turn.slots) for turn in turns
+        ),
+    )
 
 
 def with_messages(stream: ScheduleStream, schedule: Schedule) -> ProgramStream:
     """The stream with messages but without sums and steps, for its memory; ``schedule`` is a view as in `lower_stream`.
 
-    It takes less time than the whole program.
+    It takes less time than the whole program. Micro-batches have the numbers of the view's middle turn.
     """
-    return _put_together(stream, schedule, communicate(schedule, AHEAD), [Insertions({}, {})] * len(stream.turns))
+    traffics = communicate(schedule, AHEAD)
+    turns = _middle_turns(stream, schedule, traffics, [Insertions({}, {})] * len(stream.turns))
+    return ProgramStream(stream.header, tuple(turns))
 
 
-def _put_together(
+def _middle_turns(
     stream: ScheduleStream, schedule: Schedule, traffics: Iterable[Traffic], inserted: Iterable[Insertions]
-) -> ProgramStream:
-    number = schedule.header.updates // updates_a_turn(stream.header) // 2
-    turns: list[Turn] = []
+) -> Iterator[Turn]:
+    """Yields the turn in the middle of each lane of a view, with the numbers of the view."""
     for lane, middle, insertions in zip(schedule.lanes, _middles(stream, schedule, traffics), inserted, strict=True):
         lines = with_inserted(lane, middle.places, middle.traffic, middle.slots, insertions)
-        turns.append(Turn(tuple(later(stream.header, line, -number) for line in lines), middle.sizes))
-    return ProgramStream(stream.header, tuple(turns))
+        yield Turn(tuple(lines), middle.sizes)
 
 
 class _Middle(NamedTuple):
