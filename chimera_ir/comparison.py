@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def plain_request(request: Request, header: Header) -> Request:
-    """The request for the library's baseline, with the workers and micro-batches of ``header``.
-
-    Raises `AboveMaxOperations` if the baseline has more operations than the limit.
-    """
+    """The request for the library's baseline, as large as ``header``; raises `AboveMaxOperations` above the limit."""
     operations = 2 * header.workers * header.whole_micro_batches
     if operations > request.max_operations:
         what = f"the baseline of the report, {_size(header)},"

@@ -60,10 +60,7 @@ def _ignore(_: object) -> None:
 
 
 def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
-    """Decorator: a property that ``make`` computes when it is first asked for, without the garbage collector.
-
-    If diagnostics reject the level, the property raises a `TextError` with them.
-    """
+    """Decorator: a property made once, without the garbage collector; raises `TextError` if it is rejected."""
 
     @wraps(make)
     def made(compilation: "Compilation") -> T:
@@ -81,16 +78,8 @@ class Compilation:
     """Levels of a text, from the scheme to the files: each a property, made when first asked for, and verified.
 
     A level that cannot be made raises a `CompileError`, and so does every level after it. A notebook shows a
-    compilation as the picture of its timeline.
-
-    Attributes
-    ----------
-    request
-        The text to compile, its parameters and options.
-    warn
-        A function that gets each warning as soon as it is found, even if an error follows.
-    tell
-        A function that gets a few words on each step before it begins.
+    compilation as the picture of its timeline. The ``request`` has the text, its parameters and options; ``warn`` gets
+    each warning as soon as it is found, even if an error follows, ``tell`` a few words on each step before it begins.
 
     Examples
     --------
@@ -285,10 +274,7 @@ class Compilation:
     def write(self, directory: str | PathLike[str]) -> None:
         """Writes the files into a directory that is new, or was written by chimera compile.
 
-        Raises
-        ------
-        OutputRefused
-            If the directory has been written by anything else, or cannot be written.
+        Raises `OutputRefused` if the directory has been written by anything else, or cannot be written.
         """
         from chimera_ir import output
 

@@ -15,10 +15,7 @@ class CompileError(Exception):
 class TextError(CompileError):
     """Errors in texts: a scheme or an IR text, a profile, a cluster.
 
-    Attributes
-    ----------
-    texts
-        Each text that has errors, with its errors.
+    ``texts`` has each text with its errors.
     """
 
     def __init__(self, texts: Iterable[tuple[Source, tuple[Diagnostic, ...]]]) -> None:

@@ -73,10 +73,7 @@ class Options:
     library
         Directories of further schemes, in addition to those in the environment variable CHIMERA_LIBRARY.
 
-    Raises
-    ------
-    OptionError
-        If an option has a value that it cannot have.
+    Raises `OptionError` if an option has a value that it cannot have.
     """
 
     costs: Mapping[str, int | float | str | Fraction] = field(default_factory=dict)
@@ -146,16 +143,9 @@ class Options:
     def request(self, source: Source, settings: Mapping[str, int], spell: Spell = str) -> Request:
         """The request to compile ``source`` with these ``settings`` of parameters; reads the files of a prediction.
 
-        Raises
-        ------
-        ParameterError
-            If an IR text is given parameters: it has none.
-        OptionError
-            If options do not go together, or do not go with the text.
-        UnreadableText
-            If the profile, the cluster or the text to compare with cannot be read.
-        TextError
-            If these texts have mistakes; the error has all of them.
+        Raises `ParameterError` if an IR text is given parameters (it has none), `OptionError` if options do not go
+        together or with the text, `UnreadableText` if the profile, the cluster or the text to compare with cannot be
+        read, and `TextError` with all mistakes of these texts.
         """
         if source.is_ir and settings:
             raise ParameterError("an IR text has no parameters to set; set them when you compile its scheme")
@@ -205,19 +195,9 @@ class Options:
 def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = None, **parameters: int) -> Compilation:
     """Compilation of a text, which makes each level when it is asked for.
 
-    Parameters
-    ----------
-    text
-        The name of a library scheme, the path of a .chim or .sir file, or a `Source`.
-    options
-        Everything else that may be asked for: costs, a profile, a limit.
-    parameters
-        Values of the scheme's parameters that replace their defaults.
-
-    Raises
-    ------
-    CompileError
-        If there is no such text, no such parameter or option, or the text cannot be read.
+    The text is the name of a library scheme, the path of a .chim or .sir file, or a `Source`; ``parameters`` replace
+    the defaults of the scheme's parameters, and ``options`` are all else that may be asked for: costs, a profile, a
+    limit. Raises `CompileError` if there is no such text, no such parameter or option, or the text cannot be read.
 
     Examples
     --------

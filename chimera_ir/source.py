@@ -93,10 +93,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A scheme or IR text, and the name by which the user knows it.
-
-    ``origin`` stands before the name in messages if the text is not a file of the user.
-    """
+    """A scheme or IR text with its name for the user; ``origin`` stands before it if it is no file of the user."""
 
     name: str
     text: str

@@ -1,6 +1,6 @@
 """The values with which the templates of scripts are filled."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from chimera_ir.codegen.loops import counter, lane_lines, turn_lines
@@ -56,6 +56,7 @@ class RankView:
 def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankView:
     """The values of a rank's script: the worker's lane, or its turn, and its lane of the evaluation."""
     header = verified.program.header
+    stages = header.stages_of[worker]
     return RankView(
         worker=worker,
         title=header.title,
@@ -64,7 +65,7 @@ def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankV
         counting=" (counted in halves)" if header.halves else "",
         counter=counter(header) if header.asynchronous else "",
         per_update=header.per_update,
-        stages_text=_stages_text(header.stages_of[worker]),
+        stages_text=f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}" if stages else "no stage",
         training=_body(verified, worker),
         evaluation=_body(evaluation, worker),
     )
@@ -104,7 +105,3 @@ def _bindings(groups: Iterable[WeightGroup], used: LinkVariables) -> Iterator[st
             source, target, worker, *values = route
             value = "".join(f', value="{letter}"' for letter in values)
             yield f"{name} = lane.{method}({source}, {target}, worker={worker}{value})"
-
-
-def _stages_text(stages: Sequence[int]) -> str:
-    return f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}" if stages else "no stage"

@@ -48,10 +48,6 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     return costs
 
 
-def _entries(further: tuple[Path, ...]) -> list[dict[str, str]]:
-    return [{"name": name, "description": _described(name, further)} for name in library.names(further)]
-
-
 def _listed(further: tuple[Path, ...]) -> str:
     names = library.names(further)
     width = max(map(len, names))
@@ -179,7 +175,8 @@ def compile_command(
     """
     if listing:
         further = library.further(options["library"], _as_written("library"))
-        write_json(_entries(further)) if as_json else write(_listed(further))
+        entries = [{"name": name, "description": _described(name, further)} for name in library.names(further)]
+        write_json(entries) if as_json else write(_listed(further))
         return
     # Options that exclude each other, and tables over several values of a parameter, which write nothing.
     if scheme is None:

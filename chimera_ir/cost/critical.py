@@ -59,10 +59,7 @@ class Structure:
 
 
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
-    """The structure of a verified schedule; ``net`` is the schedule's net if the caller has it.
-
-    Raises `ValueError` if the schedule closes a cycle: it was not verified.
-    """
+    """The structure of a verified schedule, whose net is ``net`` if known; raises `ValueError` for a cycle."""
     header, net = schedule.header, net or net_of(schedule)
     if len(net.order) < len(net.operations):
         raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")

@@ -65,10 +65,7 @@ class Costs(Mapping[str, Fraction]):
     takes as long as its two operations one after the other. If the user has set the cost of B, I or pair (``user_set``
     has the kinds that are set), it includes recomputation, which then takes no time unless it is set as well.
 
-    Raises
-    ------
-    TypeError
-        If there is no such kind.
+    Raises `TypeError` if there is no such kind.
     """
 
     def __init__(self, *, user_set: tuple[str, ...] = (), **costs: Fraction) -> None:
@@ -106,11 +103,8 @@ class Costs(Mapping[str, Fraction]):
     def parse(kind: str, text: str) -> Fraction:
         """The exact duration that a user wrote for a kind: ``"0.1"`` is one tenth and ``"1/3"`` one third.
 
-        Raises
-        ------
-        ValueError
-            If there is no such kind, or the text is not a positive integer, decimal or fraction; the message is for the
-            user.
+        Raises `ValueError` if there is no such kind, or the text is not a positive integer, decimal or fraction; the
+        message is for the user.
 
         Examples
         --------

@@ -108,6 +108,7 @@ class Report:
     def as_json(self) -> _Json:
         """The report in the shape of ``report.json``: integers where a number is integral, else floats."""
         figures, header = self.figures, self.figures.header
+        costs = figures.costs.report_costs(header, figures.path)
         ages = {
             "updates_shown": header.updates,
             "staleness": list(self.stale.updates),
@@ -137,7 +138,7 @@ class Report:
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
             "communicators": {choice.name: _communicators(choice) for choice in self.communicators},
             "synchronisation": [_launch(launched) for launched in self.launches],
-            "costs": dict(_costs(figures)),
+            "costs": {kind: number(cost) for kind, cost in costs if kind != PAIR.letter or kind in figures.counts},
             "cost_unit": figures.costs.unit.value,
             "remarks": list(self.remarks),
             **_repeated(figures),
@@ -265,13 +266,6 @@ def _remarks(schedule: Schedule) -> tuple[str, ...]:
     if idle:
         remarks.append(f"nothing is scheduled on {', '.join(idle)}")
     return tuple(remarks)
-
-
-def _costs(figures: Figures) -> Iterator[tuple[str, int | float]]:
-    """Yields each kind with its cost; pairs only if the schedule has any."""
-    for kind, cost in figures.costs.report_costs(figures.header, figures.path):
-        if kind != PAIR.letter or kind in figures.counts:
-            yield kind, number(cost)
 
 
 def _critical_path(figures: Figures) -> _Json:

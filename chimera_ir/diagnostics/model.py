@@ -119,10 +119,7 @@ _COUNTED = re.compile(r"\b(m|v|micro-batch |version |update )([0-9]+)\b")
 
 
 def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Drops repetitions: if a line is wrong in several turns, only the diagnostic of the middle one of them is left.
-
-    The middle turn belongs to the steady state, unless only warm-up or drain is wrong.
-    """
+    """Drops repetitions: of a line that is wrong in several turns the middle one, of the steady state, is left."""
     listed = tuple(diagnostics)
     turns: dict[tuple[str, int], set[tuple[int, ...]]] = {}
     for diagnostic in listed:
@@ -170,10 +167,7 @@ def titles(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Returns the warnings among the diagnostics.
-
-    Raises `Rejected` with all errors, if there are any; warnings are then left out, as they may follow from errors.
-    """
+    """The warnings among the diagnostics; raises `Rejected` with all errors instead, if there are any."""
     messages = tuple(diagnostics)
     errors = [d for d in messages if d.severity is Severity.ERROR]
     if errors:

@@ -30,7 +30,8 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
     start, span = shape.micro_range.start, shape.reads.version.span
     for number, law in enumerate(laws):
         micros = range(start, max(start, law.since) + law.period)
-        for (micro, stage), version in shape.values(shape.reads.version, _cells(shape, micros, [number])):
+        cells: dict[str, Iterable[int]] = dict(zip(shape.names, (micros, [number]), strict=True))
+        for (micro, stage), version in shape.values(shape.reads.version, cells):
             where = span, (), shape.instance(*zip(shape.names, (micro, stage), strict=True)), micro, stage, version
             expected = max(0, law.at(micro))
             if version < 0:
@@ -47,11 +48,6 @@ def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[R
         for stage, law in enumerate(rhythm.versions)
         for micro, number in zip(shape.micro_range, pipe.micros, strict=True)
     }
-
-
-def _cells(shape: Shape, micros: Iterable[int], stages: Iterable[int]) -> dict[str, Iterable[int]]:
-    """The values of the micro-batch and the stage variable, by their names."""
-    return dict(zip(shape.names, (micros, stages), strict=True))
 
 
 def torn(planned: Iterable[Planned], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:

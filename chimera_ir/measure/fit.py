@@ -20,10 +20,7 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Measured seconds of an exchange of ``size`` bytes between ``ranks`` ranks; a message has two ranks.
-
-    ``uncertainty`` is the share by which the seconds may be off by chance.
-    """
+    """Seconds of an exchange of ``size`` bytes between ``ranks`` ranks, uncertain by the share ``uncertainty``."""
 
     size: int
     ranks: int

@@ -22,10 +22,7 @@ _SHARED = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Host of a rank: the machine's name, the number of the torchrun agent that started the rank, and its memory.
-
-    ``shared`` memory is for all ranks of the machine together.
-    """
+    """Host of a rank: machine, number of its torchrun agent, and memory, which may be ``shared`` by its ranks."""
 
     name: str
     agent: int

@@ -102,10 +102,7 @@ def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timin
 
 
 def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
-    """The fewest bytes that a stage keeps of a micro-batch, receive buffers included.
-
-    ``splits`` says whether any backward is split.
-    """
+    """The fewest bytes kept of a micro-batch, with receive buffers; ``splits`` says whether any backward is split."""
     waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
     return min([*waiting, *([timing.halfway] if splits else [])], default=0)
 

@@ -244,10 +244,7 @@ class Variant:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether verification is skipped, as the text is trusted; never for ties without a flush.
-
-        The stages of such a tie must read the same version, which depends on what the user ties.
-        """
+        """Whether verification is skipped: the text is trusted, and no tie, without a flush, must read one version."""
         return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
 
     @cached_property

@@ -28,10 +28,7 @@ _FOLDED = "more"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Options of the table: it has ``top`` rows at most.
-
-    It shows ``everything``, or only the best configuration of each name; with ``why``, also which ones were left out.
-    """
+    """Options of the table: ``top`` rows; ``everything``, or each name's best; with ``why`` also what was left out."""
 
     top: int
     everything: bool

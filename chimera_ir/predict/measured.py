@@ -1,7 +1,4 @@
-"""Durations of operations from the times of a profile.
-
-Messages take no time, as in every timeline (section 2); only the replay counts them.
-"""
+"""Durations of operations from a profile; messages take no time, as in every timeline (section 2), but in a replay."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -180,10 +180,7 @@ def _whole(wire: Event, flight: Event) -> Event:
 
 
 def _critical(events: Sequence[Event], times: _EventTimes) -> list[Event]:
-    """The critical events from 0 to the event that ends last, without waits, which take no time themselves.
-
-    The wire and the flight of a message are one event, if both are critical.
-    """
+    """The critical events from 0 to the end of the last one, without waits; a message's wire and flight are one."""
     if not events:
         return []
     # Back from the event that ends last, always to the event that decides the start.

@@ -50,16 +50,8 @@ class LayerSplits:
         """Yields a few splits, each the fastest that may fit; the caller takes the first that does.
 
         The first one is sought without a limit on memory, the second one within the ``room`` of each worker in bytes,
-        as `_within` counts them. For each further one the limits are lowered by the excess of the last one.
-
-        Parameters
-        ----------
-        room
-            The bytes that each worker may need.
-        loads
-            Returns the load of each stage.
-        needed
-            Returns the exact bytes that each worker needs with a split.
+        as `_within` counts them with the ``loads`` of the stages. For each further one the limits are lowered by the
+        excess of the last one; ``needed`` gives the exact bytes that each worker needs with a split.
         """
         limits: tuple[int, ...] | None = None
         for _ in range(_TRIES):

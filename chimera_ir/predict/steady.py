@@ -28,10 +28,7 @@ class TimedTurn(NamedTuple):
 
 
 def turn_of(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
-    """The turn that a program repeats where its updates follow one another without a barrier.
-
-    ``order`` has the indices of the events, each after all events that it waits for.
-    """
+    """The turn that a program without barriers repeats; ``order`` has its events, each after all that it waits for."""
     return _folded(header, events, order) if header.asynchronous else _whole(events, order)
 
 
@@ -64,10 +61,7 @@ def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
 
 
 def period(turn: TimedTurn) -> float:
-    """Seconds per update in the long run, by the ratio of the critical cycle, found exactly from the floats.
-
-    Raises `ValueError` if nothing in the program repeats: it was not verified.
-    """
+    """Seconds per update in the long run, exact: the ratio of the critical cycle; `ValueError` if nothing repeats."""
     exact = [seconds.as_integer_ratio() for seconds in turn.seconds]
     unit = lcm(*(denominator for _, denominator in exact))
     cycle = critical(turn.waits, [numerator * (unit // denominator) for numerator, denominator in exact]).cycle

@@ -127,10 +127,7 @@ class _SplitSearch:
         return sorted(ends, key=lambda end: (abs(self._time(first, end) - share), end))
 
     def _with(self, stage: int, first: int, end: int, used: dict[int, float]) -> dict[int, float] | None:
-        """The bytes of each worker with one more stage, which has the layers from ``first`` to ``end`` (exclusive).
-
-        ``used`` are those without it. The result is None if a worker does not have enough memory.
-        """
+        """Bytes of each worker, ``used`` before, with a stage of layers ``first`` to ``end``; None if memory lacks."""
         if self._needed is None:
             return used
         size = self._needed(stage, first, end)

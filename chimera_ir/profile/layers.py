@@ -30,11 +30,8 @@ def _lasting(stage: StageCosts) -> StageCosts:
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
     """Time of a forward and a backward of ``size`` items on each layer, without the overhead of operations."""
     kinds = ("F", "B", RECOMPUTATION.letter) if recomputing else ("F", "B")
-    return [max(0.0, sum(_without_overhead(layer, size, kind) for kind in kinds)) for layer in layers]
-
-
-def _without_overhead(layer: StageCosts, size: int, kind: str) -> float:
-    return layer.at[size].seconds(kind) - time_of(layer.overhead, kind)
+    times = ([layer.at[size].seconds(kind) - time_of(layer.overhead, kind) for kind in kinds] for layer in layers)
+    return [max(0.0, sum(of_kinds)) for of_kinds in times]
 
 
 def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:

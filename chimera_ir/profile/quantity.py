@@ -177,10 +177,7 @@ def _powers(unit: str) -> tuple[tuple[int, str], ...]:
 
 
 def _shown(value: Decimal, units: tuple[tuple[int, str], ...]) -> str:
-    """A value in the first unit in which it is at least 1, else in the last one; 0 in the base unit.
-
-    Each of ``units`` is a power of ten, relative to the base unit, and its name.
-    """
+    """A value in the first of ``units`` (power of ten, name) in which it is 1 or more, or the last; 0 in the base."""
     if value == 0:
         return f"0 {next(unit for power, unit in units if power == 0)}"
     power, unit = next((pair for pair in units if value.adjusted() >= pair[0]), units[-1])

@@ -75,7 +75,7 @@ class TomlPlaces:
     def _names(self, at: int) -> tuple[list[str], int]:
         names = []
         while token := _NAME.match(self._text, at):
-            names.append(_unquoted(token[1]))
+            names.append(str(tomllib.loads(f"it = {token[1]}")["it"]) if token[1][0] in "\"'" else token[1])
             at = token.end()
             if not self._text.startswith(".", at):
                 break
@@ -106,7 +106,3 @@ class TomlPlaces:
     def _skip(self, at: int) -> int:
         space = _SPACE.match(self._text, at)
         return space.end() if space else at
-
-
-def _unquoted(name: str) -> str:
-    return str(tomllib.loads(f"it = {name}")["it"]) if name[0] in "\"'" else name

@@ -33,15 +33,13 @@ class WorkProfile:
 
     def on(self, device: Device) -> ModelProfile:
         """The profile in seconds, on a device."""
-        return self.counts.mapped(lambda part: _on(device, part, self.counts.length))
+        overhead = {**dict.fromkeys(KINDS, device.operation), RECOMPUTING: 2 * device.operation}
 
+        def timed(size: int, counted: Timing) -> Timing:
+            rate = device.rate(size * self.counts.length)
+            return replace(counted, times={key: flop / rate for key, flop in counted.times.items()}).plus(overhead, 1)
 
-def _on(device: Device, stage: StageCosts, length: int) -> StageCosts:
-    once = device.operation
-    overhead = {**dict.fromkeys(KINDS, once), RECOMPUTING: 2 * once}
-    at = {size: _timed(counted, device.rate(size * length)).plus(overhead, 1) for size, counted in stage.at.items()}
-    return replace(stage, at=at, overhead=overhead)
+        def on(stage: StageCosts) -> StageCosts:
+            return replace(stage, at={size: timed(size, at) for size, at in stage.at.items()}, overhead=overhead)
 
-
-def _timed(counted: Timing, rate: float) -> Timing:
-    return replace(counted, times={key: flop / rate for key, flop in counted.times.items()})
+        return self.counts.mapped(on)

@@ -74,20 +74,10 @@ def sweep(
     """The reports of a text for all combinations of values of its parameters; nothing is written.
 
     A combination without a report, because the scheme or the profile refuses it or it is too large, is a row that says
-    why.
+    why. ``text`` and ``options`` are as in `compile`; a parameter has a value, or several.
 
-    Parameters
-    ----------
-    text, options
-        As in `compile`.
-    parameters
-        A value of a parameter, or several.
-
-    Raises
-    ------
-    CompileError
-        If there is no such text, no such parameter or option, the text cannot be read, or there are too many
-        combinations.
+    Raises `CompileError` if there is no such text, no such parameter or option, the text cannot be read, or there are
+    too many combinations.
 
     Examples
     --------

@@ -1,7 +1,4 @@
-"""The scheme language as a tree, before names are resolved or formulas evaluated.
-
-Spans do not count when two trees are compared.
-"""
+"""The scheme language as a tree of names and formulas, as written; spans do not count where trees are compared."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

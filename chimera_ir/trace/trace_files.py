@@ -237,7 +237,8 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _about(line: Mapping[str, Any]) -> RunInfo:
-    rehearse = line["rehearse"]
+    sleep = None if line["rehearse"] is None else _of(dict, "an object", line["rehearse"])
+    seconds = None if sleep is None else {_word(kind, [*COSTED]): _seconds(value) for kind, value in sleep.items()}
     return RunInfo(
         scheme=_word(line["scheme"]),
         program=_word(line["program"]),
@@ -246,13 +247,9 @@ def _about(line: Mapping[str, Any]) -> RunInfo:
         backend=_word(line["backend"]),
         updates=_whole(line["updates"], 1),
         micro_batch_size=_whole(line["micro_batch_size"], 1),
-        rehearse=None if rehearse is None else _by_kind(_of(dict, "an object", rehearse)),
+        rehearse=seconds,
         sharded_optimizer=line.get("sharded_optimizer") is True,
     )
-
-
-def _by_kind(seconds: Mapping[str, Any]) -> dict[str, float]:
-    return {_word(kind, [*COSTED]): _seconds(value) for kind, value in seconds.items()}
 
 
 def _require_times(path: Path, about: RunInfo, program: Program) -> None:
