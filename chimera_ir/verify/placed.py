@@ -75,7 +75,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
         yield message(origin, line(operation), worker, *last, counts[origin], *facts)
     for origin, (worker, operation) in needless.items():
         stage, name = operation.stage, pipe_of[operation.micros[0]].name
-        yield say.RecomputesNothing(origin, line(operation), worker, stage, name, stage + 1, counts[origin])
+        yield say.RecomputesNothing(origin, line(operation), worker, stage, name, counts[origin])
     for origin, (worker, operation) in wrong.items():
         stage = operation.stage
         right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)

@@ -130,12 +130,11 @@ class RecomputesNothing(Diagnostic, code="CH330"):
         "`{operation}` is on worker {worker}, but stage {stage} of the pipe `{pipe}` keeps everything{count:and more}"
     )
     label = "there is nothing to compute again"
-    help = "remove the operation, or add `recompute {stage}..{next}` to the line of the pipe"
+    help = "remove the operation, or let the line of the pipe list stage {stage} after `recompute`"
     operation: str
     worker: int
     stage: int
     pipe: str
-    next: int
     count: int
 
 
