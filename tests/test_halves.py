@@ -10,16 +10,13 @@ HALVES = {"I", "INPUT_GRADIENT", "backward_input"}
 
 KNOW_HALVES = {
     "the table": {"chimera_ir/ir/kinds.py"},
-    "its line": {f"chimera_ir/{name}.py" for name in ("codegen/statements", "verify/recording")},
     "its calls": {"chimera_runtime/stage/stage.py", "chimera_runtime/program/operations.py"},
-    "its sleeps": {"chimera_runtime/tools/command/options.py", "chimera_runtime/tools/loop/rehearsal.py"},
-    "its letter in texts": {"chimera_ir/syntax/ast.py", "chimera_ir/ir/text/malformed.py"},
+    "its sleeps": {"chimera_runtime/tools/command/options.py"},
     "its cost, set or measured": {
         *("chimera_ir/cost/durations.py", "chimera_ir/predict/equation.py", "chimera_ir/predict/setting.py"),
         *(f"chimera_ir/profile/{name}.py" for name in ("costs", "layers", "read")),
         *("chimera_ir/measure/stages.py", "chimera_ir/measure/stations.py"),
     },
-    "its name in a trace": {"chimera_ir/trace/spans.py"},
 }
 """The modules that name it, by what they have of it; docs/explanation/code.md lists the same for a kind that is new."""
 

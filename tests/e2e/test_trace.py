@@ -137,9 +137,9 @@ def test_a_rehearsal_has_its_bubbles_where_they_were_predicted(folder: Path, out
     assert found.bubbles[0] == pytest.approx(0.25)
     assert found.steps[1] > 0.97 * 0.16
     for rows in found.rows:
-        busy = sum(row.measured for row in rows if row.kind.value in ("forward", "backward"))
+        busy = sum(row.measured for row in rows if row.kind in ("forward", "backward"))
         assert busy > 0.97 * 0.12
-        waited = sum(row.measured for row in rows if row.predicted and row.kind.value not in ("forward", "backward"))
+        waited = sum(row.measured for row in rows if row.predicted and row.kind not in ("forward", "backward"))
         assert waited > 0
 
 

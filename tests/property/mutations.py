@@ -26,6 +26,7 @@ RULES = {
     "CH317": "versions",
     "CH318": "complete, placed",
     "CH329": "complete, placed",
+    "CH330": "complete, placed",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",

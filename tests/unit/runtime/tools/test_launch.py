@@ -14,6 +14,7 @@ from jinja2 import Environment
 from chimera_ir.ir.levels import Header
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
 from chimera_runtime.program.compiled_program import INTERFACE
+from chimera_runtime.program.stage_graph import VALUES
 from tests import forking
 from tests.patience import PATIENCE
 from tests.programs import free_port
@@ -66,7 +67,10 @@ def directory(tmp_path: Path) -> Path:
     """Compiles a program, and writes a model with modules of names that lie there too."""
     compiled = tmp_path / "compiled"
     compiled.mkdir()
-    program = {"interface": INTERFACE, **asdict(alone_job()), "ranks": [asdict(facts(0, 1, kept=()))]}
+    rank = asdict(facts(0, 1, kept=()))
+    for stage in rank["stages"].values():
+        stage |= {VALUES[letter].slots: sizes for letter, sizes in stage.pop("slots").items()}
+    program = {"interface": INTERFACE, **asdict(alone_job()), "ranks": [rank]}
     (compiled / "program.json").write_text(json.dumps(program))
     (compiled / "rank_0.py").write_text(SCRIPT)
     (compiled / "schedule.sir").write_text("a program\n")
