@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from chimera_ir.cost.simulate import Launched, Stepped, Timed, Timeline
+from chimera_ir.cost.simulate import Launched, Stepped, Timed, Timeline, occupying
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import LaneParts, Program, Strategy
@@ -81,7 +81,7 @@ def _launched(
     """The launch of a sum after ``done`` operations of lane ``timed``; the wait for it comes after ``waited``."""
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
-    busy = sum(interval.end - interval.start for interval in timed[done:waited] if interval.in_lane)
+    busy = sum(interval.end - interval.start for interval in occupying(header, timed[done:waited]))
     flush = 0 if waited < len(timed) or header.asynchronous else timeline.span - last
     return Launched(
         worker=worker,

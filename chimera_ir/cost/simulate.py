@@ -4,7 +4,7 @@ Communication is free here, as in the paper's analysis (section 2). Time is coun
 which every duration is an integer, so that the result is exact and the arithmetic fast.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -122,6 +122,8 @@ class Timeline:
     @cached_property
     def tracks(self) -> tuple[Track, ...]:
         """The lanes of all workers, then each other resource of a worker that any operation occupies."""
+        if self.header.lanes_only:
+            return tuple(Track(Worker(worker), Resource.LANE, lane) for worker, lane in enumerate(self.lanes))
         tracks = {(Resource.LANE, worker): list[Timed]() for worker in range(len(self.lanes))}
         for worker, lane in enumerate(self.lanes):
             for timed in lane:
@@ -202,12 +204,16 @@ def mean(times: Sequence[Fraction]) -> Fraction:
     return sum(times, Fraction(0)) / len(times) if times else Fraction(0)
 
 
-def _work(header: Header, lane: Iterable[Timed]) -> Fraction:
+def occupying(header: Header, lane: Sequence[Timed]) -> Sequence[Timed]:
+    """The operations of a lane that occupy it, not another resource of the worker."""
+    return lane if header.lanes_only else [timed for timed in lane if timed.in_lane]
+
+
+def _work(header: Header, lane: Sequence[Timed]) -> Fraction:
     """The time per update in which a worker computes; in an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
-    work = sum(
-        timed.end - timed.start for timed in lane if timed.operation.parts[0].micros[0] < counted and timed.in_lane
-    )
+    timeds = occupying(header, lane)
+    work = sum(timed.end - timed.start for timed in timeds if timed.operation.parts[0].micros[0] < counted)
     return Fraction(work * header.per_update, counted) if work else Fraction(0)
 
 

@@ -137,7 +137,7 @@ def peaks(schedule: Schedule, *units: Counted) -> tuple[Peak, ...]:
     by_lane: list[Peak] = []
     for lane in map(singles, schedule.lanes):
         counted = list(changes(schedule.header, lane, units))
-        amounts = list(accumulate((amount for _, _, amount in counted), initial=0))
+        amounts = list(accumulate(map(itemgetter(2), counted), initial=0))
         reached = amounts.index(max(amounts))
         by_lane.append(Peak(amounts[reached], counted[reached - 1][0] if reached else None))
     return tuple(by_lane)

@@ -7,6 +7,7 @@ gives, and in a stream for the steps that make the weights it reads. In `dag`, s
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain, pairwise
 
 from chimera_ir.flow.engine import Time, ends, play
@@ -64,11 +65,8 @@ def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
 
 def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tuple[int, ...]]:
     """The operations that each operation waits for, by number: for values, for steps, and in its lane."""
-    before: list[tuple[int, ...]] = []
-    for lane, numbers in zip(schedule.lanes, lanes, strict=True):
-        for number, last in zip(numbers, queued(schedule.header, lane, numbers), strict=True):
-            read = reads[number]
-            before.append(read if read[-1:] == last else (*read, *last))
+    lasts = chain.from_iterable(map(partial(queued, schedule.header), schedule.lanes, lanes))
+    before = [read if read[-1:] == last else (*read, *last) for read, last in zip(reads, lasts, strict=True)]
     if ABSENT in chain.from_iterable(reads):
         raise KeyError("an operation is missing; only a verified schedule has a net")
     for later, added in _steps(schedule, lanes):
@@ -76,15 +74,18 @@ def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tup
     return before
 
 
-def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterator[tuple[int, ...]]:
-    """Yields for each operation of a lane, by their ``numbers``, the operations of the lane that it follows.
+def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterable[tuple[int, ...]]:
+    """For each operation of a lane, by their ``numbers``, the operations of the lane that it follows.
 
     It begins where the last one before it that occupies the worker's lane is over and, if it occupies another resource,
     the last one that occupies that.
     """
-    if all(kind.occupies is Resource.LANE for kind in header.kinds):
-        yield from ((number - 1,) if number > numbers.start else () for number in numbers)
-        return
+    if header.lanes_only:
+        return chain([()][: len(numbers)], zip(numbers[:-1], strict=True))
+    return _queued_by_resource(lane, numbers)
+
+
+def _queued_by_resource(lane: Iterable[Operation], numbers: range) -> Iterator[tuple[int, ...]]:
     last: dict[Resource, int] = {}
     for number, operation in zip(numbers, lane, strict=True):
         resources = dict.fromkeys((Resource.LANE, operation.kind.occupies))

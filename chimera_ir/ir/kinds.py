@@ -57,6 +57,8 @@ class Resource(Enum):
     LANE = "lane"
     HOST_LINK = "host link"
 
+    __hash__ = object.__hash__  # as that of `Counted`
+
 
 class Readers(Enum):
     """The stages that read a value, seen from the stage that makes it."""

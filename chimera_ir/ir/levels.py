@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import Kind, Readers, Value, all_kinds, values
+from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, values
 from chimera_ir.source import Span
 
 MAX_WORKERS = 1 << 16
@@ -127,6 +127,11 @@ class Header:
         """Whether operations add to the gradients of the weights, so that there are sums and steps."""
         return any(kind.sums for kind in self.kinds)
 
+    @cached_property
+    def lanes_only(self) -> bool:
+        """Whether no operation occupies another resource of a worker than its lane."""
+        return all(kind.occupies is Resource.LANE for kind in self.kinds)
+
     @property
     def answers(self) -> bool:
         """Whether values are handed on in both directions, so that a message may be the answer to another."""
@@ -167,10 +172,10 @@ class Header:
 
     @cached_property
     def edges(self) -> dict[ops.Crossing, int]:
-        """The edges that values of the table cross, each with its number."""
+        """The edges that values of the table cross, each with the index of its first message among all messages."""
         made = ((Stage(s), value) for value in values() if value.crosses for s in range(self.stages))
         crossings = ((stage, reader, value) for stage, value in made for reader in self.readers(value, stage))
-        return {crossing: number for number, crossing in enumerate(crossings)}
+        return {crossing: number * self.micro_batches for number, crossing in enumerate(crossings)}
 
     @cached_property
     def value_between(self) -> dict[tuple[Stage, Stage, str], Value]:

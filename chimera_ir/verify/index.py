@@ -20,8 +20,7 @@ def key(header: Header, message: Message) -> int:
 
     No two messages of a program share it, as each micro-batch is in one message of each value and edge.
     """
-    edges = header.edges
-    return message[0][0] * len(edges) + edges[message[1:]]
+    return header.edges[message[1:]] + message[0][0]
 
 
 def update_of(instruction: Synchronisation) -> int:

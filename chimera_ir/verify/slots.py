@@ -8,17 +8,16 @@ slot with gradients is free after the backward that reads them.
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 
 from chimera_ir.diagnostics.catalogue.program import SlotInUse, SlotTooHigh
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.flow import Flow, passed_on
+from chimera_ir.flow.flow import Flow
 from chimera_ir.ir.ids import Slot, Worker
 from chimera_ir.ir.kinds import Readers
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Crossing, Message, Recv
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.index import key, receiver
+from chimera_ir.verify.index import key
 from chimera_ir.verify.messages import MessagePlaces
 from chimera_ir.verify.wording import content
 
@@ -33,10 +32,11 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
         received = Counter(recv.message.edge for recv in parts.recvs.lines)
         held: dict[tuple[Crossing, Slot], tuple[Recv, int]] = {}
         for place, recv in parts.recvs:
-            messages = received[recv.message.edge]
+            edge = recv.message.edge
+            messages = received[edge]
             if not 0 <= recv.slot < messages:
                 yield SlotTooHigh(recv.origin, worker, line(recv), recv.slot, messages - 1)
-            shelf = (recv.message.edge, recv.slot)
+            shelf = (edge, recv.slot)
             before = held.get(shelf)
             if before is not None and before[1] >= place:
                 yield _in_use(program, worker, recv, *before)
@@ -45,16 +45,17 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
 
 def _last_use(header: Header, worker: Worker, cells: Flow, places: MessagePlaces, message: Message) -> int:
     """The place in the receiver's lane after which nothing needs the content of a message."""
-    last, received = cells.last_use(message), [message]
+    last = cells.last_use(message)
     if message.value.readers is not Readers.FED:
         return last
     # Forwards on the same worker may pass the same memory on: follow it to the stages that send.
-    for made in chain.from_iterable(passed_on(header, before) for before in received):
-        if receiver(header, made) == worker:
-            received.append(made)
-            last = max(last, cells.consumer(made))
-        else:
-            last = max(last, places.retired[key(header, made)])
+    workers, stages = header.pipe_of[message.micros[0]].workers, [message.target]
+    for stage in stages:
+        for target in header.readers(message.value, stage):
+            made = Message(message.micros, stage, target, message.value)
+            if workers[target] == worker:
+                stages.append(target)
+            last = max(last, cells.consumer(made) if workers[target] == worker else places.retired[key(header, made)])
     return last
 
 
