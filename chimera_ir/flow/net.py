@@ -75,7 +75,7 @@ def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tup
 
 
 def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterable[tuple[int, ...]]:
-    """For each operation of a lane, by their ``numbers``, the operations of the lane that it follows.
+    """The operations of a lane that each of its operations follows, all by their ``numbers``.
 
     It begins where the last one before it that occupies the worker's lane is over and, if it occupies another resource,
     the last one that occupies that.
@@ -122,10 +122,13 @@ def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup,
     Updates that no operation must come after are left out.
     """
     places: dict[WeightGroup, list[int]] = defaultdict(list)
+    groups_with = header.groups_with
     for place, operation in enumerate(singles(lane)):
         version = newest(header, operation)
-        for group in header.groups_with[operation.stage]:
-            places[group] += [place] * (version - len(places[group]))
+        for group in groups_with[operation.stage]:
+            known = places[group]
+            if version > len(known):
+                known += [place] * (version - len(known))
     return places
 
 

@@ -73,7 +73,6 @@ class Turn:
 
 
 _TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
-_READING = (ops.Compute, ops.Stash, ops.Drop)
 
 
 def updates_a_turn(header: Header) -> int:
@@ -110,7 +109,10 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops
     per_turn = updates_a_turn(header)
     for number, instruction in _by_turn(header, turn, updates):
         micros, versions = number * header.period, number * per_turn
-        line = _shown(turn, shifted(instruction, micros, versions), number)
+        if isinstance(instruction, ops.Compute):  # most are, and this is several times as fast
+            line: ops.Instruction = _computed(instruction, micros, versions)
+        else:
+            line = _shown(turn, shifted(instruction, micros, versions), number)
         # The origin of a line of text gets the micro-batch and version that m and v stand for, which messages name.
         of_text = instruction.origin.turn
         yield number, replace(line, origin=line.origin._replace(turn=(micros, versions))) if of_text else line
@@ -215,9 +217,16 @@ def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instructi
     return (replace(placed, slot=Slot(0)) if isinstance(placed, ops.Recv) else placed), turn
 
 
+def _computed(operation: ops.Compute, micros: int, versions: int) -> ops.Compute:
+    """An operation ``micros`` and ``versions`` later, as a lane has it: with no version below 0."""
+    read = operation.version
+    version = None if read is None else Version(max(read + versions, 0))
+    return ops.Compute(operation.kind, _later(operation.micros, micros), operation.stage, operation.origin, version)
+
+
 def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruction:
     """An instruction of turn ``number`` as a lane has it: in the slot of that turn, with no version below 0."""
-    if isinstance(instruction, _READING) and (instruction.version or 0) < 0:
+    if isinstance(instruction, ops.Stash | ops.Drop) and instruction.version < 0:
         return replace(instruction, version=Version(0))
     return in_slot(turn, instruction, number)
 

@@ -1,5 +1,6 @@
 """Schemes compiled as far as time and memory need it, once for all micro-batch sizes B."""
 
+import weakref
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -65,7 +66,7 @@ class CompiledScheme:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._ties = max_operations, ties
         self._outlines: dict[Change, Outline] = {}
-        self._others: dict[bool, CompiledScheme] = {change.recompute: self}
+        self._others: dict[bool, CompiledScheme] = {}
 
     def outline(self, change: Change) -> Outline:
         """The outline of the scheme with a change; its header has the ties."""
@@ -77,6 +78,8 @@ class CompiledScheme:
 
     def like(self, change: Change) -> "CompiledScheme":
         """The scheme with the lanes of a change."""
+        if change.recompute == self._change.recompute:
+            return self
         if change.recompute not in self._others:
             settings = tuple(self._settings.items())
             self._others[change.recompute] = CompiledScheme(
@@ -284,7 +287,9 @@ class Variant:
     def _lowering(self, setting: Setting) -> "_Lowering":
         pattern = self._pattern(setting)
         if pattern not in self._lowerings:
-            self._lowerings[pattern] = _Lowering(self, dict(zip(self._representatives, pattern, strict=True)))
+            ticks = dict(zip(self._representatives, pattern, strict=True))
+            # Not a reference back, which would leave every variant to the garbage collector.
+            self._lowerings[pattern] = _Lowering(weakref.proxy(self), ticks)
         return self._lowerings[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
