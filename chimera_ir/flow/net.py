@@ -126,9 +126,9 @@ def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup,
     for place, operation in enumerate(singles(lane)):
         version = newest(header, operation)
         for group in groups_with[operation.stage]:
-            known = places[group]
-            if version > len(known):
-                known += [place] * (version - len(known))
+            after = places[group]
+            if version > len(after):
+                after += [place] * (version - len(after))
     return places
 
 
