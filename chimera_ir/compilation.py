@@ -315,7 +315,7 @@ class Compilation:
 
     @_level
     def _durations(self) -> "Durations":
-        """Durations of operations."""
+        """Durations of operations: those of the profile or, without one, the costs of the request."""
         return (self.forecast or self.request.costs).durations(self._header)
 
     @property
@@ -333,7 +333,7 @@ class Compilation:
 
     @_level
     def _checked(self) -> "Checked":
-        """The verified schedule."""
+        """The schedule, with the findings of its rules; none is an error."""
         from chimera_ir.lower.order import order
         from chimera_ir.verify.verify import schedule_in, verify_schedule
 

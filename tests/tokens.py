@@ -1,4 +1,4 @@
-"""What the executor moves: pieces of memory, the ends of messages, and sums."""
+"""Tokens that the executor moves: pieces of memory, the ends of messages, and sums."""
 
 from collections import Counter
 from dataclasses import dataclass, field

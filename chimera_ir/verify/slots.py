@@ -55,7 +55,9 @@ def _last_use(header: Header, worker: Worker, cells: Flow, places: MessagePlaces
             made = Message(message.micros, stage, target, message.value)
             if workers[target] == worker:
                 stages.append(target)
-            last = max(last, cells.consumer(made) if workers[target] == worker else places.retired[key(header, made)])
+                last = max(last, cells.consumer(made))
+            else:
+                last = max(last, places.retired[key(header, made)])
     return last
 
 

@@ -143,7 +143,7 @@ class Staging:
         return StagedGroup(self, group)
 
     def send(self, tensor: torch.Tensor, post: Post) -> StagedTensor:
-        """Sends a tensor."""
+        """Copies a tensor to host memory and sends the copy; ``post`` posts it to gloo."""
         room = self.rooms.take(tensor)
         work = self.hand_over(room.tensor, tensor, lambda: post(room.tensor))
         return StagedTensor(room.tensor, work, lambda: self.rooms.give(room))

@@ -306,7 +306,7 @@ WITHOUT = {
     ">/dev/full 2>&1": "import os; full = os.open('/dev/full', os.O_WRONLY); os.dup2(full, 1); os.dup2(full, 2)",
     "> >(true)": "import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)",
 }
-"""What has the effect of a redirection on a Python that runs."""
+"""Lines with the effect of a redirection on a Python that runs."""
 
 
 @pytest.mark.parametrize(

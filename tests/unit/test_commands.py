@@ -159,7 +159,7 @@ Completed = Callable[[str, str], dict[str, str]]
 
 @pytest.fixture
 def completed(typed: Run, monkeypatch: pytest.MonkeyPatch) -> Completed:
-    """What a shell is offered for a program at the end of a line: each value with its type."""
+    """Completions that a shell is offered for a program at the end of a line: each value with its type."""
     monkeypatch.chdir(ROOT)
 
     def offered(name: str, line: str) -> dict[str, str]:

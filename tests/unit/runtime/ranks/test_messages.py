@@ -49,7 +49,7 @@ def test_the_words_for_a_tag_are_the_message_it_stands_for(micro: int, stages: i
 
 @given(stages=STAGES, messages=st.lists(st.tuples(MICROS, st.integers(0, 999), st.booleans()), max_size=20))
 def test_no_two_messages_share_a_tag(stages: int, messages: list[tuple[int, int, bool]]) -> None:
-    """Whatever their micro-batches, and whichever value crosses the same two stages."""
+    """Tags differ in micro-batches, or in the value that crosses the same two stages."""
     distinct = {(micro, source % (stages - 1) + back, "dx" if back else "y") for micro, source, back in messages}
     assert len({tag_of(*message, stages) for message in distinct}) == len(distinct)
 
