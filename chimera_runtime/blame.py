@@ -4,7 +4,8 @@ import os
 import signal
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +54,7 @@ class ModelError(Exception):
 
     ``doing`` says in words what the user's code was called for, such as ``the loss``; ``status`` is the exit status
     with which this rank of train.py ends. ``operation`` is the operation of the schedule that called the user's code,
-    None outside of the schedule. ``rank`` and ``worker`` are those that called it, set by `Located`.
+    None outside of the schedule, set by `during`. ``rank`` and ``worker`` are those that called it, set by `Located`.
     """
 
     def __init__(self, doing: str, status: int) -> None:
@@ -64,10 +65,6 @@ class ModelError(Exception):
         self.rank: int | None = None
         self.worker: int | None = None
 
-    def during(self, operation: LaneOperation) -> None:
-        """Notes that the error was raised during an operation of the schedule; an operation noted earlier stays."""
-        self.operation = self.operation or operation
-
     def __str__(self) -> str:
         """Returns a line: rank, worker, purpose of the call, operation, place in the user's code, and the error."""
         place = "" if self.rank is None else f"rank {self.rank}: "
@@ -75,6 +72,16 @@ class ModelError(Exception):
             place = f"rank {self.rank} (worker {self.worker}): "
         doing = self.doing if self.operation is None else f"{self.doing} ({self.operation.words})"
         return f"{place}{doing}{'' if self.__cause__ is None else f': {_cause(self.__cause__)}'}"
+
+
+@contextmanager
+def during(operation: Callable[[], LaneOperation]) -> Iterator[None]:
+    """Context in which an operation of the schedule runs; a `ModelError` inside names the innermost operation."""
+    try:
+        yield
+    except ModelError as error:
+        error.operation = error.operation or operation()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,11 @@ from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import StreamLink
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.ranks.gathering import added_over_all, gathered
+from chimera_runtime.ranks.messages import Peer
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.stage_probe import state_of
@@ -176,14 +178,14 @@ def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tens
 class _PartlyIncoming(Incoming):
     """An incoming link whose messages may be smaller than a slot: of fewer items, or of smaller shapes."""
 
-    def __init__(self, link: tuple[Any, int, int, str, int], slots: Slots, current: _CurrentRound, whole: int) -> None:
-        super().__init__(*link, slots)
+    def __init__(self, peer: Peer, route: Route, job: Job, slots: Slots, *, current: _CurrentRound, whole: int) -> None:
+        super().__init__(peer, route, job, slots)
         self._current = current
         self._whole = whole
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
         room = self._slots.rooms[into]
-        buffers = self._current.boundaries[self._source].views(self._slots.vacant(into), room)
+        buffers = self._current.boundaries[self._route.source].views(self._slots.vacant(into), room)
         items, whole = self._current.size(micros), room * self._whole
         return buffers if items == whole else tuple(_share(tensor, 0, items, whole) for tensor in buffers)
 
@@ -223,18 +225,15 @@ class Evaluation:
             for stage, rooms in facts.slots.items()
             for feeding in world.job.feeding[stage]
         }
-        peers = {route.worker: world.peer(route.worker) for route in (*facts.incoming, *facts.outgoing)}
-
-        def ends(route: Route) -> tuple[Any, int, int, str, int]:
-            return peers[route.worker], route.source, route.target, world.job.value_of(route), world.job.stages
 
         def incoming(route: Route) -> Incoming:
-            return _PartlyIncoming(ends(route), slots[route.target], current, self._whole)
+            link = world.peer(route.worker), route, world.job, slots[route.target]
+            return _PartlyIncoming(*link, current=current, whole=self._whole)
 
         parts = LaneComponents(
             stages={number: self._stage(number, stage) for number, stage in stages.items()},
             incoming={route: incoming(route) for route in facts.incoming},
-            outgoing={route: Outgoing(*ends(route)) for route in facts.outgoing},
+            outgoing={route: Outgoing(world.peer(route.worker), route, world.job) for route in facts.outgoing},
             load_input=lambda _update, micro: current.load(micro, 0, world.device),
             load_target=lambda _update, micro: current.load(micro, 1, world.device),
         )

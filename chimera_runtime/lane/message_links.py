@@ -3,7 +3,9 @@
 from typing import Any
 
 from chimera_runtime.errors.values import memory_was_written
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.values.shared_memory import Slots, versions
@@ -13,16 +15,15 @@ from chimera_runtime.values.tensors import Tensors, part
 class _MessageLink:
     """Link for a value from a stage to one on another worker; a message is identified by its micro-batches."""
 
-    def __init__(self, peer: Any, source: int, target: int, value: str, stages: int) -> None:
+    def __init__(self, peer: Any, route: Route, job: Job) -> None:
         self._peer = peer
-        self._source = source
-        self._target = target
-        self._value = value
-        self._stages = stages
+        self._route = route
+        self._value = job.value_of(route)
+        self._stages = job.stages
         self._under_way: dict[Micros, Any] = {}
 
     def _tag(self, micros: Micros) -> int:
-        return tag_of(micros, self._source, self._value, self._stages)
+        return tag_of(micros, self._route.source, self._value, self._stages)
 
 
 class Outgoing(_MessageLink):
@@ -41,15 +42,15 @@ class Outgoing(_MessageLink):
         transfer, before = self._under_way.pop(micros)
         if versions(transfer.tensors) != before:
             verb = "handed on" if VALUES[self._value].onward else "handed back"
-            raise memory_was_written(self._source, f"stage {self._target}", micros, verb)
+            raise memory_was_written(self._route.source, f"stage {self._route.target}", micros, verb)
         transfer.wait()
 
 
 class Incoming(_MessageLink):
     """Link on which a stage of this worker receives messages into its buffers, the ``slots``."""
 
-    def __init__(self, peer: Any, source: int, target: int, value: str, stages: int, slots: Slots) -> None:
-        super().__init__(peer, source, target, value, stages)
+    def __init__(self, peer: Any, route: Route, job: Job, slots: Slots) -> None:
+        super().__init__(peer, route, job)
         self._slots = slots
 
     def irecv(self, micros: Micros, into: int) -> None:

@@ -16,7 +16,6 @@ from chimera_runtime.program.operations import OPERATIONS
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.values.tensors import Tensors
 
 
 @dataclass
@@ -48,21 +47,13 @@ class StreamWeights:
         self._run = run
         self._stashed = stashed
         self._dropped = dropped
+        for method in ("all_reduce", "wait_all_reduce", "step"):
+            setattr(self, method, partial(self._make, method))
 
-    def all_reduce(self, version: int) -> None:
-        """Launches the sum of the gradients that make a version."""
+    def _make(self, method: str, version: int) -> None:
+        """Launches or waits for the sum of the gradients that make a version of the run, or makes the version."""
         if self._run.makes(version):
-            self._weights.all_reduce()
-
-    def wait_all_reduce(self, version: int) -> None:
-        """Waits for the sum of the gradients that make a version."""
-        if self._run.makes(version):
-            self._weights.wait_all_reduce()
-
-    def step(self, version: int) -> None:
-        """Makes a version of the weights."""
-        if self._run.makes(version):
-            self._weights.step()
+            getattr(self._weights, method)()
 
     def stash(self, version: int) -> None:
         """Keeps the newest weights for later operations; the last version of a run needs no copy: no step follows."""
@@ -106,31 +97,18 @@ class StreamStage(StreamWeights):
         return getattr(self._stage, method)(micros) if self._run.has(micros) else ()
 
 
-@dataclass(frozen=True)
 class StreamLink:
     """An `Incoming` or `Outgoing` link whose calls do nothing unless ``is_run`` is true of their micro-batches."""
 
-    link: Any
-    is_run: Callable[[Micros], bool]
+    def __init__(self, link: Any, is_run: Callable[[Micros], bool]) -> None:
+        self._is_run = is_run
+        for method in ("isend", "irecv", "wait", "take"):
+            if hasattr(link, method):
+                setattr(self, method, partial(self._call, getattr(link, method)))
 
-    def isend(self, micros: Micros, tensors: Tensors) -> None:
-        """Posts the sending of a message."""
-        if self.is_run(micros):
-            self.link.isend(micros, tensors)
-
-    def irecv(self, micros: Micros, into: int) -> None:
-        """Posts the receive of a message into a slot."""
-        if self.is_run(micros):
-            self.link.irecv(micros, into)
-
-    def wait(self, micros: Micros) -> None:
-        """Returns when a message has arrived, or the peer has taken it."""
-        if self.is_run(micros):
-            self.link.wait(micros)
-
-    def take(self, micros: Micros) -> Tensors:
-        """Returns the tensors of a message that has arrived; none for micro-batches that are not run."""
-        return self.link.take(micros) if self.is_run(micros) else ()
+    def _call(self, method: Callable[..., Any], micros: Micros, *values: Any, **slot: int) -> Any:
+        """Returns what a method of the link returns; no tensors for micro-batches that are not run."""
+        return method(micros, *values, **slot) if self._is_run(micros) else ()
 
 
 class StreamLane(Lane):

@@ -125,11 +125,6 @@ class RankFacts:
         stages = {(stage,): facts.initial for stage, facts in self.stages.items()}
         return stages | {tie.stages: tie.initial for tie in self.ties}
 
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """The workers that this one exchanges messages with, ascending."""
-        return tuple(sorted({route.worker for route in (*self.incoming, *self.outgoing)}))
-
 
 def spread(runs: Sequence[tuple[int, int]]) -> Iterator[int]:
     """Yields the numbers in half-open runs (start, stop)."""

@@ -89,35 +89,35 @@ Settle = Callable[[Pending, Lost], object]
 """Function that waits for an operation; if the operation fails or is late, it raises a RuntimeError or PeerLost."""
 
 
+@dataclass(slots=True)
 class MessageTransfer:
-    """A message under way; after ``wait`` its ``tensors`` may be read if it is received, and freed if it is sent."""
+    """A message under way; after ``wait`` its ``tensors`` may be read if it is received, and freed if it is sent.
 
-    __slots__ = ("_peer", "_tag", "_verb", "_works", "tensors")
+    ``works`` are the posted operations, one for each tensor; ``verb`` is ``send`` or ``recv``.
+    """
 
-    def __init__(self, tensors: Tensors, works: Sequence[Pending], peer: "Peer", *, verb: str, tag: int) -> None:
-        self.tensors = tensors
-        self._works = works
-        self._peer = peer
-        self._verb = verb
-        self._tag = tag
+    tensors: Tensors
+    works: Sequence[Pending]
+    peer: "Peer"
+    verb: str
+    tag: int
 
     def wait(self) -> None:
         """Returns when the message has been sent or received.
 
         Raises `PeerLost` if that takes longer than the time-out, or the peer has ended.
         """
-        peer = self._peer
         try:
-            for work in self._works:
-                peer.settle(work, self._lost)
+            for work in self.works:
+                self.peer.settle(work, self._lost)
         except RuntimeError as error:
             raise self._lost(error) from None
-        self._works = ()
-        if self._verb == "send":
+        self.works = ()
+        if self.verb == "send":
             self.tensors = ()
 
     def _lost(self, error: Exception) -> PeerLost:
-        return self._peer.lost(self._verb, self._tag, error)
+        return self.peer.lost(self.verb, self.tag, error)
 
 
 class Peer:
@@ -152,7 +152,7 @@ class Peer:
             works = [unrecorded(self._outgoing.send, [_real(t)], self._target, tag % _TAGS) for t in tensors]
         except RuntimeError as error:
             raise self.lost("send", tag, error) from None
-        return MessageTransfer(tensors, works, self, verb="send", tag=tag)
+        return MessageTransfer(tensors, works, self, "send", tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> MessageTransfer:
         """Posts the receipt of a message into buffers of the right shapes."""
@@ -160,7 +160,7 @@ class Peer:
             works = [unrecorded(self._incoming.recv, [_real(t)], self._source, tag % _TAGS) for t in buffers]
         except RuntimeError as error:
             raise self.lost("recv", tag, error) from None
-        return MessageTransfer(buffers, works, self, verb="recv", tag=tag)
+        return MessageTransfer(buffers, works, self, "recv", tag)
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
         """Returns the error for the user when a message to or from this peer has failed."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from chimera_runtime.values.mesh_tensors import (
 from chimera_runtime.values.tensors import Tensors
 
 
+@dataclass(eq=False)
 class GradientSum:
     """The gradients of a weight group in flat buffers, and their sum over all ranks that hold any of its stages.
 
@@ -35,33 +37,25 @@ class GradientSum:
     ranks have a gradient for the parameter. If no rank has one, ``grad`` stays None. For a parameter that is spread
     over a mesh of other ranks, the buffer holds the local part, and ``grad`` is spread in the same way.
 
-    ``count``, if given, is summed as well, and then the gradients are divided by the count of the whole update. FSDP
-    averages gradients over the ranks of a mesh: such gradients are divided by the mean of the counts of these ranks, so
-    that the result is the sum of all gradients divided by the sum of all counts. With tensor parallelism the ranks of a
-    mesh have the same count. ``staging``, if given, carries the sums through pinned memory, where the counts are read.
+    ``loss_count``, if given, is summed as well, and then the gradients are divided by the count of the whole update.
+    FSDP averages gradients over the ranks of a mesh: such gradients are divided by the mean of the counts of these
+    ranks, so that the result is the sum of all gradients divided by the sum of all counts. With tensor parallelism the
+    ranks of a mesh have the same count. ``staging``, if given, carries the sums through pinned memory, where the counts
+    are read.
     """
 
-    def __init__(
-        self,
-        name: str,
-        parameters: Sequence[torch.nn.Parameter],
-        group: dist.ProcessGroup | None,
-        members: Sequence[int],
-        names: Names,
-        settle: Settle,
-        dtype: torch.dtype | None = None,
-        count: Count | None = None,
-        staging: Staging | None = None,
-    ) -> None:
-        self._name = name
-        self._parameters = list(parameters)
-        self._group = group
-        self._members = members
-        self._names = names
-        self._settle = settle
-        self._dtype = dtype
-        self._count = count
-        self._staging = staging
+    name: str
+    parameters: Sequence[torch.nn.Parameter]
+    group: dist.ProcessGroup | None
+    members: Sequence[int]
+    names: Names
+    settle: Settle
+    dtype: torch.dtype | None = None
+    loss_count: Count | None = None
+    staging: Staging | None = None
+
+    def __post_init__(self) -> None:
+        self._parameters = list(self.parameters)
         self._flats: list[torch.Tensor] = []
         self._all_counts: list[torch.Tensor] = []
         self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
@@ -79,7 +73,7 @@ class GradientSum:
 
     def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
         sizes = [local(p).numel() for p in parameters]
-        dtype = self._dtype or parameters[0].dtype
+        dtype = self.dtype or parameters[0].dtype
         flat = torch.zeros(sum(sizes) + len(parameters), dtype=dtype, device=parameters[0].device)
         self._flats.append(flat)
         *pieces, counts = torch.split(flat, [*sizes, len(parameters)])
@@ -91,8 +85,8 @@ class GradientSum:
 
     def count(self, counts: Tensors) -> None:
         """Adds the loss count of a micro-batch, if the loss has counts. Call it after the backward."""
-        if self._count is not None:
-            self._count.add(counts)
+        if self.loss_count is not None:
+            self.loss_count.add(counts)
 
     def collect(self) -> None:
         """Moves gradients that are new in this update into the flat buffer. Call it after each backward.
@@ -111,19 +105,19 @@ class GradientSum:
 
     def launch(self) -> "GradientSum":
         """Posts the sum of the flat buffer over the members, where they are several."""
-        if self._group is None:
+        if self.group is None:
             return self
         # The sum needs a value from every rank: a parameter without a gradient gives zeros, and says so at the end.
         for parameter in self._absent:
             self._views[parameter].zero_()
             self._counted(parameter).zero_()
-        summed = [*self._flats, *([] if self._count is None else [self._count.tensor])]
+        summed = [*self._flats, *([] if self.loss_count is None else [self.loss_count.tensor])]
         try:
-            if self._staging is None:
-                posted = [unrecorded(dist.all_reduce, t, group=self._group, async_op=True) for t in summed]
+            if self.staging is None:
+                posted = [unrecorded(dist.all_reduce, t, group=self.group, async_op=True) for t in summed]
                 self._works = [work for work in posted if work is not None]
             else:
-                staged = [self._staging.all_reduce(t, self._group) for t in summed]
+                staged = [self.staging.all_reduce(t, self.group) for t in summed]
                 self._works, self._readable = staged, [work.content for work in staged]
         except RuntimeError as error:
             raise self._lost(error) from None
@@ -146,8 +140,8 @@ class GradientSum:
         self._parameters, self._absent, self._all_counts = [], [], []
 
     def _lost(self, error: Exception) -> PeerLost:
-        others = [r for r in self._members if r != self._names.rank]
-        return self._names.lost(f"all_reduce {self._name}", others, error)
+        others = [r for r in self.members if r != self.names.rank]
+        return self.names.lost(f"all_reduce {self.name}", others, error)
 
     def wait(self) -> None:
         """Returns when ``grad`` of every parameter is the sum over all members, or None if no member had one.
@@ -156,7 +150,7 @@ class GradientSum:
         time-out, or a member has ended.
         """
         self._settle_all()
-        if self._group is None:
+        if self.group is None:
             return
         for parameter in self._absent:
             parameter.grad = self._gradients[parameter] if self._has_any(parameter) else None
@@ -164,25 +158,25 @@ class GradientSum:
     def _settle_all(self) -> None:
         try:
             for work in self._works:
-                self._settle(work, self._lost)
+                self.settle(work, self._lost)
         except RuntimeError as error:
             raise self._lost(error) from None
         self._works = ()
         # Now the buffers have the sums. If there are counts, they are divided by the count, which differs by mesh.
-        if self._count is not None and self._views:
-            summed = self._readable[-1] if self._readable else self._count.tensor
+        if self.loss_count is not None and self._views:
+            summed = self._readable[-1] if self._readable else self.loss_count.tensor
             for mesh, views in self._views_of.items():
                 count = summed if mesh is None else self._averaged(summed, mesh)
-                torch._foreach_mul_(views, self._count.correction(float(count)))
+                torch._foreach_mul_(views, self.loss_count.correction(float(count)))
 
     def _averaged(self, count: torch.Tensor, mesh: Any) -> torch.Tensor:
         def lost(error: Exception) -> PeerLost:
             others = [rank for rank in mesh.mesh.flatten().tolist() if rank != dist.get_rank()]
-            return self._names.lost(f"the count of {self._name} on the other ranks of its mesh", others, error)
+            return self.names.lost(f"the count of {self.name} on the other ranks of its mesh", others, error)
 
         mean = count.clone()
         try:
-            reduce_over(mesh, mean, lambda work: self._settle(work, lost))
+            reduce_over(mesh, mean, lambda work: self.settle(work, lost))
         except RuntimeError as error:
             raise lost(error) from None
         return mean
@@ -201,8 +195,8 @@ class GradientSum:
         self._absent = list(self._parameters)
         for counts in self._all_counts:
             counts.fill_(1)
-        if self._count is not None:
-            self._count.clear()
+        if self.loss_count is not None:
+            self.loss_count.clear()
 
 
 class WideGradientSum(GradientSum):
@@ -229,7 +223,7 @@ class WideGradientSum(GradientSum):
         absent = set(self._absent)
         self._settle_all()
         for parameter in self._parameters:
-            if parameter not in absent or (self._group is not None and self._has_any(parameter)):
+            if parameter not in absent or (self.group is not None and self._has_any(parameter)):
                 set_gradient(parameter, self._gradients[parameter])
 
     @property

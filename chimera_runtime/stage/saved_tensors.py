@@ -88,14 +88,12 @@ class SavedTensors:
             del self.sizes[piece]
 
 
+@dataclass(slots=True)
 class _SavedTensor:
     """A saved tensor; ``release`` is called when the graph frees it."""
 
-    __slots__ = ("release", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, release: Callable[[], None]) -> None:
-        self.tensor = tensor
-        self.release = release
+    tensor: torch.Tensor
+    release: Callable[[], None]
 
     def __del__(self) -> None:
         self.release()

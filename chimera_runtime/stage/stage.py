@@ -1,13 +1,13 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from functools import partial, partialmethod
 from typing import Any, Self
 
 import torch
 
-from chimera_runtime.blame import ModelError, UserCode
+from chimera_runtime.blame import UserCode, during
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.errors.values import memory_was_written
@@ -21,7 +21,7 @@ from chimera_runtime.stage.recomputation import ForwardResult, RecomputedForward
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in_some
 from chimera_runtime.stage.splitting import HalfBackward, SecondHalf, SplitBackward, WholeBackward
 from chimera_runtime.stage.stage_input import StageInput
-from chimera_runtime.stage.stage_output import StageOutput
+from chimera_runtime.stage.stage_output import SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, Watched
@@ -105,10 +105,11 @@ class Stage(WeightGroup):
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """Changes the shapes that the stage receives and sends; none may be larger than at first."""
         self._input.before = before
-        self._output.resize(after)
         if before is not None:
             self.inputs.resize(before.views)
         if after is not None:
+            assert isinstance(self._output, SendOutput)
+            self._output.after = after
             self.gradients.resize(after.gradient_views)
 
     def begin(self, update: int) -> None:
@@ -365,13 +366,8 @@ class Stage(WeightGroup):
             if group.group[0] == self.number:
                 group.gradient_sum.count(counts)
 
-    @contextmanager
-    def _during(self, kind: str, micros: Micros) -> Iterator[None]:
-        try:
-            yield
-        except ModelError as error:
-            error.during(self._numbering.operation(kind, micros, self.number))
-            raise
+    def _during(self, kind: str, micros: Micros) -> AbstractContextManager[None]:
+        return during(partial(self._numbering.operation, kind, micros, self.number))
 
     # ---- update
 

@@ -30,11 +30,6 @@ class SendOutput:
     share: float = 1.0
     scale: float = 1.0
 
-    def resize(self, after: Boundary | None) -> None:
-        """Changes the shapes of the tensors for the next stage."""
-        assert after is not None
-        self.after = after
-
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
         """Turns what the module returned for micro-batches, joined along dimension 0, into tensors and roots.
 
@@ -84,9 +79,6 @@ class LossOutput:
     _with_graph: set[int] = field(default_factory=set)  # updates of which a loss has a graph
     _losses: defaultdict[int, dict[int, Numbers]] = field(default_factory=lambda: defaultdict(dict))
     _counts: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def resize(self, after: Boundary | None) -> None:
-        """Does nothing: there is no next stage."""
 
     def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
         """Computes the losses, which are the roots, and begins to read them. There are no tensors to send.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import LaneOperation, ModelError, UserCode
+from chimera_runtime.blame import LaneOperation, UserCode, during
 from chimera_runtime.errors import FAILED
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.weight_groups import Group, group_key
@@ -180,11 +180,8 @@ class WeightGroup:
     def step(self) -> None:
         """Updates the weights and begins the next update of the group."""
         seed_torch(self._numbering.step_seed(self.updates, *self.group))
-        try:
+        with during(lambda: LaneOperation("step", group_key(self.group), (), self.updates)):
             self.weights.step()
-        except ModelError as error:
-            error.during(LaneOperation("step", group_key(self.group), (), self.updates))
-            raise
         if not self.weights.gradients_stay:
             self.gradient_sum.clear()
         self.updates += 1

@@ -141,7 +141,7 @@ def assemble(
             names=world.control_group.names,
             settle=world.control_group.wait,
             dtype=sum_dtype,
-            count=None if probed.expected_count is None else Count(group[0], probed.expected_count, world.device),
+            loss_count=None if probed.expected_count is None else Count(group[0], probed.expected_count, world.device),
             staging=world.staging,
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import LaneOperation, ModelError
+from chimera_runtime.blame import LaneOperation, during
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.lane.lane import Lane, LaneComponents, Load
 from chimera_runtime.lane.message_links import Incoming, Outgoing
@@ -21,25 +21,22 @@ from chimera_runtime.values.nested import to_device
 
 def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComponents:
     """Returns the components of this rank's lane; with ``context.ranges`` they are wrapped for a profiler."""
-    job, facts = context.world.job, context.facts
-    peers = {worker: context.world.peer(worker) for worker in facts.peers}
-
-    def ends(route: Route) -> tuple[Any, int, int, str, int]:
-        return peers[route.worker], route.source, route.target, job.value_of(route), job.stages
+    world, job, facts = context.world, context.world.job, context.facts
 
     def incoming(route: Route) -> Incoming:
-        return Incoming(*ends(route), getattr(stages[route.target], VALUES[job.value_of(route)].slots))
+        slots = getattr(stages[route.target], VALUES[job.value_of(route)].slots)
+        return Incoming(world.peer(route.worker), route, job, slots)
 
-    load_input, load_target = loads(context.source, job, context.world.device)
+    load_input, load_target = loads(context.source, job, world.device)
     components = LaneComponents(
         stages=stages,
         incoming={route: incoming(route) for route in facts.incoming},
-        outgoing={route: Outgoing(*ends(route)) for route in facts.outgoing},
+        outgoing={route: Outgoing(world.peer(route.worker), route, job) for route in facts.outgoing},
         load_input=load_input,
         load_target=load_target,
         ties={tie.group: tie for stage in stages.values() for tie in stage.ties},
     )
-    return ranged(components, ranges_on(context.world.device)) if context.ranges else components
+    return ranged(components, ranges_on(world.device)) if context.ranges else components
 
 
 def lane_of(context: RankContext, components: LaneComponents) -> Lane:
@@ -73,12 +70,9 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
 
     def located(kind: str, load: Load, stage: int) -> Load:
         def loaded(update: int, micro: int) -> Any:
-            try:
+            later, number = divmod(micro, job.passes)
+            with during(lambda: LaneOperation(kind, stage, (number,), update + later)):
                 return to_device(load(update, micro), device)
-            except ModelError as error:
-                later, number = divmod(micro, job.passes)
-                error.during(LaneOperation(kind, stage, (number,), update + later))
-                raise
 
         return loaded
 

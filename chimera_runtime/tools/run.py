@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -41,7 +41,7 @@ from chimera_runtime.tools.watch.metrics import Metrics
 from chimera_runtime.tools.watch.peak_memory import PeakMemory, resident
 from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
 from chimera_runtime.tools.watch.tensorboard import TensorBoard
-from chimera_runtime.tools.watch.torch_profile import TorchProfile
+from chimera_runtime.tools.watch.torch_profile import torch_profile
 from chimera_runtime.tools.watch.validation import Validation
 from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.update.outcome import Outcome, Outcomes
@@ -77,7 +77,7 @@ class Run(Hooks):
     _recorder: Recorder | None = None
     _progress: Progress | None = None
     _peak_memory: PeakMemory | None = None
-    _torch_profile: TorchProfile | None = None
+    _torch_profile: torch.profiler.profile | None = None
     explains = False  # a rank that is lost ends by `Faults.lose`, which follows the waits of all
 
     def __post_init__(self) -> None:
@@ -205,7 +205,7 @@ class Run(Hooks):
     def on_step(self, pipe: Pipeline, outcome: Outcome) -> None:
         """Calls the model file's ``on_step`` after an update, on every rank; not in a rehearsal."""
         if self._torch_profile is not None:
-            self._torch_profile.updated()
+            self._torch_profile.step()
         if self._recorder is not None:
             self._recorder.spill()
         if self.loads:
@@ -220,7 +220,10 @@ class Run(Hooks):
             ends = UpdateEnds(progress, len(self._stages))
             for stage in self._stages.values():
                 stage.on_step = ends.stepped
-        with self._profiled(before):
+        directory = self.options.torch_profile
+        updates = self.updates - before
+        with nullcontext() if directory is None else torch_profile(directory, self.place.rank, updates) as profile:
+            self._torch_profile = profile
             yield progress
         progress.finish()
         if self._peak_memory is not None:
@@ -228,14 +231,6 @@ class Run(Hooks):
                 progress.write_line(line)
         if self._recorder is not None:
             self._recorder.close()
-
-    @contextmanager
-    def _profiled(self, before: int) -> Iterator[None]:
-        if self.options.torch_profile is None:
-            yield
-            return
-        with TorchProfile(self.options.torch_profile, self.place.rank, self.updates - before) as self._torch_profile:
-            yield
 
     def close(self) -> None:
         """Closes files and data workers after the training, when all ranks have ended it."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.blame import LaneOperation, ModelError
+from chimera_runtime.blame import LaneOperation, during
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.ties import Modules, Tie, by_group
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
@@ -93,11 +93,8 @@ class Optimizers:
         if self._idle:
             return
         seed_torch(draw_seed("step", self._seed, self._update, *group))
-        try:
+        with during(lambda: LaneOperation("step", group_key(group), (), self._update)):
             Weights(self._optimizers[group]).step()
-        except ModelError as error:
-            error.during(LaneOperation("step", group_key(group), (), self._update))
-            raise
 
 
 def optimizer_of(

@@ -20,7 +20,6 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._failed: OSError | None = None
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
@@ -39,17 +38,13 @@ class Log:
         return False
 
     def add(self, content: dict[str, Any]) -> None:
-        """Writes a line, with null for a number that is not finite. After a failure no further line is written."""
+        """Writes a line, with null for a number that is not finite. Raises `Unwritable` if it cannot be written."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
-        if self._failed is not None:
-            return
         try:
             os.write(self._file, json.dumps(finite).encode() + b"\n")
         except OSError as error:
-            self._failed = error
+            raise mistakes.file_cannot_be_written("--log-file", self._path, error.strerror) from error
 
     def close(self) -> None:
-        """Closes the file. Raises `Unwritable` if a line could not be written."""
+        """Closes the file."""
         os.close(self._file)
-        if self._failed is not None:
-            raise mistakes.file_cannot_be_written("--log-file", self._path, self._failed.strerror)

@@ -1,7 +1,5 @@
 """``--peak-memory``: peak memory of every rank, next to the need that the report predicts."""
 
-import json
-import os
 import resource
 import sys
 from contextlib import suppress
@@ -14,6 +12,9 @@ from chimera_runtime.values.byte_text import byte_text
 
 _STATUS = Path("/proc/self/status")
 _PEAK, _NOW = "VmHWM", "VmRSS"
+
+_CLEAR = Path("/proc/self/clear_refs")
+"""File of Linux to which a 5 is written to begin a new peak: proc(5)."""
 
 ON_HOST = "resident memory of the process, above what it had before its stages were built"
 ON_GPU = "of tensors on the GPU, by torch's allocator"
@@ -35,23 +36,20 @@ class PeakMemory:
         if self._world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._world.device)
         else:
-            _forget_peak()
+            with suppress(OSError):
+                _CLEAR.write_text("5", encoding="ascii")
 
     def lines(self) -> list[str]:
         """Returns a table of all ranks, on rank 0: M_theta, M_a, the bytes that they need, the bytes that were used.
 
         Every rank calls it, before any of them ends.
         """
-        place, store = self._world.place, self._world.control_group.store
-        store.set(f"peak/{place.rank}", json.dumps([self._copies, self._activations, self._need, self._used()]))
-        if place.rank:
+        mine = self._copies, self._activations, self._need, self._used()
+        of_ranks = self._world.control_group.collect("peak", mine, "for the memory that it has used")
+        if self._world.place.rank:
             return []
         rows = [("rank", "M_theta", "M_a", "needs", "used")]
-        for rank in place.ranks:
-            what = "for the memory that it has used"
-            copies, activations, need, used = json.loads(
-                self._world.control_group.wait_for_key(f"peak/{rank}", rank, what)
-            )
+        for rank, (copies, activations, need, used) in enumerate(of_ranks):
             rows.append((str(rank), str(copies), str(activations), byte_text(need), byte_text(used)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -75,13 +73,3 @@ def _read(name: str) -> int:
         lines = _STATUS.read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _forget_peak() -> None:
-    """Resets the peak, if Linux allows it: proc(5), ``clear_refs``."""
-    with suppress(OSError):
-        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
-        try:
-            os.write(descriptor, b"5")
-        finally:
-            os.close(descriptor)

@@ -80,7 +80,7 @@ class Progress:
         self._world = world
         self._sinks = sinks
         self._details: deque[dict[str, Any]] = deque()
-        self._write_error: Unwritable | None = None
+        self._failed: dict[Callable[..., None], Unwritable] = {}  # outputs that could not be written
         self._terminal = is_terminal(sys.stdout)
         self._line: str | None = None
         self._shown = -math.inf
@@ -169,9 +169,7 @@ class Progress:
         self._before, self._cpu = time.time(), time.process_time()
         if not self._first:
             return
-        for sink in (self._sinks.log, self._sinks.board):
-            if sink is not None:
-                sink.add({"update": self._count, "held_out": held_out})
+        self._add({"update": self._count, "held_out": held_out})
         self.write_line(f"step {self._number}  held out {held_out:.6f}")
 
     def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
@@ -199,9 +197,7 @@ class Progress:
         facts = {"update": self._count, "loss": loss, **details, "seconds": seconds, "items_per_second": speed}
         if sinks.peak_seconds is not None and seconds:
             facts["share_of_peak"] = sinks.peak_seconds / seconds
-        for sink in (sinks.log, sinks.board):
-            if sink is not None:
-                sink.add(facts)
+        self._add(facts)
         self._duration = seconds if self._duration is None else (1 - _RECENT) * self._duration + _RECENT * seconds
         self._print(loss, seconds, facts.get("share_of_peak"))
         if sinks.stop_on_nan and loss is not None and not math.isfinite(loss):
@@ -232,21 +228,26 @@ class Progress:
         self._put(write_line, line)
         self._line = None
 
-    def _put(self, put: Callable[[str], None], line: str) -> None:
-        """Keeps an error for `close`: training continues without an output that can be read."""
-        if self._write_error is None:
+    def _add(self, facts: dict[str, Any]) -> None:
+        for sink in (self._sinks.log, self._sinks.board):
+            if sink is not None:
+                self._put(sink.add, facts)
+
+    def _put(self, put: Callable[..., None], *content: Any) -> None:
+        """Calls ``put`` unless it has failed before; training continues after an error, which `close` raises."""
+        if put not in self._failed:
             try:
-                put(line)
+                put(*content)
             except Unwritable as error:
-                self._write_error = error
+                self._failed[put] = error
 
     def close(self) -> None:
         """Closes the files. Raises `Unwritable` if a file, or standard output, could not be written completely."""
         for sink in (self._sinks.metrics, self._sinks.log, self._sinks.board):
             if sink is not None:
-                sink.close()
-        if self._write_error is not None:
-            raise self._write_error
+                self._put(sink.close)
+        for error in self._failed.values():
+            raise error
 
 
 def in_hours(seconds: float) -> str:

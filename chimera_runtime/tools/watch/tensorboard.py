@@ -1,7 +1,7 @@
 """``--tensorboard DIR``: the numbers of the log as curves of TensorBoard."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,15 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise mistakes.package_is_missing(f"{error}") from error
-        try:
-            self._writer: Any = SummaryWriter(str(directory), flush_secs=_FLUSHED_EVERY)
-        except OSError as error:
-            raise mistakes.file_cannot_be_written("--tensorboard", directory, error.strerror) from error
         self._directory = directory
-        self._failed: OSError | None = None
+        with self._refusing():
+            self._writer: Any = SummaryWriter(str(directory), flush_secs=_FLUSHED_EVERY)
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """Adds each number in a line of the log as a scalar. After a failure no further line is added."""
-        if self._failed is not None:
-            return
-        try:
+        """Adds each number in a line of the log as a scalar. Raises `Unwritable` if a number cannot be written."""
+        with self._refusing():
             for tag, number in scalars(facts):
                 self._writer.add_scalar(tag, number, facts["update"])
-        except OSError as error:
-            self._failed = error
 
     def keep(self) -> None:
         """Does the same as `close` if it is possible."""
@@ -47,16 +40,16 @@ class TensorBoard:
             self.close()
 
     def close(self) -> None:
-        """Writes the numbers that are still in memory, and ends.
-
-        Raises `Unwritable` if a number could not be written.
-        """
-        try:
+        """Writes the numbers that are still in memory, and ends; errors as in `add`."""
+        with self._refusing():
             self._writer.close()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            self._failed = self._failed or error
-        if self._failed is not None:
-            raise mistakes.file_cannot_be_written("--tensorboard", self._directory, self._failed.strerror)
+            raise mistakes.file_cannot_be_written("--tensorboard", self._directory, error.strerror) from error
 
 
 def scalars(facts: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chimera_runtime.blame import LaneOperation, Located, ModelError, UserCode, describe, ran_out
+from chimera_runtime.blame import LaneOperation, Located, ModelError, UserCode, describe, during, ran_out
 from chimera_runtime.errors import PeerLost
 
 SOURCE = """
@@ -168,12 +168,8 @@ def test_an_uncaught_error_is_the_users_traceback_once_and_then_the_line_that_ca
             deep()
 
     def deep() -> None:
-        try:
-            with UserCode("the forward of stage 2", 1):
-                failing()
-        except ModelError as error:
-            error.during(LaneOperation("F", 2, (5,), 8))
-            raise
+        with during(lambda: LaneOperation("F", 2, (5,), 8)), UserCode("the forward of stage 2", 1):
+            failing()
 
     with pytest.raises(ModelError) as raised:
         step()

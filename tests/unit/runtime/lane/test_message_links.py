@@ -7,9 +7,11 @@ import torch
 
 from chimera_runtime.errors import BadModel
 from chimera_runtime.lane.message_links import Incoming, Outgoing
+from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.values.shared_memory import Slots
 from chimera_runtime.values.tensors import Tensors
+from tests.unit.runtime.thread_ranks import job
 
 STAGES = 4
 
@@ -46,12 +48,16 @@ def slot(rows: int) -> Tensors:
 
 
 def incoming(peer: Any, slots: Slots) -> Incoming:
-    return Incoming(peer, 1, 2, "y", STAGES, slots)
+    return Incoming(peer, Route(1, 2, 1), job(stages=STAGES), slots)
+
+
+def outgoing(peer: Any, source: int, target: int) -> Outgoing:
+    return Outgoing(peer, Route(source, target, 1), job(stages=STAGES))
 
 
 def test_a_message_is_sent_under_the_tag_of_its_micro_batch_and_its_stages() -> None:
     peer, message = Peer(), (torch.ones(2),)
-    link = Outgoing(peer, 2, 1, "dx", STAGES)
+    link = outgoing(peer, 2, 1)
     link.isend(5, message)
     link.isend((7, 8), message)
     assert peer.sent == [(message, tag_of(5, 2, "dx", STAGES)), (message, tag_of((7, 8), 2, "dx", STAGES))]
@@ -59,7 +65,7 @@ def test_a_message_is_sent_under_the_tag_of_its_micro_batch_and_its_stages() -> 
 
 def test_a_send_is_waited_for_by_its_micro_batches_in_any_order_and_once() -> None:
     peer = Peer()
-    link = Outgoing(peer, 0, 1, "y", STAGES)
+    link = outgoing(peer, 0, 1)
     for micros in (0, 1, (2, 3)):
         link.isend(micros, ())
     link.wait((2, 3))
@@ -119,14 +125,14 @@ def test_what_was_not_posted_can_neither_be_waited_for_nor_taken() -> None:
 
 def test_a_message_that_is_written_before_it_has_left_is_an_error_of_the_model() -> None:
     message = torch.ones(2)
-    link = Outgoing(Peer(), 2, 3, "y", STAGES)
+    link = outgoing(Peer(), 2, 3)
     link.isend(5, (message,))
     link.wait(5)
     link.isend(6, (message,))
     message.add_(1)
     with pytest.raises(BadModel, match=r"stage 2 handed on memory for micro-batch 6 .* before stage 3 had it"):
         link.wait(6)
-    back = Outgoing(Peer(), 2, 1, "dx", STAGES)
+    back = outgoing(Peer(), 2, 1)
     back.isend((7, 8), (message,))
     message.add_(1)
     with pytest.raises(BadModel, match="stage 2 handed back memory for micro-batch 7"):

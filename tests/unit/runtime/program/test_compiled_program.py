@@ -112,10 +112,6 @@ def test_facts_are_read_as_they_were_written(tmp_path: Path) -> None:
     hash(compiled.job)
 
 
-def test_peers_are_the_workers_at_the_other_ends_of_all_links() -> None:
-    assert [rank.peers for rank in RANKS] == [(1, 3), ()]
-
-
 def test_turns_grow_with_the_updates() -> None:
     assert [*Turns(-2, 3, 2, 1).of(4)] == [-2, 0, 2, 4, 6]
     assert [*Turns(0, 0, 1, 0).of(3)] == [0, 1, 2]

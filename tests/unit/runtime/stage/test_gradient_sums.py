@@ -306,7 +306,7 @@ def test_a_gradient_that_was_cleared_is_gone_in_both_dtypes() -> None:
 def counting(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 1) -> Any:
     count = Count(1, 8.0, torch.device("cpu"))
     names = Names(0, 0, 2, 20.0)
-    return GradientSum(1, parameters, group, tuple(range(size)), names, waiter(20.0), count=count)
+    return GradientSum(1, parameters, group, tuple(range(size)), names, waiter(20.0), loss_count=count)
 
 
 def test_gradients_are_corrected_by_what_the_update_counts() -> None:

@@ -5,6 +5,7 @@ import json
 import re
 import time
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -183,18 +184,26 @@ def test_updates_that_overlap_are_gathered_together_and_told_one_by_one(
     assert [line[-1] for line in lines(capsys)] == [f"{4 * update:.6f}" for update in range(6)]
 
 
-def test_a_line_that_cannot_be_written_is_told_after_training(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No further line is tried; numbers go on to the file."""
-    tried: list[str] = []
+@pytest.mark.parametrize("broken", ["standard output", "log"])
+def test_an_output_that_cannot_be_written_is_told_after_training(
+    alone: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+) -> None:
+    """It is not tried again; the other one has all updates, and both are closed."""
+    tried: Counter[str] = Counter()
 
-    def say(line: str) -> None:
-        tried.append(line)
-        raise Unwritable("standard output: No space left on device")
+    def put(output: str) -> None:
+        tried[output] += 1
+        if output == broken:
+            raise Unwritable(f"{output}: No space left on device")
 
-    monkeypatch.setattr(telling, "write_line", say)
-    with worlds(alone, alone_job()) as (world,), pytest.raises(Unwritable, match="No space left on device"):
-        updates(world, [1.0, 2.0, 3.0])
-    assert len(tried) == 1
+    log = Log(tmp_path / "log.jsonl")
+    monkeypatch.setattr(telling, "write_line", lambda _line: put("standard output"))
+    monkeypatch.setattr(log, "add", lambda _facts: put("log"))
+    with worlds(alone, alone_job()) as (world,), pytest.raises(Unwritable, match=f"{broken}: No space left on device"):
+        updates(world, [1.0, 2.0, 3.0], sinks=Sinks(log=log))
+    assert tried == {"standard output": 3, "log": 3} | {broken: 1}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        log.close()
 
 
 def test_every_update_is_a_line_of_the_log_with_what_the_loop_said_of_it(alone: World, tmp_path: Path) -> None:
