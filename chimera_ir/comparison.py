@@ -49,7 +49,7 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
     Raises `Incomparable` if no parameters give it this size. Raises `TextError` if the text has mistakes that do not
     depend on its parameters.
     """
-    settings = {} if against.is_ir else _fitting(against, like, request.max_operations)
+    settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
     return replace(request, source=against, settings=settings, change=Change(), forecast=None, ties=(), against=None)
 
 

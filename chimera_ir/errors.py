@@ -13,7 +13,7 @@ class CompileError(Exception):
 
 
 class TextError(CompileError):
-    """Errors in texts: a scheme or an IR text, a profile, a cluster.
+    """Errors in texts: a scheme, an IR text or a schedule of torch, a profile, a cluster.
 
     ``texts`` has each text with its errors.
     """

@@ -66,8 +66,8 @@ class Options:
     split
         The first layer of each stage, for a profile of layers; by default the slowest stage is as fast as possible.
     against
-        What the report compares with, in place of the library's baseline: a scheme's name, the path of a .chim or .sir
-        file, or a `Source`. It is compiled for as many workers and micro-batches.
+        What the report compares with, in place of the library's baseline: a scheme's name, the path of a .chim, .sir or
+        .csv file, or a `Source`. It is compiled for as many workers and micro-batches.
     max_operations
         The most compute operations of a scheme, a text or a baseline; a larger one is refused.
     library
@@ -143,16 +143,16 @@ class Options:
     def request(self, source: Source, settings: Mapping[str, int], spell: Spell = str) -> Request:
         """The request to compile ``source`` with these ``settings`` of parameters; reads the files of a prediction.
 
-        Raises `ParameterError` if an IR text is given parameters (it has none), `OptionError` if options do not go
+        Raises `ParameterError` if a text other than a scheme is given parameters, `OptionError` if options do not go
         together or with the text, `UnreadableText` if the profile, the cluster or the text to compare with cannot be
         read, and `TextError` with all mistakes of these texts.
         """
-        if source.is_ir and settings:
-            raise ParameterError("an IR text has no parameters to set; set them when you compile its scheme")
+        if not source.is_scheme and settings:
+            raise ParameterError(f"{source.name} has no parameters to set; set them when you compile its scheme")
         change = Change(self.recompute, SyncMode(self.sync) if self.sync else None)
-        if source.is_ir and change != Change():
+        if not source.is_scheme and change != Change():
             names = f"{spell('recompute')}, {spell('sync')}"
-            raise OptionError(f"{names}: an IR text says both itself; ask for them when you compile its scheme")
+            raise OptionError(f"{names}: {source.name} says both itself; ask for them when you compile its scheme")
         if source.is_ir and self.tied:
             raise OptionError(f"{spell('tied')}: an IR text says itself which stages are tied, in its header")
         forecast = self._forecast(spell)
@@ -195,9 +195,10 @@ class Options:
 def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = None, **parameters: int) -> Compilation:
     """Compilation of a text, which makes each level when it is asked for.
 
-    The text is the name of a library scheme, the path of a .chim or .sir file, or a `Source`; ``parameters`` replace
-    the defaults of the scheme's parameters, and ``options`` are all else that may be asked for: costs, a profile, a
-    limit. Raises `CompileError` if there is no such text, no such parameter or option, or the text cannot be read.
+    The text is the name of a library scheme, the path of a .chim, .sir or .csv file, or a `Source`; ``parameters``
+    replace the defaults of the scheme's parameters, and ``options`` are all else that may be asked for: costs, a
+    profile, a limit. Raises `CompileError` if there is no such text, no such parameter or option, or the text cannot be
+    read.
 
     Examples
     --------

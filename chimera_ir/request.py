@@ -77,12 +77,18 @@ def _group(tie: Tie, stages: int) -> WeightGroup:
 
 
 def parsed(request: Request) -> Scheme | Level:
-    """The text of a request: a scheme with its changes, or the level that an IR text has.
+    """The text of a request: a scheme with its changes, or the level that another text has.
 
-    Raises `TooLarge` if an IR text is larger than the limits. Raises `Rejected` with the mistakes of a text.
+    Raises `TooLarge` if such a text is larger than the limits. Raises `Rejected` with the mistakes of a text.
     """
     source, most = request.source, request.max_operations
-    if not source.is_ir:
+    if source.is_csv:
+        from chimera_ir.torch_text.csv_reader import parse as parse_csv
+
+        if (cells := source.text.count(",") + source.text.count("\n")) > 4 * most:
+            raise TooLarge(f"the text has {cells:,} cells, and the limit is {4 * most:,}")
+        return parse_csv(source, lambda stages: groups(request.ties, stages))
+    if source.is_scheme:
         from chimera_ir.syntax.parser import parse as parse_scheme
 
         return request.change.of(parse_scheme(source))

@@ -16,11 +16,15 @@ from typing import NamedTuple
 LARGEST = 2**30
 """Bytes of the largest file that is read."""
 
+ENDINGS = (".chim", ".sir", ".csv")
+"""The endings of the names of texts: a scheme, an IR text, a schedule of torch.distributed.pipelining."""
+
 PATIENCE = 2.0
 """Seconds to wait for the first byte of a pipe, which may have no writer."""
 
 _PART = 2**20
 _IR = re.compile(r"(?:\s|#.*+)*+(?:plan|schedule|program)\b")
+_CSV = re.compile(r"[\s,]*+\(?[0-9]+(?:[FIBW]|UNSHARD|RECV)")
 
 
 def contents(path: Path, most: int = LARGEST, *, pipes: bool = False) -> bytes:
@@ -101,9 +105,30 @@ class Source:
 
     @cached_property
     def is_ir(self) -> bool:
-        """Whether it is an IR text: by the ending .sir or .chim of its name or, without these, by its first word."""
+        """Whether it is an IR text: by the ending of its name or, without one of `ENDINGS`, by its first word."""
+        return self._ending == ".sir" or (not self._ending and _IR.match(self.text) is not None)
+
+    @cached_property
+    def is_csv(self) -> bool:
+        """Whether it is a schedule of torch: by the ending of its name or, without one of `ENDINGS`, by its cells."""
+        return self._ending == ".csv" or (not self._ending and _CSV.match(self.text) is not None)
+
+    @property
+    def is_scheme(self) -> bool:
+        """Whether it is a scheme, and no level of operations."""
+        return not (self.is_ir or self.is_csv)
+
+    @property
+    def _ending(self) -> str:
         ending = Path(self.name).suffix
-        return ending == ".sir" or (ending != ".chim" and _IR.match(self.text) is not None)
+        return ending if ending in ENDINGS else ""
+
+    def place(self, offset: int) -> str:
+        """The place of a character for the user: line and column and, of a schedule of torch, the row and the cell."""
+        line, column = self.position(offset)
+        if not self.is_csv:
+            return f"{line}:{column}"
+        return f"{line}:{column} (row {line}, cell {self.line(line).count(',', 0, column - 1) + 1})"
 
     @cached_property
     def _starts(self) -> list[int]:

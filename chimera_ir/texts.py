@@ -6,7 +6,7 @@ from pathlib import Path
 
 from chimera_ir import library
 from chimera_ir.errors import UnreadableText
-from chimera_ir.source import Source, contents
+from chimera_ir.source import ENDINGS, Source, contents
 
 
 def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
@@ -28,7 +28,7 @@ def scheme_or_ir(
     option: str = "library",
     remark: Callable[[str], None] = lambda _: None,
 ) -> Source:
-    """The text that ``scheme`` names: a file if it ends in .chim or .sir or has a folder, else a library scheme.
+    """The text that ``scheme`` names: a file if it ends in .chim, .sir or .csv or has a folder, else a library scheme.
 
     ``directories`` are more directories of the library; messages say that the user named them by ``option``. ``remark``
     is called with a sentence if the library calls the scheme by another name.
@@ -36,7 +36,7 @@ def scheme_or_ir(
     Raises `UnreadableText` if there is no such text, or several schemes have this name.
     """
     path = Path(scheme)
-    if path.suffix in (".chim", ".sir") or len(path.parts) > 1:
+    if path.suffix in ENDINGS or len(path.parts) > 1:
         return _known(path)
     further = library.further(directories, option)
     if scheme in library.names(further):
@@ -49,8 +49,8 @@ def scheme_or_ir(
 
 
 def _known(path: Path) -> Source:
-    if path.suffix not in (".chim", ".sir") and not _is_handed(path):
-        raise UnreadableText(f"{path}: a scheme ends in .chim, an IR text in .sir")
+    if path.suffix not in ENDINGS and not _is_handed(path):
+        raise UnreadableText(f"{path}: a scheme ends in .chim, an IR text in .sir, a schedule of torch in .csv")
     hint = f"; for the library scheme write {path.stem}" if path.stem in library.names() else ""
     return read(path, "", hint)
 

@@ -31,6 +31,7 @@ CHAPTERS = {
     "5": "IR texts",
     "6": "what repeats",
     "7": "profiles and clusters",
+    "8": "schedules of torch.distributed.pipelining",
 }
 
 

@@ -35,6 +35,7 @@ IMPORTS = {
     "elaborate": {"syntax", "ir", "diagnostics", "errors", "source"},
     "flow": {"ir"},
     "lower": {"ir", "flow", "source"},
+    "torch_text": {"ir", "lower", "diagnostics", "source"},
     "verify": {"ir", "flow", "diagnostics", "source"},
     "cost": {"ir", "flow"},
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
@@ -45,7 +46,7 @@ IMPORTS = {
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source"},
     "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},
-    "request": {"cost", "errors", "ir", "predict", "source", "syntax"},
+    "request": {"cost", "errors", "ir", "predict", "source", "syntax", "torch_text"},
     "comparison": {"diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"},
     "compilation": {
         "comparison",

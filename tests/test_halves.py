@@ -11,6 +11,7 @@ HALVES = {"I", "INPUT_GRADIENT", "backward_input"}
 KNOW_HALVES = {
     "the table": {"chimera_ir/ir/kinds.py"},
     "its calls": {"chimera_runtime/stage/stage.py", "chimera_runtime/program/operations.py"},
+    "its cells in torch's files": {"chimera_ir/torch_text/cells.py"},
     "its sleeps": {"chimera_runtime/tools/command/options.py"},
     "its cost, set or measured": {
         *("chimera_ir/cost/durations.py", "chimera_ir/predict/equation.py", "chimera_ir/predict/setting.py"),

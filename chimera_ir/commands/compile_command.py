@@ -166,8 +166,8 @@ def compile_command(
 ) -> None:
     """Compile SCHEME to one PyTorch script per worker, proven free of deadlock.
 
-    SCHEME is a .chim file, an IR text (.sir), or the name of a library scheme (--list); - reads either text
-    from standard input.
+    SCHEME is a .chim file, an IR text (.sir), a schedule of torch.distributed.pipelining (.csv), or the name of
+    a library scheme (--list); - reads such a text from standard input.
 
     Exit status: 0 compiled and verified; 1 something is wrong in the text, 2 on the command line; 3 compiled and
     written, but a worker needs more memory than the cluster has; 70 something is wrong in the compiler; 130

@@ -217,8 +217,8 @@ def _library(directories: tuple[Path, ...]) -> tuple[Source, ...]:
 
 def _scheme(name: str, directories: tuple[Path, ...]) -> Source:
     source = texts.scheme_or_ir(name, directories, _LIBRARY, lambda text: remark(f"remark: {text}"))
-    if source.is_ir:
-        raise WrongCommand(f"--scheme {name}: an IR text has no parameters to choose; name its scheme")
+    if not source.is_scheme:
+        raise WrongCommand(f"--scheme {name}: it has no parameters to choose; name its scheme")
     return source
 
 

@@ -126,9 +126,10 @@ def run_command(
 ) -> None:
     """Compile SCHEME and train MODEL.py with it on this machine, under torchrun.
 
-    SCHEME is a .chim file, an IR text (.sir) or the name of a library scheme (see chimera compile --list). It is
-    compiled as by the command compile; then torchrun starts train.py in the output directory, with a rank for each
-    worker of each of the W copies. What follows -- is handed to MODEL.py, whose functions may take it as args.
+    SCHEME is a .chim file, an IR text (.sir), a schedule of torch.distributed.pipelining (.csv) or the name of a
+    library scheme (see chimera compile --list). It is compiled as by the command compile; then torchrun starts
+    train.py in the output directory, with a rank for each worker of each of the W copies. What follows -- is
+    handed to MODEL.py, whose functions may take it as args.
 
     Exit status: 1 something is wrong in the scheme or the text of MODEL.py, 2 on the command line, 70 in the compiler,
     130 interrupted; once torchrun has started, its own.

@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import PurePath
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.diagnostics.torch_words import as_cells
 from chimera_ir.escapes import visible
 from chimera_ir.source import Source, Span
 
@@ -57,15 +58,20 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
     """
     style = _COLOR if color else _PLAIN
     mark = {Severity.ERROR: style.error, Severity.WARNING: style.warning}[diagnostic.severity]
-    notes = tuple(replace(note, text=diagnostic.relative_to_turn(note.text)) for note in _some(diagnostic.notes()))
+    words = as_cells if source.is_csv else str
+    title, label, help = (
+        words(diagnostic.fill(text)) for text in (diagnostic.title, diagnostic.label, diagnostic.help)
+    )
+    facts = ((note, words(diagnostic.relative_to_turn(note.text))) for note in _some(diagnostic.notes()))
+    notes = tuple(replace(note, text=text) for note, text in facts)
     places = [diagnostic.span, *(note.span for note in notes if note.span is not None)]
     margin = max(len(str(source.position(span.start).line)) for span in places)
     head = f"{mark}{diagnostic.severity.value}[{diagnostic.code}]{style.end}"
-    lines = [f"{head}{style.bold}: {_sentence(diagnostic.fill(diagnostic.title))}{style.end}"]
-    lines += _excerpt(diagnostic.span, diagnostic.fill(diagnostic.label), source, margin, mark, style)
+    lines = [f"{head}{style.bold}: {_sentence(title)}{style.end}"]
+    lines += _excerpt(diagnostic.span, label, source, margin, mark, style)
     lines += [_fact("note", note.text, margin, style) for note in notes if note.span is None]
-    if diagnostic.help:
-        lines.append(_fact("help", diagnostic.fill(diagnostic.help), margin, style))
+    if help:
+        lines.append(_fact("help", help, margin, style))
     for note in notes:
         if note.span is not None:
             lines.append(f"{style.note}note{style.end}: {_sentence(note.text)}")
@@ -112,7 +118,7 @@ def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, sty
     before, marked, after = _cut(before, marked, after)
     carets = "^" * max(_width(marked), 1)
     bar = f"{style.gutter}|{style.end}"
-    place = f"{source.origin}{visible(source.name)}:{position.line}:{position.column}"
+    place = f"{source.origin}{visible(source.name)}:{source.place(span.start)}"
     number = f"{style.gutter}{position.line:>{margin}}{style.end}"
     return [
         f"{' ' * margin}{style.gutter}-->{style.end} {place}",

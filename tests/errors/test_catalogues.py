@@ -11,11 +11,11 @@ import pytest
 
 from chimera_ir.diagnostics import catalogue
 from chimera_ir.diagnostics.codes import messages
-from tests.errors import test_front, test_middle, test_profiles
+from tests.errors import test_front, test_middle, test_profiles, test_torch
 from tests.errors.goldens import classes, inputs
 from tests.test_architecture import PACKAGE, ROOT, python, tree
 
-TESTED = [*test_front.CATALOGUES, *test_middle.CATALOGUES, *test_profiles.CATALOGUES]
+TESTED = [module for test in (test_front, test_middle, test_profiles, test_torch) for module in test.CATALOGUES]
 ALL = [import_module(f"{catalogue.__name__}.{found.name}") for found in iter_modules(catalogue.__path__)]
 MESSAGES = {message.__name__: message for message in (*messages().values(), *classes(ALL).values())}
 

@@ -43,4 +43,4 @@ def test_what_the_scheme_cannot_do_is_refused(run: Run) -> None:
 def test_an_ir_text_says_it_itself(run: Run) -> None:
     with open("a.sir", "w", encoding="utf-8") as file:
         file.write(run("dapple", "--emit", "schedule").out)
-    run("a.sir", "--recompute").assert_refused(WRONG_COMMAND, "an IR text says both itself")
+    run("a.sir", "--recompute").assert_refused(WRONG_COMMAND, "a.sir says both itself")

@@ -210,7 +210,7 @@ def test_a_wrong_command_line_is_status_two_and_says_what_is_wrong(
 
 def test_an_ir_text_has_no_parameters_to_set(run: Run, tmp_path: Path) -> None:
     (tmp_path / "p.sir").write_text(run("dapple", "--emit", "program").out)
-    run("p.sir", "--set", "D=8").assert_refused(WRONG_COMMAND, "an IR text has no parameters to set")
+    run("p.sir", "--set", "D=8").assert_refused(WRONG_COMMAND, "p.sir has no parameters to set")
 
 
 def test_a_file_that_cannot_be_read_is_status_two(run: Run, tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_an_ir_text_takes_neither_parameters_nor_changes(tmp_path: Path) -> None
     text = Source("a.sir", show(chimera_ir.compile("chimera").schedule))
     with pytest.raises(ParameterError, match="has no parameters to set"):
         chimera_ir.compile(text, D=4)
-    with pytest.raises(OptionError, match=r"^recompute, sync: an IR text says both itself"):
+    with pytest.raises(OptionError, match=r"^recompute, sync: .* says both itself"):
         chimera_ir.compile(text, options=Options(recompute=True))
 
 
