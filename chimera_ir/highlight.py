@@ -32,7 +32,7 @@ _COLORS = {
 
 def literals(name: str) -> list[str]:
     """The words and signs that a grammar has between quotation marks, the longest first."""
-    quoted = {match[1] for match in _LITERAL.finditer(grammar(name)) if match[1]}
+    quoted = {match[1] for match in _LITERAL.finditer(grammar(name).read_text(encoding="utf-8")) if match[1]}
     return sorted(quoted, key=lambda literal: (-len(literal), literal))
 
 

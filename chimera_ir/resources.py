@@ -13,9 +13,9 @@ def _folder(name: str) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
-def grammar(name: str) -> str:
-    """The text of a grammar, as in ``grammar("scheme.lark")``."""
-    return (_folder("grammar") / name).read_text(encoding="utf-8")
+def grammar(name: str) -> Path:
+    """The file of a grammar, as in ``grammar("scheme.lark")``."""
+    return _folder("grammar") / name
 
 
 def templates() -> Path:

@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_right
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from chimera_ir.diagnostics.catalogue.tokens import NotText, TextTooLong, TooDeep, TooManyTokens
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.resources import grammar
+from chimera_ir.grammars import parser_of
 from chimera_ir.source import Source, Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.build import build
@@ -25,13 +26,12 @@ MAX_TEXT, MAX_TOKENS, MAX_DEPTH = 1 << 20, 100_000, 100
 MAX_MISTAKES = 20
 """The most mistakes that are reported; further ones are likely to follow from these."""
 
-_MISTAKES = ("FRACTION", "GLUED", "FOREIGN", "OPEN_STRING", "STRAY")
 
-
+@dataclass(frozen=True)
 class _KeepMistakes:
     """Makes lark's lexer keep the terminals for mistakes, which no rule of the grammar uses."""
 
-    always_accept = _MISTAKES
+    always_accept: tuple[str, ...] = ("FRACTION", "GLUED", "FOREIGN", "OPEN_STRING", "STRAY")
 
     def process(self, stream: object) -> object:
         return stream
@@ -39,11 +39,9 @@ class _KeepMistakes:
 
 @cache
 def _lark() -> Lark:
-    return Lark(
-        grammar("scheme.lark"),
+    return parser_of(
+        "scheme.lark",
         start="scheme",
-        parser="lalr",
-        lexer="basic",
         postlex=_KeepMistakes(),
         keep_all_tokens=True,
         maybe_placeholders=False,

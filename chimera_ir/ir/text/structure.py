@@ -7,10 +7,10 @@ from lark import Lark, Token, Tree, UnexpectedToken
 
 from chimera_ir.diagnostics.catalogue import irtext as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.grammars import parser_of
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.text.header import span
 from chimera_ir.ir.text.malformed import explain
-from chimera_ir.resources import grammar
 from chimera_ir.source import Source, Span
 
 MOST_MISTAKES = 50
@@ -32,7 +32,7 @@ def count_lines(text: str) -> tuple[int, int]:
 @cache
 def _parser() -> Lark:
     letters = " | ".join(f'"{letter}"' for letter in KINDS)
-    return Lark(f"{grammar('ir.lark')}\nLETTER: {letters}\n", parser="lalr", lexer="basic")
+    return parser_of("ir.lark", f"\nLETTER: {letters}\n")
 
 
 def tree_of(source: Source) -> Tree[Token]:

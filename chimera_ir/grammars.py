@@ -1,0 +1,49 @@
+"""Parsers of the grammars: what lark computes for one is stored as Python stores bytecode, beside it in __pycache__."""
+
+import hashlib
+import os
+import sys
+from contextlib import suppress
+from importlib.util import cache_from_source
+from io import BytesIO
+from pathlib import Path
+
+import lark
+from lark import Lark
+
+from chimera_ir.resources import grammar
+
+
+def parser_of(name: str, more: str = "", **options: object) -> Lark:
+    """The parser of the grammar ``name`` with ``more`` lines; lark's further ``options`` have no address in their repr.
+
+    Its tables take longer to compute than most texts to parse, so they are written to a file. They are computed again
+    if the lines, the options, lark or Python have changed, or the file is damaged.
+    """
+    source = grammar(name)
+    text = source.read_text(encoding="utf-8") + more
+    facts = repr((text, options, lark.__version__)).encode()
+    path = Path(cache_from_source(str(source))).with_suffix(".tables")
+    with suppress(OSError):
+        digest, _, tables = path.read_bytes().partition(b"\n")
+        if digest == _digest(facts, tables):
+            return Lark.load(BytesIO(tables))
+    parser = Lark(text, parser="lalr", lexer="basic", **options)
+    if not sys.dont_write_bytecode:
+        with suppress(OSError):
+            _write(parser, facts, path)
+    return parser
+
+
+def _write(parser: Lark, facts: bytes, path: Path) -> None:
+    """Writes the tables of a parser whole or not at all, even if other processes write the same ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tables = BytesIO()
+    parser.save(tables)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(_digest(facts, tables.getvalue()) + b"\n" + tables.getvalue())
+    os.replace(part, path)
+
+
+def _digest(facts: bytes, tables: bytes) -> bytes:
+    return hashlib.sha256(facts + tables).hexdigest().encode()

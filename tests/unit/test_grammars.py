@@ -1,0 +1,63 @@
+"""Tables of the grammars: computed once, and again when they do not fit any more."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from lark import Lark
+
+from chimera_ir import grammars
+from chimera_ir.library import source
+from chimera_ir.syntax import parser
+
+
+@pytest.fixture
+def computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The grammars whose tables lark computes; bytecode and tables are in an empty directory."""
+    texts: list[str] = []
+
+    class Counted(Lark):
+        def __init__(self, text: str, **options: object) -> None:
+            texts.append(text)
+            super().__init__(text, **options)
+
+    monkeypatch.setattr(grammars, "Lark", Counted)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    return texts
+
+
+def tables(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_tables_are_computed_once_and_parse_alike(computed: list[str], tmp_path: Path) -> None:
+    text = source("chimera").text
+    trees = [parser._lark.__wrapped__().parse(text) for _ in range(2)]
+    assert len(computed) == len(tables(tmp_path)) == 1
+    assert trees[0] == trees[1] == parser._lark().parse(text)
+
+
+def test_other_lines_have_other_tables(computed: list[str]) -> None:
+    for letter in "FB":
+        grammars.parser_of("ir.lark", f'\nLETTER: "{letter}"\n')
+    assert len(computed) == 2
+
+
+def test_a_damaged_file_is_replaced(computed: list[str], tmp_path: Path) -> None:
+    parser._lark.__wrapped__()
+    (path,) = tables(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    for _ in range(2):
+        parser._lark.__wrapped__()
+    assert len(computed) == 2
+
+
+def test_a_directory_that_cannot_be_written_costs_only_time(
+    computed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "file"))
+    for _ in range(2):
+        parser._lark.__wrapped__()
+    assert len(computed) == 2
