@@ -25,7 +25,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.ir.turns import Ring, Shelf, extent, shelf, shifted, updates_a_turn
+from chimera_ir.ir.turns import Ring, Shelf, extent, shelf, shifted
 from chimera_ir.lower.comm import Posting, Traffic, communicate
 from chimera_ir.lower.insertion import with_inserted
 from chimera_ir.lower.sync import Duration, Insertions
@@ -70,7 +70,7 @@ def body(header: Header, lane: Sequence[Instruction]) -> Body | None:
     )
     if opening is None:
         return Body(turn, (), {}) if not lane else None
-    again = moved(lane[opening], header.period, updates_a_turn(header))
+    again = moved(lane[opening], header.period, header.per_turn)
     closing = next((i for i in range(opening + 1, len(lane)) if lane[i] == again), None)
     if closing is None:
         return None
@@ -89,7 +89,7 @@ def unroll(header: Header, lane: Body, updates: int) -> Iterator[Instruction]:
 
 def by_turn(header: Header, lane: Body, updates: int) -> Iterator[tuple[int, Instruction]]:
     """The instructions of `unroll`, each with the number of its turn."""
-    per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
+    per_turn, micro_batches = header.per_turn, updates * header.per_update
     known = initial(header, lane)
     listed = [(instruction, *extent(instruction), lowest(known, instruction)) for instruction in lane.instructions]
     for turn in _turns(header, lane, updates, known):
@@ -104,7 +104,7 @@ def by_turn(header: Header, lane: Body, updates: int) -> Iterator[tuple[int, Ins
 
 def initial(header: Header, lane: Body) -> dict[WeightGroup, Initial]:
     """The stages whose initial weights are not kept like version 0 of the steady state."""
-    per_turn = updates_a_turn(header)
+    per_turn = header.per_turn
     places = {
         (type(instruction), instruction.group, instruction.version % per_turn): (instruction.version, place)
         for place, instruction in enumerate(lane.instructions)
@@ -143,7 +143,7 @@ def lowest(known: Mapping[WeightGroup, Initial], instruction: Instruction) -> in
 
 def _turns(header: Header, lane: Body, updates: int, known: Mapping[WeightGroup, Initial]) -> range:
     """The turns of a number of updates that have any instruction, from first to last."""
-    per_turn = updates_a_turn(header)
+    per_turn = header.per_turn
     bounds = [
         (first - least - lane.turn * per_turn, last - lane.turn * per_turn, per_turn, updates)
         if of_updates
@@ -172,7 +172,7 @@ def further(header: Header, micros: Sequence[Micro], count: int) -> tuple[Micro,
 
 def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
     """An instruction a number of turns later, in the same slot; versions are at least 0."""
-    return moved(instruction, turns * header.period, turns * updates_a_turn(header))
+    return moved(instruction, turns * header.period, turns * header.per_turn)
 
 
 def _in_ring(ring: Ring, recv: Recv, by: int) -> Recv:
@@ -241,7 +241,7 @@ class Margin:
 
     def cut(self, lane: Sequence[Instruction]) -> tuple[Instruction, ...]:
         """A wide lane without its margins, micro-batches and versions numbered as in the instance."""
-        micros, updates = self.turns * self.header.period, self.turns * updates_a_turn(self.header)
+        micros, updates = self.turns * self.header.period, self.turns * self.header.per_turn
         known = self._initial(lane)
         kept: list[Instruction] = []
         for instruction in lane:
@@ -272,7 +272,7 @@ def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
     wide = replace(
         header,
         micro_batches=turns * header.period,
-        updates=turns * updates_a_turn(header),
+        updates=turns * header.per_turn,
         pipes=tuple(replace(pipe, micros=further(header, pipe.micros, turns * header.period)) for pipe in header.pipes),
     )
     lanes = [
@@ -297,7 +297,7 @@ def _span(header: Header, bodies: Iterable[Body]) -> int:
             turns += [first // header.period - turn.turn, last // header.period - turn.turn]
             version = getattr(instruction, "version", None)
             if version is not None:
-                turns.append(version // updates_a_turn(header) - turn.turn)
+                turns.append(version // header.per_turn - turn.turn)
     return max(turns, default=0) - min(turns, default=0)
 
 

@@ -15,7 +15,7 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs
-from chimera_ir.ir.turns import initial, updates_a_turn
+from chimera_ir.ir.turns import initial
 from chimera_ir.verify.verify import Verified
 
 INTERFACE = 5
@@ -98,7 +98,7 @@ def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int
     offsets: dict[tuple[int, int], int] = {}
     for operation in (line for runnable in turns for line in runnable.turn.instructions if isinstance(line, Compute)):
         for number, place in (divmod(micro, header.period) for micro in operation.micros):
-            offsets[operation.stage, place] = (operation.version or 0) - number * updates_a_turn(header)
+            offsets[operation.stage, place] = (operation.version or 0) - number * header.per_turn
     stages = [[offsets[stage, place] for place in range(header.period)] for stage in range(header.stages)]
     return [[(offset, len([*run])) for offset, run in groupby(of_stage)] for of_stage in stages if of_stage]
 
@@ -155,7 +155,7 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
     """
     initials = initial(header, runnable.turn)
     first, behind = reach(header, runnable.turn, initials)
-    turns = {"first": first, "behind": behind, "step": updates_a_turn(header), "ahead": runnable.ahead}
+    turns = {"first": first, "behind": behind, "step": header.per_turn, "ahead": runnable.ahead}
     return turns, {group: (kept.stash, kept.drop) for group, kept in initials.items()}
 
 

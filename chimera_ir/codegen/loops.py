@@ -16,7 +16,7 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Instruction, Pair, singles
 from chimera_ir.ir.text.printer import ABSOLUTE, Numbers, numbers_of
 from chimera_ir.ir.text.printer import line as instruction_line
-from chimera_ir.ir.turns import Initial, Turn, extent, lowest, updates_a_turn
+from chimera_ir.ir.turns import Initial, Turn, extent, lowest
 
 _COLUMN = 74
 """The most characters of a statement whose comment is aligned with the others."""
@@ -112,7 +112,7 @@ def _in_rounds(notation: Notation) -> Numbers:
 
 def reach(header: Header, turn: Turn, initials: Mapping[WeightGroup, Initial]) -> tuple[int, int]:
     """Returns the first update of a run's first turn, and how many updates after the run its last turn begins."""
-    step = updates_a_turn(header)
+    step = header.per_turn
     served = [(_update(header, line), lowest(initials, line)) for line in turn.instructions]
     ahead = max((update - least for update, least in served), default=0)
     return -(ahead // step) * step, -min((update for update, _ in served), default=0)

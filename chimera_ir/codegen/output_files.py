@@ -25,7 +25,7 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
     header = verified.program.header
     environment = _environment(templates())
     train = environment.get_template("train.py.j2")
-    script = environment.get_template("stream.py.j2" if header.asynchronous else "rank.py.j2")
+    script = environment.get_template("stream.py.j2" if header.period else "rank.py.j2")
     evaluate = environment.get_template("evaluate.py.j2")
     ranks = [rank_view(verified, evaluation, Worker(worker)) for worker in range(header.workers)]
     content, package = facts(verified, evaluation), _package(runtime())

@@ -63,7 +63,7 @@ def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankV
         micro_batches_text=counted(header.whole_micro_batches, "micro-batch"),
         evaluated_text=counted(evaluation.program.header.whole_micro_batches, "micro-batch"),
         counting=" (counted in halves)" if header.halves else "",
-        counter=counter(header) if header.asynchronous else "",
+        counter=counter(header) if header.period else "",
         per_update=header.per_update,
         stages_text=f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}" if stages else "no stage",
         training=_body(verified, worker),

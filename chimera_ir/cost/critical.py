@@ -12,14 +12,13 @@ from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.kinds import COSTED, KEPT, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation
-from chimera_ir.ir.turns import updates_a_turn
 
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
     """Operations that follow one another without a gap, each needing the operation before it.
 
-    The path goes from time 0 to the end; in an asynchronous schedule, it is a cycle from a turn of the steady state to
+    The path goes from time 0 to the end; in a stream, it is a cycle from a turn of the steady state to
     a later turn. ``length`` is the time of one update, in ticks. ``counts`` has, by the letter of each kind in the
     schedule, how many micro-batches of this kind are on the path per update: C_f and C_b of section 3.4.
     """
@@ -75,7 +74,7 @@ def critical_path(header: Header, structure: Structure, durations: Sequence[int]
     Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
     durations are positive. So C_f and C_b are well defined.
 
-    Raises `ValueError` if an asynchronous schedule shows no turn of its steady state: it was not verified.
+    Raises `ValueError` if a stream shows no turn of its steady state: it was not verified.
     """
     net = structure.net
     if not net.operations:
@@ -90,7 +89,7 @@ def update_length(header: Header, structure: Structure, durations: Sequence[int]
     turn = structure.turn
     if turn is None:
         return Fraction(max(structure.net.ends(durations), default=0))
-    return critical(turn.waits, [durations[number] for number in turn.numbers]).cycle.ratio / updates_a_turn(header)
+    return critical(turn.waits, [durations[number] for number in turn.numbers]).cycle.ratio / header.per_turn
 
 
 def _path(
@@ -124,7 +123,7 @@ def _cycle(
     most = critical(longest.tight, preferred).cycle
     cycle = longest.cycle if most == NO_CYCLE else most
     path = [turn.numbers[node] for node in cycle.nodes]
-    updates = updates_a_turn(header)
+    updates = header.per_turn
     return _counted(header, net, path, longest.cycle.ratio / updates, cycle.turns * updates)
 
 

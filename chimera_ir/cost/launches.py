@@ -7,7 +7,7 @@ from dataclasses import replace
 from chimera_ir.cost.simulate import Launched, Stepped, Timed, Timeline, occupying
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.levels import LaneParts, Program, Strategy
+from chimera_ir.ir.levels import LaneParts, Program
 from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 
 LaunchPlaces = Sequence[Sequence[tuple[int, WeightGroup]]]
@@ -17,7 +17,7 @@ LaunchPlaces = Sequence[Sequence[tuple[int, WeightGroup]]]
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     """All launches, worker by worker, in the order of the lanes.
 
-    For an asynchronous program these are the launches in a stretch of the steady state (`steady_window`); none if the
+    For a stream these are the launches in a stretch of the steady state (`steady_window`); none if the
     timeline shows no such stretch.
     """
     all_launches = tuple(_launches(program, timeline))
@@ -39,7 +39,7 @@ def launch_places(program: Program) -> LaunchPlaces:
 
 
 def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
-    """All steps of an asynchronous program, worker by worker, each at the end of the operation before the step."""
+    """All steps of a stream, worker by worker, each at the end of the operation before the step."""
     return tuple(
         Stepped(Worker(worker), instruction.group, instruction.version, _end(timed, done) * timeline.tick)
         for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True))
@@ -49,9 +49,9 @@ def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
 
 
 def with_events(timeline: Timeline, program: Program) -> Timeline:
-    """The timeline with the events that a picture marks: launches, or the steps of an asynchronous program."""
-    asynchronous = program.header.asynchronous
-    return replace(timeline, events=steps(program, timeline) if asynchronous else launches(program, timeline))
+    """The timeline with the events that a picture marks: launches, or steps inside the schedule."""
+    events = steps if program.header.steps_inside else launches
+    return replace(timeline, events=events(program, timeline))
 
 
 def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
@@ -82,11 +82,11 @@ def _launched(
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
     busy = sum(interval.end - interval.start for interval in occupying(header, timed[done:waited]))
-    flush = 0 if waited < len(timed) or header.asynchronous else timeline.span - last
+    flush = 0 if waited < len(timed) or header.steps_inside else timeline.span - last
     return Launched(
         worker=worker,
         group=group,
-        strategy=Strategy.EAGER if header.asynchronous else header.strategy(group),
+        strategy=header.strategy(group),
         at=at * timeline.tick,
         free=(until - at - busy) * timeline.tick,
         flush=flush * timeline.tick,

@@ -25,7 +25,7 @@ class Figures:
 
     ``path`` is the critical path, and ``counts`` has C_f and C_b by the letters of the kinds. ``clock_span`` is the
     makespan if every operation takes 1. ``work`` is how long each worker computes. ``spans`` are the workers' own
-    spans, from the start of a worker's first operation to the end of its last; none for an asynchronous schedule.
+    spans, from the start of a worker's first operation to the end of its last; none for a stream.
     ``steady_period`` is the time of an iteration where many follow one another without a barrier. The last four are
     peaks of each worker: ``weights`` in M_theta; ``activations`` in M_a, and the part ``between_halves`` of a backward;
     and ``stashed_inputs``, the inputs that are kept for recomputation, in whole micro-batches.
@@ -169,7 +169,7 @@ def report(
     timeline = timeline or simulate(schedule, costs)
     size = Fraction(schedule.header.stages, baseline.header.stages)
     headers = schedule.header, baseline.header
-    plain = not any(header.asynchronous or header.recomputing for header in headers)
+    plain = not any(header.recomputing for header in headers)
     same = plain and size == 1 and baseline.lanes == schedule.lanes
     splits, base_splits = _splits(schedule), _splits(baseline)
     comparable = costs.for_baseline(splits).recut(schedule.header.stages, baseline.header.stages)

@@ -76,7 +76,7 @@ class Timeline:
     """The start and end of every operation, ``lanes[w]`` in the order of worker w, and events that `launches` adds.
 
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
-    the updates that an asynchronous schedule shows, or the first of these. ``clock_span`` is the length of an update if
+    the updates that a stream shows, or the first of these. ``clock_span`` is the length of an update if
     every operation but a recomputation takes 1. ``work`` has for each worker the time per update in which it computes,
     in ticks. ``steady_period`` is the time in ticks of each of many updates that follow one another without a barrier.
     """
@@ -99,7 +99,7 @@ class Timeline:
 
     @property
     def makespan(self) -> Fraction:
-        """The time of one update, in the unit of the costs; of an asynchronous schedule in its steady state."""
+        """The time of one update, in the unit of the costs; of a stream in its steady state."""
         return self.critical_path.length * self.tick
 
     @property
@@ -190,7 +190,7 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
             header, structure, [int(operation.kind is not RECOMPUTATION) for operation in operations]
         ),
         work=tuple(_work(header, lane) for lane in lanes),
-        steady_period=path.length if header.asynchronous else steady_period(header, structure.net, run.durations, path),
+        steady_period=path.length if structure.turn else steady_period(header, structure.net, run.durations, path),
     )
 
 
@@ -210,7 +210,7 @@ def occupying(header: Header, lane: Sequence[Timed]) -> Sequence[Timed]:
 
 
 def _work(header: Header, lane: Sequence[Timed]) -> Fraction:
-    """The time per update in which a worker computes; in an asynchronous schedule only whole turns count."""
+    """The time per update in which a worker computes; of a stream only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
     timeds = occupying(header, lane)
     work = sum(timed.end - timed.start for timed in timeds if timed.operation.parts[0].micros[0] < counted)

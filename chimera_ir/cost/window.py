@@ -1,4 +1,4 @@
-"""The steady state in the timeline of an asynchronous schedule: a stretch of time that repeats right after itself."""
+"""The steady state in the timeline of a stream: a stretch of time that repeats right after itself."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Instruction
-from chimera_ir.ir.turns import later, updates_a_turn
+from chimera_ir.ir.turns import later
 
 MOST = 6
 """The largest number of turns that a repeating stretch may have."""
@@ -30,7 +30,7 @@ def steady_window(timeline: Timeline) -> Window | None:
     starts again, for the micro-batches of later turns, exactly one length of the stretch later.
     """
     header = timeline.header
-    if not header.asynchronous:
+    if not header.period:
         return None
     timed = sorted(chain.from_iterable(timeline.lanes), key=lambda interval: interval.start)
     starts: dict[Instruction, int] = {interval.operation: interval.start for interval in timed}
@@ -38,7 +38,7 @@ def steady_window(timeline: Timeline) -> Window | None:
     counted = header.micro_batches // header.period
     in_turn = sum(interval.operation.parts[0].micros[0] < counted * header.period for interval in timed) // counted
     for turns in range(1, MOST + 1):
-        updates = turns * updates_a_turn(header)
+        updates = turns * header.per_turn
         length = updates * timeline.critical_path.length
         for start in _openings(timed, header) if length.denominator == 1 else ():
             end = start + int(length)

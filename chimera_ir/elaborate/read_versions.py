@@ -12,7 +12,6 @@ from chimera_ir.elaborate.rhythm import Rhythm
 from chimera_ir.ir.ids import Micro, Stage, Version
 from chimera_ir.ir.levels import Header, Pipe, Planned
 from chimera_ir.ir.ops import singles
-from chimera_ir.ir.turns import updates_a_turn
 
 Readings = Mapping[tuple[Micro, Stage], Version]
 """The versions that micro-batches read, by micro-batch and stage; empty with a flush."""
@@ -57,7 +56,7 @@ def torn(planned: Iterable[Planned], reads: Readings, header: Header, turns: int
     first ones several micro-batches may read version 0.
     """
     groups = [part for part in singles(entry.operation for entry in planned) if len(part.micros) > 1]
-    per_turn = updates_a_turn(header)
+    per_turn = header.per_turn
     for turn, operation in product(range(turns if groups else 0), groups):
         first, more = operation.micros[0], turn * per_turn
         for micro in operation.micros[1:]:

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import AllReduce, Instruction, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.ir.turns import Turn, extent, in_slot, in_turn, later, updates_a_turn
+from chimera_ir.ir.turns import Turn, extent, in_slot, in_turn, later
 
 _Key = tuple[object, ...]
 
@@ -99,7 +99,7 @@ def lag(turns: Sequence[RunnableTurn]) -> int:
 
 def _ahead(header: Header, turns: int) -> int:
     """The ``ahead`` of a worker that, given the updates of turn 0, can run the turns before turn ``turns``."""
-    return (2 - turns) * updates_a_turn(header) - 1
+    return (2 - turns) * header.per_turn - 1
 
 
 def _own_end(header: Header, turn: Turn) -> int:
@@ -113,7 +113,7 @@ def _own_end(header: Header, turn: Turn) -> int:
 def _turn_of(header: Header, line: Instruction) -> int:
     """The turn to which the micro-batches or the update of a line belong."""
     _, last, of_updates = extent(line)
-    return last // (updates_a_turn(header) if of_updates else header.period)
+    return last // (header.per_turn if of_updates else header.period)
 
 
 def _waits(stream: ProgramStream) -> list[list[_Wait]]:

@@ -99,7 +99,7 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
     They are the first operation of a lane that waits for the step of an update, and the last operations that add to the
     update. Later operations of the lane then wait for the step as well.
     """
-    if not schedule.header.asynchronous:
+    if schedule.header.updates == 1:
         return
     # Each worker's last operation that adds to the gradients of a group in an update: the step waits for all of them.
     groups_with = schedule.header.groups_with

@@ -24,6 +24,6 @@ Slot = NewType("Slot", int)
 """The index of a receive buffer among those that a worker has for the messages from one stage to another."""
 
 Version = NewType("Version", int)
-"""The number of updates that have made the weights of a group; only asynchronous schemes have several versions.
+"""The number of updates that have made the weights of a group; only schemes without a flush have several versions.
 
 In a turn, versions are counted from the one that the updates before the turn have made."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
+from chimera_ir.ir.ids import Clock, Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, values
 from chimera_ir.source import Span
 
@@ -93,9 +93,9 @@ class Header:
     ``micro_batches`` is the number over all pipes: N, or 2N half ones if ``halves`` is set. Every pipe has all D
     ``stages``. ``strategies`` has the stages whose strategy is not eager_opt, ascending.
 
-    A level of an asynchronous scheme shows the scheme's first ``updates`` updates with all of their micro-batches,
+    A level of a scheme without a flush shows the scheme's first ``updates`` updates with all of their micro-batches,
     warm-up and drain included; its lanes repeat every ``period`` micro-batches. The header of a stream is that of one
-    turn (`ir.streams`). A level of a synchronous scheme shows one update and has period 0.
+    turn (`ir.streams`). With a flush, a level shows one update and has period 0.
 
     ``only`` has the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone make
     no update. Those of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages that
@@ -197,7 +197,12 @@ class Header:
         return limits
 
     def strategy(self, group: WeightGroup) -> Strategy:
-        """The strategy by which the sum of a group's gradients is launched; eager_opt if its stages differ."""
+        """The strategy by which the sum of a group's gradients is launched; eager_opt if its stages differ.
+
+        Steps inside the schedule wait for eager sums.
+        """
+        if self.steps_inside:
+            return Strategy.EAGER
         chosen = dict(self.strategies)
         strategies = {chosen.get(stage, Strategy.EAGER_OPT) for stage in group}
         return strategies.pop() if len(strategies) == 1 else Strategy.EAGER_OPT
@@ -213,9 +218,27 @@ class Header:
         return self.period > 0
 
     @property
+    def steps_inside(self) -> bool:
+        """Whether stages step inside the schedule, in which they name the version that a step makes.
+
+        Else the caller steps after the schedule, and ranks that hold a stage may share its optimizer's state.
+        """
+        return self.asynchronous
+
+    @property
+    def made(self) -> Sequence[Version | None]:
+        """The version of the weights that each update makes; None where no line names it."""
+        return cast("Sequence[Version]", range(1, self.updates + 1)) if self.steps_inside else (None,)
+
+    @property
     def per_update(self) -> int:
         """The number of micro-batches per update, halves counted one by one."""
         return self.micro_batches // self.updates
+
+    @property
+    def per_turn(self) -> int:
+        """The number of updates per turn of a stream; with a flush every update is a turn."""
+        return self.period // self.per_update or 1
 
     def update_of(self, micros: Iterable[Micro]) -> int:
         """The update, counted from 0, that micro-batches belong to; the last one if they belong to several."""

@@ -1,6 +1,6 @@
 """The instructions of a worker: a closed union of small types, compared by what they do, not by their origin.
 
-In an asynchronous program, instructions name weight versions: a compute operation the version that it reads, a sum and
+Without a flush, instructions name weight versions: a compute operation the version that it reads, a sum and
 a step the version that they lead to. In a synchronous program there is one version, and ``version`` is None.
 """
 

@@ -29,7 +29,7 @@ from itertools import cycle, groupby
 from chimera_ir.ir.ids import Clock, Micro
 from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, singles
-from chimera_ir.ir.turns import Turn, by_turn, shifted, turns_of, unroll, updates_a_turn
+from chimera_ir.ir.turns import Turn, by_turn, shifted, turns_of, unroll
 
 MARGIN = 3
 """The fewest turns on each side of a view's middle turn, besides those over which concurrent operations spread."""
@@ -50,7 +50,7 @@ class PlanStream:
     @property
     def shown(self) -> Plan:
         """The plan of the first ``turns`` turns."""
-        header, updates = self.header, self.turns * updates_a_turn(self.header)
+        header, updates = self.header, self.turns * self.header.per_turn
         shown: list[Planned] = []
         for _, line in groupby(self.operations, lambda planned: (self._pipe(planned), planned.operation.origin)):
             planned = list(line)
@@ -78,7 +78,7 @@ class LaneStream:
         Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. The view must have
         all these micro-batches. They must read the versions of the steady state, as they do from turn ``settled`` on.
         """
-        per_turn, period = updates_a_turn(self.header), self.header.period
+        per_turn, period = self.header.per_turn, self.header.period
         operations = [operation for turn in self.turns for operation in computes(turn.instructions)]
         places = [micro // period for operation in operations for micro in operation.micros]
         spread = max(places, default=0) - min(places, default=0)
@@ -153,7 +153,7 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
     turns = [turn_in(schedule.header, singles(lane)) for lane in schedule.lanes]
     if None in turns:
         raise ValueError("the schedule shows no turn of a steady state")
-    header = header_of(schedule.header, updates_a_turn(schedule.header))
+    header = header_of(schedule.header, schedule.header.per_turn)
     return ScheduleStream(header, tuple(turn for turn in turns if turn is not None))
 
 
@@ -162,11 +162,11 @@ def turn_in(header: Header, lane: Sequence[Compute]) -> Turn | None:
     if not lane:
         return Turn(())
     turn = header.micro_batches // header.period // 2
-    updates = turn * updates_a_turn(header)
+    updates = turn * header.per_turn
     # From the first operation on a micro-batch of the middle turn to the same operation a turn later.
     within = range(turn * header.period, (turn + 1) * header.period)
     start = next((place for place, operation in enumerate(lane) if min(operation.micros) in within), len(lane))
-    next_first = [shifted(operation, header.period, updates_a_turn(header)) for operation in lane[start : start + 1]]
+    next_first = [shifted(operation, header.period, header.per_turn) for operation in lane[start : start + 1]]
     stop = next((place for place in range(start + 1, len(lane)) if lane[place] == next_first[0]), None)
     if stop is None:
         return None
@@ -185,7 +185,7 @@ def longer(program: Program | ProgramStream, updates: int) -> Program:
     """
     if isinstance(program, ProgramStream):
         return program.view(updates)
-    assert not program.header.asynchronous, "what some updates of a stream show ends with these"
+    assert not program.header.period, "what some updates of a stream show ends with these"
     old, every = program.header, range(updates)
     numbers = [tuple(Micro(m + u * old.per_update) for u in every for m in pipe.micros) for pipe in old.pipes]
     pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, numbers, strict=True))

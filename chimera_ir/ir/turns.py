@@ -75,11 +75,6 @@ class Turn:
 _TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
 
 
-def updates_a_turn(header: Header) -> int:
-    """The number of updates that a turn makes."""
-    return header.period // header.per_update
-
-
 def extent(instruction: ops.Instruction) -> Extent:
     """The micro-batches or the update of an instruction. A view that lacks any of them lacks the instruction."""
     if isinstance(instruction, _TALK):
@@ -106,7 +101,7 @@ def unroll(header: Header, turn: Turn, updates: int) -> Iterator[ops.Instruction
 
 def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops.Instruction]]:
     """Yields the instructions of `unroll`, each with the number of its turn."""
-    per_turn = updates_a_turn(header)
+    per_turn = header.per_turn
     for number, instruction in _by_turn(header, turn, updates):
         micros, versions = number * header.period, number * per_turn
         if isinstance(instruction, ops.Compute):  # most are, and this is several times as fast
@@ -120,7 +115,7 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops
 
 def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops.Instruction]]:
     """Yields the instructions of `by_turn` as they stand in the turn, that is with numbers counted from the turn."""
-    per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
+    per_turn, micro_batches = header.per_turn, updates * header.per_update
     initials = initial(header, turn)
     listed = [(instruction, *extent(instruction), lowest(initials, instruction)) for instruction in turn.instructions]
     for number in turns_of(header, turn, updates, initials):
@@ -140,7 +135,7 @@ def lines_before(header: Header, turn: Turn, number: int, updates: int) -> int:
 def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
     """The groups whose initial weights are kept longer than version 0 of the steady state, each with its `Initial`."""
     # The steps, stashes and drops of the turn: the version of each, and its place.
-    per_turn = updates_a_turn(header)
+    per_turn = header.per_turn
     places = {
         (type(instruction), instruction.group, instruction.version % per_turn): (instruction.version, place)
         for place, instruction in enumerate(turn.instructions)
@@ -185,7 +180,7 @@ def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightG
     starts, stops = list[int](), list[int]()
     for instruction in turn.instructions:
         first, last, of_updates = extent(instruction)
-        step, end = (updates_a_turn(header), updates) if of_updates else (header.period, updates * header.per_update)
+        step, end = (header.per_turn, updates) if of_updates else (header.period, updates * header.per_update)
         starts.append(-((first - lowest(initials, instruction)) // step))
         stops.append(-((last - end) // step))
     start = min(starts, default=0)
@@ -194,7 +189,7 @@ def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightG
 
 def later(header: Header, instruction: ops.Instruction, turns: int) -> ops.Instruction:
     """An instruction a number of turns later, in the same slot."""
-    return shifted(instruction, turns * header.period, turns * updates_a_turn(header))
+    return shifted(instruction, turns * header.period, turns * header.per_turn)
 
 
 def turn_number(header: Header, instruction: ops.Instruction) -> int:
@@ -202,7 +197,7 @@ def turn_number(header: Header, instruction: ops.Instruction) -> int:
     if isinstance(instruction, ops.Compute):
         return min(instruction.micros) // header.period
     first, _, of_updates = extent(instruction)
-    return first // (updates_a_turn(header) if of_updates else header.period)
+    return first // (header.per_turn if of_updates else header.period)
 
 
 def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instruction, int]:

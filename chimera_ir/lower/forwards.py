@@ -29,7 +29,6 @@ from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ScheduleStream
-from chimera_ir.ir.turns import updates_a_turn
 
 _Urgency = tuple[int, tuple[Micro, ...]]
 
@@ -43,7 +42,7 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
         schedule = level
     else:  # the updates of the fewest turns that have a micro-batch for every worker
         turn = level.header
-        schedule = level.view(updates_a_turn(turn) * -(-turn.workers // turn.period))
+        schedule = level.view(turn.per_turn * -(-turn.workers // turn.period))
     lanes = [
         [
             Compute(KINDS[part.kind.letter], part.micros, part.stage, part.origin)

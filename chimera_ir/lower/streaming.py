@@ -24,7 +24,7 @@ from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
-from chimera_ir.ir.turns import Shelf, Turn, later, lines_before, updates_a_turn
+from chimera_ir.ir.turns import Shelf, Turn, later, lines_before
 from chimera_ir.lower.buffers import rings
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate
 from chimera_ir.lower.insertion import with_inserted
@@ -40,7 +40,7 @@ def lower_stream(
     ``net`` is that of a view in whose middle is a turn of the steady state. Only that turn is put together.
     """
     traffics = communicate(net.schedule, ahead, communicators=communicators)
-    number = net.schedule.header.updates // updates_a_turn(stream.header) // 2
+    number = net.schedule.header.updates // stream.header.per_turn // 2
     turns = _middle_turns(stream, net.schedule, traffics, list(update(net, duration)))
     return ProgramStream(
         stream.header,
@@ -81,7 +81,7 @@ class _Middle(NamedTuple):
 def _middles(stream: ScheduleStream, schedule: Schedule, traffics: Iterable[Traffic]) -> Iterator[_Middle]:
     """Yields the turn in the middle of each lane of a schedule, which is a view of the stream."""
     header, updates = stream.header, schedule.header.updates
-    number = updates // updates_a_turn(header) // 2
+    number = updates // header.per_turn // 2
     for turn, traffic in zip(stream.turns, traffics, strict=True):
         before = lines_before(header, turn, number, updates)
         places = range(before, before + len(turn.instructions))

@@ -71,7 +71,7 @@ def mixed(colour: str, other: str, share: Fraction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """Micro-batches with the same hue: those of a pipe or, in an asynchronous schedule, of its even or odd updates."""
+    """Micro-batches with the same hue: those of a pipe or, without a flush, of its even or odd updates."""
 
     name: str
     micros: tuple[Micro, ...]
@@ -90,7 +90,7 @@ def strands(header: Header) -> tuple[Strand, ...]:
 
 def shown_micro(header: Header, micro: int) -> Micro:
     """A micro-batch of the first two turns with the workers and colours of ``micro``; with a flush ``micro`` itself."""
-    return Micro(micro % (2 * header.period) if header.asynchronous else micro)
+    return Micro(micro % (2 * header.period) if header.period else micro)
 
 
 def label(operation: Compute) -> str:
@@ -124,7 +124,7 @@ def summary(timeline: Timeline) -> str:
 
 
 def _shown(timeline: Timeline) -> str:
-    """The part of an asynchronous schedule that a timeline shows."""
+    """The part of a stream that a timeline shows."""
     last = timeline.header.micro_batches - 1
     whole = any(last in single.micros for single in singles(timed.operation for timed in chain(*timeline.lanes)))
     if whole:
@@ -140,7 +140,7 @@ def bracket(window: Window) -> str:
 
 def event_name(timeline: Timeline) -> str:
     """The meaning of the event marks of a timeline, for a legend."""
-    return "new weights" if timeline.header.asynchronous else "gradient sum launched"
+    return "new weights" if timeline.header.steps_inside else "gradient sum launched"
 
 
 def mark(timeline: Timeline, time: Fraction) -> str:

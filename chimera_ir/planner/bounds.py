@@ -57,7 +57,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
     """Upper bound on the bytes that each worker needs, with as many messages under way as there can be.
 
     A stage that recomputes holds the activations of what was recomputed last, one stage at a time. There is no bound
-    for an asynchronous schedule whose streams are not in order, where a receive may be posted any time before its use,
+    for a stream whose streams are not in order, where a receive may be posted any time before its use,
     or that splits backwards, where received gradients may stay in their buffers.
     """
     compiled, header = variant.compiled, variant.header

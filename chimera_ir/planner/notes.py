@@ -20,7 +20,7 @@ def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str,
         *_close(ranking, error),
         *_baseline(ranking),
         *(f"for {scheme_argument(out.source)} {out.detail}" for out in ranking.left_out if out.reason is Reason.SPACE),
-        *_asynchronous(ranking),
+        *_stale(ranking),
         *_smaller(ranking),
         *_replays(ranking),
     )
@@ -55,7 +55,7 @@ def _baseline(ranking: Ranking) -> Iterator[str]:
         yield f"{plain} is beaten by {first.name} by {percent(first.over(reference) - 1)}"
 
 
-def _asynchronous(ranking: Ranking) -> Iterator[str]:
+def _stale(ranking: Ranking) -> Iterator[str]:
     """Yields a warning if the first choice has no flush: it may need more updates to learn as much."""
     first = next(iter(ranking.choices), None)
     if first is None or not first.asynchronous:

@@ -286,7 +286,7 @@ class _Search:
         name = self._roles.micro_batches
         whole = {**settings, **({name: count} if name else {})}
         given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
-        syncs = (None,) if outlined.asynchronous else self._question.syncs
+        syncs = (None,) if outlined.steps_inside else self._question.syncs
         for sync in syncs:
             change = Change(self._question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
             yield Configuration(self._source, given, outlined.stages, outlined.workers, copies, count, size, change)

@@ -53,7 +53,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """Terms of equation 1 in seconds; those of an asynchronous schedule are for one update of the steady state.
+    """Terms of equation 1 in seconds; those of a stream are for one update of the steady state.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class _EquationTerms:
         self._sums = {group: setting.all_reduce(header, group) for group in header.groups}
         self._overlaps = (
             _streams(schedule, structure, self._run, self._sums)
-            if header.asynchronous
+            if structure.turn
             else _flushed(structure, self._run, launched, self._sums)
         )
 

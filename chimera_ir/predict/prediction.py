@@ -154,7 +154,7 @@ class Forecast:
         return Measured.of(self._setting(header))
 
     def _setting(self, header: Header) -> Setting:
-        if self.sharded_optimizer and header.asynchronous:
+        if self.sharded_optimizer and header.steps_inside:
             lacks = "no flush, and its stages step inside the schedule, which leaves no place to gather their weights"
             raise WrongOption("shard_optimizer", f": {header.scheme} has {lacks}")
         stages, cluster = self.inputs.choose(self._wanted(header)), self.inputs.cluster

@@ -45,8 +45,8 @@ class Replay:
     """All events of a program with their times from the start, in seconds or in the unit of the costs.
 
     ``conditions`` are the copies, the micro-batch size and the cluster in a few words, or the costs of operations.
-    ``span`` is the end of the last event, ``seconds`` the time of an update: for a synchronous program the span, for an
-    asynchronous program the time of an update in the steady state.
+    ``span`` is the end of the last event, ``seconds`` the time of an update: with a flush the span,
+    without one the time of an update in the steady state.
 
     ``lanes`` has for each worker its computes, steps, posts and waits, without a gap up to the last of them;
     ``messages``, each from the first byte sent to the last byte received, and ``sums`` over more than one rank are in

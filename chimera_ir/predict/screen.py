@@ -119,7 +119,7 @@ def _forwards(count: Fraction) -> str:
 def _advice(memory: Bytes, report: Report, prediction: Prediction | None) -> str:
     """Names the largest part of the memory and the option that makes it smaller."""
     header = report.figures.header
-    sharded = prediction is None or prediction.setting.sharded_optimizer or header.asynchronous
+    sharded = prediction is None or prediction.setting.sharded_optimizer or header.steps_inside
     fewer = {
         "weights": "more stages",
         "gradients": "more stages",

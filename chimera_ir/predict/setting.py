@@ -90,7 +90,7 @@ class Setting:
 
     def shares(self, header: Header, stage: Stage) -> int:
         """Number of ranks that share the optimizer's state of a stage in equal parts; 1 if each has all of it."""
-        return self.ranks(header, (stage,)) if self.sharded_optimizer and not header.asynchronous else 1
+        return self.ranks(header, (stage,)) if self.sharded_optimizer and not header.steps_inside else 1
 
     def optimizer(self, header: Header, stage: Stage) -> int:
         """Bytes of a stage's optimizer state on a rank that holds it."""

@@ -79,7 +79,7 @@ class LayerSplits:
         largest number of micro-batches that wait for a backward at once. Messages do not count.
         """
         header, layers, size = self.header, self.layers, self.size
-        shards = self.sharded_optimizer and not header.asynchronous
+        shards = self.sharded_optimizer and not header.steps_inside
         weights = _until([layer.weights for layer in layers])
         standing = _until([layer.weights + layer.gradients for layer in layers])
         optimizer = _until([layer.optimizer for layer in layers])

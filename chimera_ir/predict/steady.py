@@ -11,7 +11,7 @@ from typing import NamedTuple
 from chimera_ir.flow.cycles import NO_CYCLE, Waits, critical
 from chimera_ir.flow.fold import folded, within_folded
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.turns import in_turn, updates_a_turn
+from chimera_ir.ir.turns import in_turn
 from chimera_ir.predict.events import Events, Node, Role
 
 
@@ -33,7 +33,7 @@ def turn_of(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
 
 
 def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
-    """The turn of an asynchronous program, folded from the turns that the program shows.
+    """The turn of a stream, folded from the turns that the program shows.
 
     Messages that share ports may take longer in one turn than in another; the middle one of its turns gives the time
     of an event.
@@ -41,13 +41,11 @@ def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
     nodes = events.nodes
     inside = within_folded(header, order, lambda number: nodes[number].instruction)
     turn = folded(inside, events.before, lambda number: _reduced(header, nodes[number]))
-    return TimedTurn(
-        turn.numbers, turn.waits, [nodes[number].seconds for number in turn.middle], updates_a_turn(header)
-    )
+    return TimedTurn(turn.numbers, turn.waits, [nodes[number].seconds for number in turn.middle], header.per_turn)
 
 
 def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
-    """The turn of a synchronous program, which is an update; each lane begins it once it has ended the update before.
+    """The turn of a program with a flush, which is an update; each lane begins it once it has ended the update before.
 
     No other event waits for the update before, because a lane ends after all its messages and sums.
     """

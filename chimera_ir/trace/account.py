@@ -44,7 +44,7 @@ def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tupl
     first at its first operation.
     """
     # Ranks without operations finish nothing: they get the windows of the others.
-    finished = [ends(lane, header.asynchronous) for lane in lanes if lane]
+    finished = [ends(lane) for lane in lanes if lane]
     updates = range(min(map(len, finished), default=0))
     if barriered:
         starts = [_starts(lane) for lane in lanes if lane]
@@ -54,7 +54,7 @@ def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tupl
         ]
         return [(window,) * len(lanes) for window in shared]
     everywhere = [max(end[update] for end in finished) for update in updates]
-    ends_by_lane = [ends(lane, header.asynchronous) if lane else dict(enumerate(everywhere)) for lane in lanes]
+    ends_by_lane = [ends(lane) if lane else dict(enumerate(everywhere)) for lane in lanes]
     opening = min((lane[0].start for lane in lanes if lane), default=0)
     begins = [lane[0].start if lane else opening for lane in lanes]
     return [

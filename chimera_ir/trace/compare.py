@@ -105,13 +105,14 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
     """
     # The measured updates: all that were recorded completely, and the typical ones among them.
     header, about = trace.header, trace.about
-    barriered = about.rehearse is not None and not header.asynchronous
+    streams = header.asynchronous
+    barriered = about.rehearse is not None and not streams
     recorded = lanes(trace)
     ended = next((rank.ended for rank in trace.ranks if rank.ended is not None), None)
     whole = windows(header, recorded, barriered)[: None if ended is None else -1]
     if not whole:
         raise BadTrace("no update was recorded whole; trace a run of more updates (--steps)")
-    chosen = choose([length(window) for window in whole], header.workers if header.asynchronous else 1)
+    chosen = choose([length(window) for window in whole], header.workers if streams else 1)
     typical = chosen[len(chosen) // 2]
     # The prediction, for an update like the typical one.
     if source is None:
@@ -143,7 +144,7 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
         rows=tuple(map(_rows, expected, accounts)),
         predicted=_side(header, prediction.lanes, frame),
         measured=_side(header, *shown),
-        operations=() if header.asynchronous else tuple(_paired(prediction, shown[0], typical, origins)),
+        operations=() if streams else tuple(_paired(prediction, shown[0], typical, origins)),
         recorded=recorded,
         ended=ended,
     )

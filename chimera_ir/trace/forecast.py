@@ -41,7 +41,7 @@ def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
 def like_typical(header: Header, updates: int, typical: int) -> int:
     """Index, among ``updates`` predicted updates, of the one that is most like ``typical``, an update of a run.
 
-    It is the middle one. In an asynchronous program even and odd updates differ: if only one of the
+    It is the middle one. Without a flush, even and odd updates differ: if only one of the
     middle update and ``typical`` is even, it is the update before the middle one.
     """
     shown = updates // 2

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.streams import ProgramStream, longer, view_of
-from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.predict.replay import Event, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
@@ -66,7 +65,7 @@ def predict_from_profile(
         predicted, _ = _replayed(program, setting, updates)
         return PredictedLanes(predicted, windows(header, predicted, barriered), 0, range(1))
     # Replay more and more updates, until some whole turns before the shown update are in the steady state.
-    turn = updates_a_turn(header) if header.asynchronous else 1
+    turn = header.per_turn
     lines = sum(map(len, view_of(program).lanes))
     counts = [times * updates for times in LONGER if times == 1 or times * lines <= MOST]
     for count in counts:

@@ -137,10 +137,10 @@ def _first(message: ops.Message) -> ops.Message:
     return message._replace(micros=message.micros[:1])
 
 
-def ends(lane: Iterable[LaneSpan], asynchronous: bool) -> dict[int, int]:
-    """Time at which each update ends on a rank: with its last operation or, if ``asynchronous``, with its last step."""
+def ends(lane: Iterable[LaneSpan]) -> dict[int, int]:
+    """Time at which each update ends on a rank: with its last step."""
     ends: dict[int, int] = {}
     for span in lane:
-        if not asynchronous or isinstance(span.operation, ops.Step):
+        if isinstance(span.operation, ops.Step):
             ends[span.update] = max(span.end, ends.get(span.update, span.end))
     return ends

@@ -20,7 +20,7 @@ from chimera_ir.ir.ops import Recv, Send
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
-from chimera_ir.ir.turns import extent, updates_a_turn
+from chimera_ir.ir.turns import extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _shown(level: Program | ProgramStream, program: Program) -> Program:
         for instruction in turn.instructions
         if isinstance(instruction, Send | Recv)
     ]
-    updates = (max(turns, default=0) - min(turns, default=0) + 2) * updates_a_turn(header)
+    updates = (max(turns, default=0) - min(turns, default=0) + 2) * header.per_turn
     return program if updates <= program.header.updates else level.view(updates)
 
 

@@ -3,7 +3,7 @@
 A group is a stage by itself, or stages that share parameters: a worker holds it if it holds any of its stages.
 
 The sum comes after the last backward that contributes and before the step, and all workers launch their sums in orders
-that agree. An asynchronous program has many updates, which follow one another on every worker: the gradients of the
+that agree. Without a flush a program has many updates, which follow one another on every worker: the gradients of the
 next update add up in the memory of the current update, so they must wait for its step. A sum uses this memory even if
 its worker adds nothing to it. Where no operation adds to gradients, there is no sum and no step.
 """
@@ -15,7 +15,7 @@ from itertools import pairwise
 from chimera_ir.diagnostics.catalogue import lanes as say
 from chimera_ir.diagnostics.catalogue import program as of_program
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Version, WeightGroup, Worker
+from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Instruction, Step, WaitAllReduce
 from chimera_ir.ir.text.printer import group_name, kinds_line, line
@@ -89,14 +89,13 @@ class _WorkerSums:
             yield say.RepeatedLine(*where, summed(instruction), _DONE[type(instruction)], self._lane[first].origin)
 
     def _no_update(self, instruction: Synchronisation) -> Diagnostic | None:
-        header, version = self._header, instruction.version
-        exists = version in range(1, header.updates + 1) if header.asynchronous else version is None
-        if header.trains and exists:
+        header = self._header
+        if header.trains and instruction.version in header.made:
             return None
         facts = instruction.origin, self._worker, line(instruction), header.updates
         if not header.trains:
             return of_program.UpdateOfForwards(*facts, kinds_line(header))
-        return of_program.NoSuchUpdate(*facts) if header.asynchronous else of_program.VersionOfOneStep(*facts)
+        return of_program.VersionOfOneStep(*facts) if None in header.made else of_program.NoSuchUpdate(*facts)
 
     def _places(self, group: WeightGroup, update: int) -> list[int | None]:
         """Positions in the lane of a group's launch, wait and step in an update; None for a missing one."""
@@ -106,8 +105,8 @@ class _WorkerSums:
         places = self._places(group, update)
         _, last = self._backwards.get((group, update), (None, None))
         origin = next((self._lane[place].origin for place in (last, *places) if place is not None), NOWHERE)
-        version = Version(update + 1) if self._header.asynchronous else None
-        last_step = say.MissingStepOfMany if self._header.asynchronous else say.MissingStep
+        version = self._header.made[update]
+        last_step = say.MissingStepOfMany if version else say.MissingStep
         messages: tuple[type[say.MissingStep], ...] = say.MissingSum, say.MissingWaitSum, last_step
         for kind, place, message in zip(_KINDS, places, messages, strict=True):
             if place is None:

@@ -20,7 +20,7 @@ from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, LaneParts, Program, parts_of
 from chimera_ir.ir.ops import Compute, Crossing, Drop, Recv, Stash, singles
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.ir.turns import Ring, updates_a_turn
+from chimera_ir.ir.turns import Ring
 
 
 class Kept(NamedTuple):
@@ -110,7 +110,7 @@ def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
         period, lanes = header.period, [(parts_of(turn.instructions), dict(turn.rings)) for turn in level.turns]
     for stages, groups, (parts, rings) in zip(header.stages_of, header.groups_of, lanes, strict=True):
         computes = list(singles(parts.computes.lines))
-        stashed = highest_by_key(repeated(_stashed(parts, updates_a_turn(header) if period else 0)))
+        stashed = highest_by_key(repeated(_stashed(parts, header.per_turn if period else 0)))
         copies = [(group, 1 + stashed[group].amount if group in stashed else 1) for group in groups]
         under_way = highest_by_key(repeated(_under_way(parts, period)))
         yield Holdings(

@@ -36,7 +36,7 @@ _IN_BYTES = {Quantity.BYTES: BytesExceed, Quantity.HOST_BYTES: HostBytesExceed}
 def memory(schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields the declared bounds that do not hold, each at the worker that exceeds it most.
 
-    Only the program shows bytes, and how many versions an asynchronous schedule keeps: `memory_of_program`.
+    Only the program shows bytes, and how many versions a stream keeps: `memory_of_program`.
     """
     held = tuple(len(stages) for stages in schedule.header.stages_of)
     for bound in schedule.header.bounds:
@@ -46,7 +46,7 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
             case Quantity.HOST:
                 yield from _micros(HostExceeds, schedule, bound, live.peaks(schedule, Counted.HOST))
             case Quantity.WEIGHTS:
-                if not schedule.header.asynchronous:
+                if not schedule.header.steps_inside:
                     yield from _weights(WeightsExceed, schedule, bound, held)
             case Quantity.BYTES | Quantity.HOST_BYTES:
                 pass
@@ -60,7 +60,7 @@ def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnos
     in_bytes = any(bound.quantity.in_bytes for bound in header.bounds)
     needed = needs(program) if needs is not None and in_bytes else {}
     for bound in header.bounds:
-        if bound.quantity is Quantity.WEIGHTS and header.asynchronous:
+        if bound.quantity is Quantity.WEIGHTS and header.steps_inside:
             yield from _weights(VersionsExceed, program, bound, copies(program))
         amounts = needed.get(bound.quantity, ())
         if amounts and (worker := bound.exceeded(amounts)) is not None:

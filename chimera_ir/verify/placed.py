@@ -41,8 +41,8 @@ def _header(header: Header) -> Iterator[Diagnostic]:
 
 
 def _even(header: Header) -> bool:
-    if not header.asynchronous:
-        return (header.updates, header.period) == (1, 0)
+    if not header.period:
+        return header.updates == 1
     shared = 1 <= header.updates <= header.micro_batches and header.micro_batches % header.updates == 0
     return shared and header.period % header.per_update == 0
 
@@ -102,7 +102,7 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
 
 
 def _unknown_version(header: Header, version: Version | None) -> _Unknown | None:
-    if not header.asynchronous:
+    if not header.steps_inside:
         return None if version is None else (say.VersionOfOneUpdate,)
     if version is None:
         return (say.NoVersionNamed,)

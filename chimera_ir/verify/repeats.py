@@ -19,12 +19,12 @@ from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Instruction, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
-from chimera_ir.ir.turns import lines_before, unroll, updates_a_turn
+from chimera_ir.ir.turns import lines_before, unroll
 from chimera_ir.verify.transport import replay
 
 
 def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields the lanes of an asynchronous schedule (complete, placed) that do not repeat, at their first such line."""
+    """Yields the lanes of a stream's view (complete, placed) that do not repeat, at their first such line."""
     for number, lane in enumerate(schedule.lanes):
         yield from _lane(schedule.header, Worker(number), lane)
 
@@ -51,7 +51,7 @@ def state_repeats(stream: ProgramStream, program: Program) -> Iterator[Diagnosti
     ``program``, a view of the stream, shows all that ever happens, and has no errors by all other rules.
     """
     # The steady state is in the middle: before it the pipes fill, after it they run empty.
-    middle = program.header.updates // updates_a_turn(stream.header) // 2
+    middle = program.header.updates // stream.header.per_turn // 2
     starts = [lines_before(stream.header, turn, middle, program.header.updates) for turn in stream.turns]
     lengths = [len(turn.instructions) for turn in stream.turns]
     before = replay(program, starts).places

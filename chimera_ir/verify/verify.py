@@ -138,7 +138,7 @@ class ProvenScripts:
 def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None, needs: Needs | None = None) -> Checked:
     """Applies the rules "conflict-free", "complete", "placed" and "acyclic", and parts of "memory" and "repeats".
 
-    The level is any schedule; that of an asynchronous plan from a text has the updates that the plan shows. Clocks of
+    The level is any schedule; that of a plan of a stream from a text has the updates that the plan shows. Clocks of
     the ``plan`` that do not increase are warnings. Without a plan the place in the lane is the clock, so no two
     operations of a worker share a clock. ``needs`` gives the bytes of its program; None if they are not known, so that
     bounds in bytes are not checked: a warning.
@@ -176,7 +176,7 @@ def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings,
         return findings, ()
     reads = reads_of(schedule)
     findings += apply(Rule.ACYCLIC, acyclic(schedule, plan, reads)) + check("memory", memory(schedule))
-    if schedule.header.asynchronous:
+    if schedule.header.steps_inside:
         findings += check("versions", differing(schedule), ties(schedule))
     return findings, reads
 
@@ -302,7 +302,7 @@ def _messages(program: Program) -> Findings:
 
 def _updates(program: Program) -> Findings:
     """Applies "gradients" and "versions"; the second needs correct steps to know which version exists when."""
-    streams = program.header.asynchronous
+    streams = program.header.steps_inside
     sums = apply(Rule.GRADIENTS, gradients(program))
     if streams and sums.errors:
         return sums

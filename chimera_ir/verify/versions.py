@@ -1,9 +1,9 @@
 """Rule "versions": forward and backward of a micro-batch read the same weights, which exist when they are read.
 
-A synchronous program has one version: no operation of a stage comes after its step. An asynchronous schedule names the
-version that each operation reads. In its program a version exists from the step that makes it to the step that makes
-the next version or, if it is stashed before that, until it is dropped. `copies` checks that a program keeps no more
-versions than its operations need.
+With a flush a program has one version: no operation of a stage comes after its step. Without a flush, a schedule names
+the version that each operation reads. In its program a version exists from the step that makes it to the step that
+makes the next version or, if it is stashed before that, until it is dropped. `copies` checks that a program keeps no
+more versions than its operations need.
 """
 
 from bisect import bisect_left
@@ -28,11 +28,11 @@ _Weights = tuple[WeightGroup, Version]
 def versions(program: Program) -> Iterator[Diagnostic]:
     """Yields diagnostics of reads of wrong or missing weights, and of weights that are kept in vain.
 
-    The operations are complete and placed; an asynchronous program has no errors by the rule "gradients".
+    The operations are complete and placed; a stream has no errors by the rule "gradients".
     """
     for number, lane in enumerate(program.lanes):
         worker = Worker(number)
-        if not program.header.asynchronous:
+        if not program.header.steps_inside:
             yield from _one_version(program.header, worker, program.parts[number])
             continue
         yield from _Walk(program.header, worker, lane, program.parts[number]).mistakes()

@@ -16,7 +16,7 @@ from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_stream, runnab
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction, Step
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of
-from chimera_ir.ir.turns import by_turn, unroll, updates_a_turn
+from chimera_ir.ir.turns import by_turn, unroll
 from chimera_ir.lower.lower import lower
 from chimera_ir.request import Request, Tie
 from chimera_ir.source import Source
@@ -64,7 +64,7 @@ def random_case(seed: int) -> ProgramStream:
 
 def lanes(of: ProgramStream, turns: Sequence[RunnableTurn], given: int, updates: int) -> list[tuple[Instruction, ...]]:
     """What each worker has run when some updates are given, in a run of so many."""
-    per_turn = updates_a_turn(of.header)
+    per_turn = of.header.per_turn
     return [
         tuple(
             instruction
@@ -96,7 +96,7 @@ def ends(
 
 def assert_runnable(of: ProgramStream) -> None:
     turns = runnable_turns(of)
-    per_turn = updates_a_turn(of.header)
+    per_turn = of.header.per_turn
     for given in range(per_turn, 8 * per_turn, per_turn):
         assert lanes(of, turns, given, given) == lanes(of, turns, given, given + 20), "about no later update"
         assert ends(of, turns, given)

@@ -19,7 +19,6 @@ from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
-from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.verify.verify import verify_schedule
 from tests.property.streams import random_stream
 from tests.repeatable import examples
@@ -134,7 +133,7 @@ def test_waits_over_any_number_of_turns_are_shown() -> None:
 def assert_all_waits_are_shown(schedule: Schedule) -> None:
     waits = every_wait(schedule)
     longest = critical(waits, [1] * len(waits)).cycle.ratio
-    assert unit_length(schedule) == longest / updates_a_turn(schedule.header)
+    assert unit_length(schedule) == longest / schedule.header.per_turn
 
 
 def test_a_schedule_too_short_to_repeat_has_no_steady_state() -> None:

@@ -15,7 +15,7 @@ class UpdateMissing(Diagnostic, code="CH254"):
 
 
 class PipeEnds(Diagnostic, code="CH255"):
-    """A pipe with an end in an asynchronous scheme."""
+    """A pipe with an end in a scheme without a flush."""
 
     title = "the pipe `{pipe}` ends, while `update every` is for micro-batches that go on for ever"
     label = "stops here"
@@ -34,7 +34,7 @@ class NeedlessReads(Diagnostic, code="CH256"):
 
 
 class NeverLazy(Diagnostic, code="CH257"):
-    """``sync lazy`` in an asynchronous scheme, in which a worker's compute has no end to wait for."""
+    """``sync lazy`` in a scheme without a flush, in which a worker's compute has no end to wait for."""
 
     title = "`sync lazy` waits for the end of a worker's compute, and an asynchronous scheme has none"
     label = "would never come"
@@ -246,7 +246,7 @@ class GroupTorn(InInstance, code="CH275"):
 
 
 class TooManyInTurns(InInstance, code="CH276"):
-    """An asynchronous scheme whose warm-up, steady state and drain have too many operations."""
+    """A scheme without a flush whose warm-up, steady state and drain have too many operations."""
 
     title = "warm-up, steady state and drain take at least {count:operation}, and the limit is {limit:,}"
     label = "{stages:stage}; the schedule repeats after {period:micro-batch} or more"

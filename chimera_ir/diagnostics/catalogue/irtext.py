@@ -119,7 +119,7 @@ class MoreMistakes(Diagnostic, code="CH515"):
 
 
 class VersionUnsaid(Diagnostic, code="CH518"):
-    """An operation of an asynchronous level without a version, or one of a synchronous level with a version."""
+    """An operation without a version where there is no flush, or one with a version where there is one."""
 
     title = "this `{word}` names no version of the weights"
     label = "the header says `updates`: weights have versions"

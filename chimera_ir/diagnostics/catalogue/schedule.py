@@ -1,4 +1,4 @@
-"""CH3xx and CH6xx: mistakes in the operations of a plan or a schedule, and in the lanes of an asynchronous level."""
+"""CH3xx and CH6xx: mistakes in the operations of a plan or a schedule, and in the lanes of a stream."""
 
 from dataclasses import dataclass
 

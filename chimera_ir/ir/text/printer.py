@@ -152,7 +152,7 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
     yield f"micro_batches {header.micro_batches}" + (" halves" if header.halves else "")
     if header.only:
         yield kinds_line(header)
-    if header.asynchronous:
+    if header.period:
         yield f"updates {header.updates} " + ("per turn" if stream else f"period {header.period}")
     for bound in header.bounds:
         limits = bound.limits if len({*bound.limits}) > 1 else bound.limits[:1]

@@ -197,11 +197,11 @@ class _BodyReader:
     def _version(self, token: Token) -> Version | None:
         """The version that a line names; None, with a mistake recorded if the level demands or forbids one."""
         match = _VERSION.search(token)
-        if match is None and self._header.asynchronous:
+        if match is None and self._header.steps_inside:
             self._reject(
                 (say.VersionUnsaidInTurn if self._stream else say.VersionUnsaid)(span(token), token.split()[0])
             )
-        if match is not None and not self._header.asynchronous:
+        if match is not None and not self._header.steps_inside:
             needless = say.NeedlessCopy if token.type in ("STASH", "DROP") else say.NeedlessVersion
             self._reject(needless(span(token), token.split()[0]))
         version = integers(token, match[1] or "0")[0] if match else 0
