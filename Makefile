@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TRAINS := $(VENV)/.trains
 READY := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 ACTIVATE = @echo "chimera is installed in $(VENV): source $(BIN)/activate makes it a command of this shell"
 
 .PHONY: help demo quick test check docs browser examples gpu test-torch clean
@@ -14,14 +15,11 @@ help:  ## list the targets
 # A command that is silent for long, with a dot every five seconds.
 WITH_DOTS := with_dots() { (while sleep 5; do printf .; done) & dots=$$!; "$$@"; status=$$?; kill $$dots; echo; return $$status; }; with_dots
 
-# Installs extras of the package, without compiling: of the thousands of files of torch most are never imported. What every
-# process imports is compiled by one that imports it.
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "chimera_ir needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@echo "installing chimera_ir, $(2) into $(VENV): a minute, or more where torch has to be downloaded"
 	@$(PYTHON) -m venv $(VENV)
-	@$(WITH_DOTS) $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed.checkpoint'
+	@$(WITH_DOTS) $(BIN)/python .ci/install.py $(VENV) $(1)
 	$(ACTIVATE)
 endef
 
@@ -34,7 +32,12 @@ $(READY): pyproject.toml constraints.txt
 	$(call INSTALL,dev,torch and what the tests need)
 	@touch $(TRAINS) $@
 
-demo: $(TRAINS)  ## compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B
+# What every process imports is compiled once, by one that imports it.
+$(COMPILED): $(TRAINS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed.checkpoint'
+	@touch $@
+
+demo: $(COMPILED)  ## compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B
 	@$(BIN)/python examples/demo.py
 
 check: $(READY)  ## format, lint, types
@@ -53,7 +56,7 @@ browser:  ## install the headless browser that some tests need, where that is pe
 
 # What examples/hf_gpt2.py needs; without a package index its test is skipped.
 examples: $(READY)  ## install what examples/hf_gpt2.py needs beside torch
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[examples]' || echo "no transformers: a test is skipped"
+	$(BIN)/python .ci/install.py $(VENV) examples || echo "no transformers: a test is skipped"
 
 # What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
 # from end to end, the core of the runtime, and some of the properties.
@@ -81,7 +84,7 @@ checked:
 
 # Tests write some hundred thousand small files: into memory, where it has room for them.
 tests: export TMPDIR := $(or $(TMPDIR),$(shell $(PYTHON) -c 'import shutil; print("/dev/shm" * (shutil.disk_usage("/dev/shm").free > 4 << 30))' 2>/dev/null))
-tests: browser examples
+tests: $(COMPILED) browser examples
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch

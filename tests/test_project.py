@@ -1,6 +1,7 @@
 """The files that people and programs look for at the top of a repository."""
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,18 @@ def test_a_report_of_a_bug_asks_for_the_bug_report_file() -> None:
 @pytest.mark.parametrize("package", ["chimera_ir", "chimera_runtime"])
 def test_both_packages_are_marked_as_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
+
+
+def test_what_installs_looks_for_packages_where_pip_does() -> None:
+    settings = """\
+:env:.find-links='/wheels'
+:env:.timeout='180'
+global.constraint='/etc/pip/constraints.txt'
+global.extra-index-url='\\nhttps://a.example/simple\\nhttps://b.example/simple'
+global.find-links='/elsewhere'
+"""
+    assert runpy.run_path(str(ROOT / ".ci" / "install.py"))["for_uv"](settings) == {
+        "UV_CONSTRAINT": "/etc/pip/constraints.txt",
+        "UV_EXTRA_INDEX_URL": "https://a.example/simple https://b.example/simple",
+        "UV_FIND_LINKS": "/wheels",
+    }
