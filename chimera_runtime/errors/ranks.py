@@ -96,13 +96,17 @@ def torchrun_has_died(rank: int, worker: int) -> PeerLost:
     return PeerLost(f"{place_text(rank, worker)}: torchrun has died, and its ranks end")
 
 
+_WORDS_OF_AN_END = ("onnection", "reset", "roken pipe", "EOF", "remote process exited", "communicator was aborted")
+"""Words of gloo and NCCL for a rank that has ended; NCCL aborts its communicator then."""
+
+
 def wait_has_failed(
     rank: int, worker: int, operation: str, peers: Sequence[int], *, why: str, timeout: float
 ) -> PeerLost:
     peer = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}" if peers else "the other ranks"
     if "imed out" in why:
         cause = f"{NO_ANSWER} {timeout:g} s (timeout); it may be stuck, or slower than that"
-    elif any(word in why for word in ("onnection", "reset", "roken pipe", "EOF")):
+    elif any(word in why for word in _WORDS_OF_AN_END):
         cause = "the connection was closed; it has died or ended"
     else:
         cause = why.split("\n", 1)[0]

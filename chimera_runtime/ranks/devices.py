@@ -12,6 +12,13 @@ QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 DEFAULT_QUEUES = 8
 """Hardware queues of a device, over which CUDA distributes its streams."""
 
+LOADING_VARIABLE, EAGER = "CUDA_MODULE_LOADING", "EAGER"
+"""Time at which kernels are loaded: ``EAGER`` when CUDA starts, by default when each is first launched.
+
+To load a kernel CUDA may wait for those that run. If one of them receives a message that is posted ahead, the host
+waits for another rank in the middle of its computation, and that for this one (gpus.md, "Kernels are loaded").
+"""
+
 
 def device_of(backend: str, on: str | None = None) -> torch.device:
     """Returns the device of this rank, and makes it torch's current one if it is a GPU.
@@ -27,6 +34,8 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
         raise mistakes.device_is_not_of_the_backend(f"{on}", backend, kinds)
     if not is_cuda:
         return torch.device("cpu")
+    if backend != "gloo":
+        os.environ.setdefault(LOADING_VARIABLE, EAGER)
     index = _local_index(backend)
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -56,9 +65,9 @@ def known_device(asked: torch.device | str) -> torch.device:
 def require_own_gpu(store: Store, rank: int, device: torch.device) -> None:
     """Raises `Misuse` if another rank has called it for the same GPU; all ranks of a store call it.
 
-    NCCL may hang if two ranks share a GPU.
+    NCCL refuses two ranks of one host on one GPU, or hangs. NCCL_HOSTID, if set, names the host that it takes.
     """
-    key = f"gpu/{torch.cuda.get_device_properties(device).uuid}"
+    key = f"gpu/{os.environ.get('NCCL_HOSTID', '')}/{torch.cuda.get_device_properties(device).uuid}"
     if store.add(f"{key}/ranks", 1) == 1:
         store.set(f"{key}/first", str(rank))
         return
@@ -82,17 +91,25 @@ def _local_index(backend: str) -> int:
     return local
 
 
-def cuda_queue_warning(backend: str, device_type: str) -> list[str]:
-    """Returns a warning if there are fewer hardware queues than by default and messages need them.
+def cuda_warnings(backend: str, device_type: str) -> list[str]:
+    """Returns a warning for each setting of CUDA with which ranks may wait for one another until the time-out.
 
     With gloo nothing on the device waits for another rank. With other backends a receive that is posted ahead may block
-    later operations of its queue, and with them the send that it waits for.
+    later operations of its hardware queue, or the loading of a kernel, and with them the send that it waits for.
     """
-    text = os.environ.get(QUEUES_VARIABLE, "")
-    if backend == "gloo" or device_type != "cuda" or not text.isdecimal() or int(text) >= DEFAULT_QUEUES:
+    if backend == "gloo" or device_type != "cuda":
         return []
-    return [
-        f"{QUEUES_VARIABLE} is {text}: with fewer than {DEFAULT_QUEUES} queues a message that is received ahead may "
-        f"hold up the computation that it waits for, and programs may hang until the timeout; unset {QUEUES_VARIABLE}, "
-        f"or set it to {DEFAULT_QUEUES} or more"
-    ]
+    queues, loading = os.environ.get(QUEUES_VARIABLE, ""), os.environ.get(LOADING_VARIABLE, "LAZY")
+    warnings = []
+    if queues.isdecimal() and int(queues) < DEFAULT_QUEUES:
+        warnings.append(
+            f"{QUEUES_VARIABLE} is {queues}: with fewer than {DEFAULT_QUEUES} queues a message that is received ahead "
+            "may hold up the computation that it waits for, and programs may hang until the timeout; unset "
+            f"{QUEUES_VARIABLE}, or set it to {DEFAULT_QUEUES} or more"
+        )
+    if loading.upper() != EAGER:
+        warnings.append(
+            f"{LOADING_VARIABLE} is {loading}: the first launch of a kernel may wait for messages that are received "
+            f"ahead, and programs may hang until the timeout; set {LOADING_VARIABLE}={EAGER} before Python starts"
+        )
+    return warnings

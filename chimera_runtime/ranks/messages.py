@@ -46,13 +46,17 @@ def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 @dataclass(frozen=True)
 class Names:
-    """Describes this rank, and messages of the schedule, in errors about waits that have failed."""
+    """Describes this rank, and messages of the schedule, in errors about waits that have failed.
+
+    ``check`` raises the error of an earlier time-out. What fails after it does so because communicators are aborted.
+    """
 
     rank: int
     worker: int
     stages: int
     timeout: float
     launcher: Launcher = field(default_factory=Launcher)
+    check: Callable[[], None] = lambda: None
 
     def require_launcher(self) -> None:
         """Raises `PeerLost` if torchrun has started this rank and has died: then all ranks of the job end."""
@@ -69,7 +73,8 @@ class Names:
         return f"{verb} {named}m{micro} s{source}->s{target}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
-        """Returns the error for a failed wait; no peers stand for all others."""
+        """Returns the error for a failed post or wait, or raises an earlier one; no peers stand for all others."""
+        self.check()
         if self.launcher.is_gone():
             return mistakes.torchrun_has_died(self.rank, self.worker)
         return mistakes.wait_has_failed(self.rank, self.worker, operation, peers, why=str(error), timeout=self.timeout)

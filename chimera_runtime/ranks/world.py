@@ -3,7 +3,7 @@
 import ctypes
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from operator import itemgetter
 from types import MappingProxyType
@@ -172,6 +172,8 @@ def join_group(
     control = groups.everyone()
     sums = sums_of(job, place, backend, groups)
     by_link = channels(job, place, backend, groups.make, communicators)
+    monitor = None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link))
+    names = Names(place.rank, place.worker, job.stages, timeout)
     world = World(
         job=job,
         device=used,
@@ -180,9 +182,9 @@ def join_group(
             store=store,
             place=place,
             members=members,
-            names=Names(place.rank, place.worker, job.stages, timeout),
+            names=names if monitor is None else replace(names, check=monitor.check),
             timeout=timeout,
-            monitor=None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link)),
+            monitor=monitor,
         ),
         store_of_all=of_all,
         backend=backend,

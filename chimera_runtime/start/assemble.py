@@ -18,7 +18,7 @@ from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import RankFacts, spread
 from chimera_runtime.program.weight_groups import Group, group_text
 from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.ranks.devices import cuda_queue_warning
+from chimera_runtime.ranks.devices import cuda_warnings
 from chimera_runtime.ranks.rendezvous import failures_shared
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum
@@ -84,7 +84,7 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
     return [
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
-        *cuda_queue_warning(backend, device.type),
+        *cuda_warnings(backend, device.type),
     ]
 
 

@@ -28,6 +28,7 @@ FAILURES = (
 _ZOO = "tests/e2e/models/zoo.py"
 _FAILING = "tests/e2e/models/failing.py"
 _GPT = "examples/gpt.py"
+_UNREAD = "tests/gpu/unread.py"
 
 
 def steps(ground: Ground, folder: Path) -> Iterator[tuple[str, Callable[[str], Trial]]]:
@@ -41,6 +42,8 @@ def steps(ground: Ground, folder: Path) -> Iterator[tuple[str, Callable[[str], T
             for scheme in library.names():
                 yield f"{scheme} on {workers} workers, W = {copies}", partial(_checked, ground, folder, scheme, workers)
     yield "a byte-level GPT", partial(_trained, ground, folder)
+    for scheme in ("dapple", "chimera", "pipedream_2bw"):
+        yield f"the host of {scheme} does not wait for the device", partial(_unread, ground, folder, scheme)
     for name, failure, needed in FAILURES:
         yield name, partial(_failing, ground, folder, failure, needed)
     yield "step times beside torch.distributed.pipelining", partial(_measured, ground)
@@ -54,7 +57,7 @@ def _checked(ground: Ground, folder: Path, scheme: str, workers: int, name: str)
     directory, prepared = fitting
     options = ("--model", _ZOO, "--check-only", "--micro-batch-size", "2", *ground.options)
     ranks = ground.ranks // workers * workers
-    return Trial(name, _launch(directory, ranks, options), succeeds("check: passed"), prepared)
+    return Trial(name, _launch(ground, directory, ranks, options), succeeds("check: passed"), prepared)
 
 
 def _trained(ground: Ground, folder: Path, name: str) -> Trial:
@@ -62,15 +65,25 @@ def _trained(ground: Ground, folder: Path, name: str) -> Trial:
     workers = max(workers for workers in WORKERS if workers <= ground.ranks)
     directory, prepared = _needed(folder, "chimera", workers)
     options = ("--model", _GPT, "--check", "--steps", "5", "--micro-batch-size", "4", *ground.options)
-    command = _launch(directory, workers, options)
+    command = _launch(ground, directory, workers, options)
     return Trial(name, command, succeeds(r"(?s)check: passed.*step 5/5"), prepared, telling=True)
+
+
+def _unread(ground: Ground, folder: Path, scheme: str, name: str) -> Trial:
+    """Updates in which torch raises an error where the host waits for the device."""
+    directory, prepared = _needed(folder, scheme, 2)
+    options = ("--model", _UNREAD, "--steps", "6", *ground.options)
+    needed = r"(?s)watched 3 updates.*step 6/6"
+    unfit = "the CPU stands in for the device" if ground.pretended else ""
+    return Trial(name, _launch(ground, directory, 2, options), succeeds(needed), prepared, unfit)
 
 
 def _failing(ground: Ground, folder: Path, failure: str, needed: str, name: str) -> Trial:
     """One rank of two fails: the other ends, and says why."""
     directory, prepared = _needed(folder, "chimera", 2)
     options = ("--model", _FAILING, "--steps", "500", "--timeout", str(TIMEOUT), *ground.options)
-    return Trial(name, _launch(directory, 2, options, {"FAIL": failure}), ends_with_one_message(needed), prepared)
+    command = _launch(ground, directory, 2, options, {"FAIL": failure})
+    return Trial(name, command, ends_with_one_message(needed), prepared)
 
 
 def _measured(ground: Ground, name: str) -> Trial:
@@ -116,7 +129,7 @@ def _compiled(folder: Path, scheme: str, workers: int) -> tuple[Path, str] | Non
 
 
 def _launch(
-    directory: Path, ranks: int, options: tuple[str, ...], variables: dict[str, str] | None = None
+    ground: Ground, directory: Path, ranks: int, options: tuple[str, ...], variables: dict[str, str] | None = None
 ) -> CommandLine:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    return CommandLine((*torchrun, str(directory / "train.py"), *options), variables or {})
+    return CommandLine((*torchrun, *ground.started_by, str(directory / "train.py"), *options), variables or {})

@@ -10,7 +10,9 @@ import torch
 from tests.gpu.commands import ROOT
 
 RANKS_OF_ONE_DEVICE = 4
-"""How many ranks share a device that is alone."""
+"""How many ranks share a device that is alone: with gloo, or with NCCL if each is a node of its own."""
+
+NODE = "tests/gpu/node.py"
 
 SETTINGS = ("NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_CUDA_", "GLOO_")
 """How the variables begin that the report repeats."""
@@ -30,6 +32,8 @@ class Ground:
         How many can run at a time.
     pretended
         Whether the CPU stands in for the devices.
+    started_by
+        The script that torchrun starts in place of a program, with the program as its argument.
     """
 
     devices: int
@@ -37,6 +41,7 @@ class Ground:
     options: tuple[str, ...]
     ranks: int
     pretended: bool
+    started_by: tuple[str, ...] = ()
 
 
 def ground(devices: int, backend: str | None, pretended: bool) -> Ground:
@@ -47,7 +52,10 @@ def ground(devices: int, backend: str | None, pretended: bool) -> Ground:
         options += ("--backend-module", "tests/e2e/strict.py")
     elif chosen == "gloo" and not pretended:
         options += ("--device", "cuda")
-    return Ground(devices, chosen, options, RANKS_OF_ONE_DEVICE if devices == 1 else devices, pretended)
+    if devices > 1:
+        return Ground(devices, chosen, options, devices, pretended)
+    started_by = (NODE,) if chosen == "nccl" else ()
+    return Ground(devices, chosen, options, RANKS_OF_ONE_DEVICE, pretended, started_by)
 
 
 def circumstances() -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Devices: what a backend is for, what is asked for, and ranks that share a GPU."""
 
+import os
 from typing import NamedTuple
 
 import pytest
@@ -47,6 +48,25 @@ def test_a_rank_is_where_its_backend_is_or_where_it_is_asked_to_be(
     monkeypatch.setenv("LOCAL_RANK", str(local))
     assert device_of(backend, on) == torch.device(device)
     assert gpus == ([] if device == "cpu" else [torch.device(device).index])
+
+
+@pytest.mark.parametrize(
+    ("backend", "on", "setting", "left"),
+    [("nccl", None, None, "EAGER"), ("nccl", None, "LAZY", "LAZY"), ("gloo", "cuda", None, None)],
+)
+def test_kernels_are_loaded_when_cuda_starts_unless_somebody_wants_otherwise_or_no_message_is_on_the_device(
+    backend: str, on: str | None, setting: str | None, left: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting has to be there before torch asks for a device."""
+    at_start: list[str | None] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: at_start.append(os.environ.get("CUDA_MODULE_LOADING")) or 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", setting or "")
+    if setting is None:
+        monkeypatch.delenv("CUDA_MODULE_LOADING")
+    device_of(backend, on)
+    assert at_start == [left]
 
 
 @pytest.mark.parametrize(
@@ -137,5 +157,8 @@ def test_two_ranks_on_one_gpu_are_refused_on_the_later_one(monkeypatch: pytest.M
     require_own_gpu(store, 0, torch.device("cuda", 0))
     require_own_gpu(store, 1, torch.device("cuda", 1))
     uuids[0] = "GPU-b"
+    monkeypatch.setenv("NCCL_HOSTID", "another host")
+    require_own_gpu(store, 3, torch.device("cuda", 0))
+    monkeypatch.delenv("NCCL_HOSTID")
     with pytest.raises(Misuse, match=r"ranks 1 and 2 are on one GPU, cuda:0 of rank 2, .* torch\.cuda\.set_device"):
         require_own_gpu(store, 2, torch.device("cuda", 0))

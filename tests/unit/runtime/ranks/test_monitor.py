@@ -85,7 +85,8 @@ def monitor(ends: Ends) -> Iterator[Monitor]:
 def peer(alone: World, monitor: Monitor) -> Iterator[Peer]:
     """A way to a rank that does not answer."""
     with groups(2) as members:
-        made = Peer(1, 1, members[0], members[0], Names(3, 1, 4, TIMEOUT), monitor.settle)
+        names = Names(3, 1, 4, TIMEOUT, check=monitor.check)
+        made = Peer(1, 1, members[0], members[0], names, monitor.settle)
         made._outgoing = made._incoming = Endless()
         yield made
 
@@ -103,6 +104,21 @@ def test_a_message_that_does_not_come_ends_the_rank_which_goes_on_meanwhile(peer
         "it may be stuck, or slower than that"
     )
     assert error.peers == (1,)
+
+
+def test_a_post_on_a_communicator_that_a_time_out_has_aborted_raises_the_error_of_the_time_out(
+    peer: Peer, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first use of a kernel may hold up the host in a computation, from the time-out to the abort."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("NCCL communicator was aborted on rank 0.")
+
+    peer.irecv((torch.zeros(1),), tag_of(7, 2, "dx", 4)).wait()
+    assert ends.has_come()
+    monkeypatch.setattr(peer._outgoing, "send", refuse)
+    with pytest.raises(PeerLost, match=r"wait recv m7 s2->s1: rank 1: no answer within 0\.3 s"):
+        peer.isend((torch.zeros(1),), 0)
 
 
 def test_a_message_that_was_posted_and_is_not_waited_for_may_take_any_time(peer: Peer, ends: Ends) -> None:
