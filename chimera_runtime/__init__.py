@@ -6,6 +6,7 @@ Its room `tools` has the parts that only train.py uses.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chimera_runtime.adapter.schedule import CompiledSchedule, stages_of
     from chimera_runtime.blame import ModelError
     from chimera_runtime.checkpoint.checkpoints import Checkpoints
     from chimera_runtime.data.loader import Loader
@@ -21,6 +22,7 @@ __all__ = [
     "BadCheckpoint",
     "BadModel",
     "Checkpoints",
+    "CompiledSchedule",
     "Layers",
     "Loader",
     "Misuse",
@@ -32,12 +34,14 @@ __all__ = [
     "StageStep",
     "auxiliary_loss",
     "fresh_store",
+    "stages_of",
 ]
 
 _HOMES = {
     "BadCheckpoint": "errors",
     "BadModel": "errors",
     "Checkpoints": "checkpoint.checkpoints",
+    "CompiledSchedule": "adapter.schedule",
     "Layers": "model.layers",
     "Loader": "data.loader",
     "Misuse": "errors",
@@ -49,6 +53,7 @@ _HOMES = {
     "StageStep": "update.stage_optimizer",
     "auxiliary_loss": "stage.auxiliary_losses",
     "fresh_store": "ranks.rendezvous",
+    "stages_of": "adapter.schedule",
 }
 
 

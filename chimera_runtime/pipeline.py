@@ -11,7 +11,7 @@ import torch.distributed as dist
 from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.feed import EvaluationDataFacts, Feed, Pair, items_of
 from chimera_runtime.data.loader import Loader
-from chimera_runtime.data.micro_batch_source import Batches
+from chimera_runtime.data.micro_batch_source import Batches, CutBatch
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import pipeline as mistakes
 from chimera_runtime.evaluate.evaluation import Inference
@@ -37,7 +37,7 @@ from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.update.outcome import Outcome
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
-from chimera_runtime.update.updates import step_hooks_of, updates_of
+from chimera_runtime.update.updates import LossScale, step_hooks_of, updates_of
 from chimera_runtime.values.losses import Loss
 
 _NO_HOOKS = Hooks()
@@ -117,7 +117,7 @@ class Pipeline:
         directory: str | Path,
         build_stage: Callable[[int, int], torch.nn.Module] | Layers,
         loss: Callable[[Any, Any], Loss],
-        example: Pair | Batches,
+        example: Pair | Batches | CutBatch,
         *,
         group: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
@@ -198,11 +198,11 @@ class Pipeline:
 
     def step(
         self,
-        batch: Pair | Callable[[int], Pair] | Batches | None = None,
+        batch: Pair | Callable[[int], Pair] | Batches | CutBatch | None = None,
         *,
         micro_batches: Sequence[Pair] | None = None,
         accumulate: bool = False,
-        scaler: torch.amp.GradScaler | None = None,
+        scaler: LossScale | None = None,
     ) -> Outcome | None:
         """Runs forwards, backwards and sums of one update; ``.grad`` is then the gradient of the mini-batch's loss.
 

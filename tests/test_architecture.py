@@ -86,7 +86,7 @@ EVERYWHERE = {"plural"}
 
 ROOMS = (
     *("errors", "blame", "values", "program", "ranks", "model", "data", "stage", "lane", "start", "optimizer"),
-    *("update", "evaluate", "state", "pipeline", "checkpoint", "tools"),
+    *("update", "evaluate", "state", "pipeline", "adapter", "checkpoint", "tools"),
 )
 """Rooms of the runtime, from the bottom up: each may import of those before it. Files at the root are rooms as well."""
 

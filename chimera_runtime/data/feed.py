@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.micro_batch_source import Batches, MicroBatchSource
+from chimera_runtime.data.micro_batch_source import Batches, CutBatch, MicroBatchSource
 from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
@@ -93,7 +93,7 @@ class Feed(MicroBatchSource):
     size: int
     copy: int = 0
     names: KeywordNames | None = None
-    _pairs: dict[int, Callable[[int], Pair] | Batches | Triple] = field(default_factory=dict)
+    _pairs: dict[int, Callable[[int], Pair] | Batches | CutBatch | Triple] = field(default_factory=dict)
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
     _versions: dict[int, list[int]] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Feed(MicroBatchSource):
         if isinstance(batch, MiniBatch):
             batch.require_whole()
             self._facts[update] = {POSITION: position(batch.position)}
-        if callable(batch) or isinstance(batch, Batches):
+        if callable(batch) or isinstance(batch, Batches | CutBatch):
             self._pairs[update] = batch
         else:
             triple = as_triple(batch, "a batch")
@@ -123,13 +123,13 @@ class Feed(MicroBatchSource):
             self._tensors[update] = taken_apart(triple)[0]
             self._note_facts(update, triple, update % self.job.micro_batches * self.size)
 
-    def put_example(self, example: "Pair | Batches") -> None:
+    def put_example(self, example: "Pair | Batches | CutBatch") -> None:
         """Takes the example for the start of a pipeline: a pair, a triple or a whole dataset; errors as in `put`."""
-        if not isinstance(example, Batches):
+        if not isinstance(example, Batches | CutBatch):
             triple = as_triple(example, "the example")
             if self.job.parts > 1:
                 require_cut(triple, self.size, "the example")
-        self._pairs[0] = example if isinstance(example, Batches) else lambda _micro: example
+        self._pairs[0] = example if isinstance(example, Batches | CutBatch) else lambda _micro: example
 
     def put_micro_batches(self, update: int, pairs: Sequence[Pair]) -> None:
         """Takes the micro-batches of an update.
@@ -183,7 +183,7 @@ class Feed(MicroBatchSource):
         update += later
         uncut, part = divmod(place, self.job.parts)
         pairs = self._pairs[update]
-        if isinstance(pairs, Batches):
+        if isinstance(pairs, Batches | CutBatch):
             self._require_names((None, None, pairs.keywords(update, place)), "a micro-batch of the dataset")
             return pairs.component(update, place, number)
         # A mini-batch was checked when it came. What a function returns is checked now, and noted before it can change.
@@ -221,7 +221,7 @@ def items_of(example: Any) -> int:
 
     Raises `Misuse` if it has no tensor with a dimension 0, or tensors that differ in it.
     """
-    if isinstance(example, Batches):
+    if isinstance(example, Batches | CutBatch):
         return example.micro_batch_size
     sizes = lengths(example)
     if len(sizes) != 1:

@@ -1,7 +1,10 @@
-"""Sources of micro-batches by update and number; `Batches` is a whole dataset, for a start or a check."""
+"""Sources of micro-batches by update and number.
+
+`Batches` is a whole dataset, for a start or a check; `CutBatch` is a mini-batch that its owner has cut.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +36,22 @@ class MicroBatchSource(ABC):
     @abstractmethod
     def component(self, update: int, micro: int, number: int) -> Any:
         """The inputs (``number`` 0), the targets (1) or the keyword arguments (2) of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class CutBatch(MicroBatchSource):
+    """A mini-batch that its owner has cut: a triple for each micro-batch, or for each part where these are cut.
+
+    Unlike the items of other mini-batches, tensors may have any shape, and triples may hold anything that stages and
+    loss take. ``micro_batch_size`` is the number of parts.
+    """
+
+    triples: Sequence[Triple]
+    micro_batch_size: int
+
+    def component(self, _update: int, micro: int, number: int) -> Any:
+        """The inputs, the targets or the keyword arguments of a micro-batch, as they were given."""
+        return self.triples[micro][number]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import evaluate as mistakes
 from chimera_runtime.errors.evaluate import NOTHING_TO_EVALUATE, PREDICTIONS_HAVE_NO_ITEMS
+from chimera_runtime.evaluate.last_output import LastOutput, LossTotal, OutputStore
 from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.message_links import Incoming, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
@@ -33,8 +34,8 @@ from chimera_runtime.start.stage_probe import state_of
 from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.keywords import Keywords
-from chimera_runtime.values.losses import Loss, Tally, as_pair
-from chimera_runtime.values.mesh_tensors import rest, settled
+from chimera_runtime.values.losses import Tally
+from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import is_rows, joined, mapped, taken_apart, to_device
 from chimera_runtime.values.shared_memory import Slots, unshared
 from chimera_runtime.values.tensors import Tensors, all_generators_kept, join, plain
@@ -60,50 +61,6 @@ class SentOutput:
         if difference := expected.mismatch(tensors, form, 1):
             raise mistakes.evaluation_output_differs(self.number, micro, difference)
         return tuple([plain(tensor.detach()) for tensor in tensors])
-
-
-class LossTotal:
-    """Output of the last stage that adds up its losses; a mean is weighted by the items of its micro-batch.
-
-    ``items`` and ``count`` are totals over the micro-batches of this rank.
-    """
-
-    def __init__(self, judge: Callable[[Any, Any], Loss]) -> None:
-        self._judge = judge
-        self._total = torch.zeros((), dtype=torch.float64)
-        self.items = 0
-        self.count = 0.0
-
-    def finish(self, _micro: int, items: int, returned: Any, target: Any) -> Tensors:
-        """Adds the loss of a micro-batch; returns no tensors to send."""
-        loss, count = as_pair(self._judge(returned, target))
-        total = loss.reshape(()).double()
-        self._total = self._total.to(loss.device) + (total * items if count is None else total)
-        self.items += items
-        self.count += items if count is None else count.item()
-        return ()
-
-    @property
-    def total(self) -> float:
-        """Sum of the losses of the micro-batches whose last stage runs on this rank."""
-        return self._total.item()
-
-
-class OutputStore:
-    """Output of the last stage that stores a copy of what the module returns for each micro-batch."""
-
-    def __init__(self) -> None:
-        self._outputs: dict[int, Any] = {}
-
-    def finish(self, micro: int, _items: int, returned: Any, _target: Any) -> Tensors:
-        """Stores what the module ``returned`` for a micro-batch; returns no tensors to send."""
-        self._outputs[micro] = mapped(returned, lambda tensor: settled(tensor).clone())
-        return ()
-
-    def take(self) -> dict[int, Any]:
-        """Returns the stored values and forgets them."""
-        outputs, self._outputs = self._outputs, {}
-        return outputs
 
 
 class _CurrentRound:
@@ -133,7 +90,7 @@ class EvaluationStage:
     number: int
     module: torch.nn.Module
     before: Boundary | None
-    output: SentOutput | LossTotal | OutputStore
+    output: SentOutput | LastOutput
     current: _CurrentRound
     load_keywords: Callable[[int], Keywords]
     _outputs: dict[Micros, Tensors] = field(default_factory=dict)
@@ -205,7 +162,7 @@ class Evaluation:
         context: RankContext,
         stages: Mapping[int, Stage],
         size: int,
-        output: LossTotal | OutputStore,
+        output: LastOutput,
         varying: VaryingShapes | None = None,
     ) -> None:
         world, facts, probed = context.world, context.facts.evaluation, context.probed
@@ -376,6 +333,19 @@ class Inference:
 
         return outputs_of
 
+    def runner(self, output: LastOutput) -> Callable[[EvaluationBatch], None]:
+        """Returns a function that runs a round, whose last outputs go to ``output``; buffers are not restored.
+
+        The function raises `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
+        """
+        evaluation = self._evaluation(output)
+
+        def run(micro_batches: EvaluationBatch) -> None:
+            with self.located, all_generators_kept():
+                evaluation.run(micro_batches)
+
+        return run
+
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
         """Context at whose end the buffers and attributes of the stages are restored."""
@@ -384,5 +354,5 @@ class Inference:
         for state, before in states:
             state.restore(before)
 
-    def _evaluation(self, output: LossTotal | OutputStore) -> Evaluation:
+    def _evaluation(self, output: LastOutput) -> Evaluation:
         return Evaluation(self.context, self.stages, self.size, output, varying=self.varying)

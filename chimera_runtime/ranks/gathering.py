@@ -54,20 +54,24 @@ def largest_of_rows(
     return float(largest)
 
 
-def gathered(control_group: ControlGroup, workers: Sequence[int], outputs: dict[int, Any]) -> dict[int, Any]:
+def gathered(
+    control_group: ControlGroup, workers: Sequence[int], outputs: dict[int, Any], *, everywhere: bool = True
+) -> dict[int, Any]:
     """Returns the outputs of some workers, by micro-batch in order, on every rank of their copy, on the CPU.
+
+    Unless they are wanted ``everywhere``, these workers alone call it.
 
     Raises `PeerLost` if a rank does not answer in time, or has ended.
     """
     place = control_group.place
     by_micro: dict[int, Any] = {}
-    ranks = [place.rank_of(place.copy, worker) for worker in range(place.workers)]
+    ranks = {worker: place.rank_of(place.copy, worker) for worker in (range(place.workers) if everywhere else workers)}
     for worker in workers:
         source = ranks[worker]
         if source == place.rank:
             content = mapped(outputs, torch.Tensor.cpu)
             bits = _packed(content)
-            for rank in (rank for rank in ranks if rank != source):
+            for rank in (rank for rank in ranks.values() if rank != source):
                 control_group.send(torch.tensor([len(bits)]), rank, _OUTPUTS)
                 control_group.send(bits, rank, _OUTPUTS)
         else:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -30,6 +30,13 @@ from chimera_runtime.update.stage_optimizer import Hook, Named, StepHooks
 from chimera_runtime.values.losses import added
 
 
+class LossScale(Protocol):
+    """A factor of the loss: a GradScaler of torch, or any other object with a method like its ``scale``."""
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor multiplied by the factor."""
+
+
 @dataclass(kw_only=True)
 class Updates(ABC):
     """The updates of a schedule on this rank: `FlushedUpdates` or `StreamedUpdates`.
@@ -46,7 +53,7 @@ class Updates(ABC):
     terms: Mapping[str, float] = field(default_factory=dict)
 
     @abstractmethod
-    def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
+    def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
         """Prepares gradients and the scale of the loss for an update. Raises `Misuse` if an argument does not fit."""
 
     @abstractmethod
@@ -88,7 +95,7 @@ class FlushedUpdates(Updates):
     device: torch.device
     sums_wider: bool
 
-    def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
+    def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
         """Clears all gradients, after copying them if the update is to ``accumulate``, and sets the scale of the loss.
 
         Raises `Misuse` if gradients are there without ``accumulate``, or if there are a scaler and wider sums.
@@ -152,7 +159,7 @@ class StreamedUpdates(Updates):
     _dropped: int = 0  # updates whose mini-batches the feed no longer holds
     _finished: list[Outcome] = field(default_factory=list)
 
-    def prepare(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
+    def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
         """Raises `Misuse` if gradients are to be accumulated or scaled, or the caller has cleared some of updates under
         way.
         """

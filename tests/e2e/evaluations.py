@@ -17,7 +17,8 @@ from torch import nn
 
 from chimera_runtime import Pipeline
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.evaluate.evaluation import Evaluation, LossTotal, OutputStore
+from chimera_runtime.evaluate.evaluation import Evaluation
+from chimera_runtime.evaluate.last_output import LossTotal, OutputStore
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.ranks.gathering import added_over_all, gathered

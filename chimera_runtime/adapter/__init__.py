@@ -1,0 +1,1 @@
+"""A compiled schedule behind the interface of the schedules of torch.distributed.pipelining."""

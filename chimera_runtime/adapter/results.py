@@ -1,0 +1,66 @@
+"""Results of a batch: losses and outputs of the last stage by micro-batch; and the scale of the losses."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from chimera_runtime.values.mesh_tensors import settled
+from chimera_runtime.values.nested import mapped
+from chimera_runtime.values.tensors import Tensors
+
+
+class Result(NamedTuple):
+    """Loss and output of a micro-batch, without graphs; None where there is no target, and where none is kept.
+
+    The output is in a tuple, as an output may be None.
+    """
+
+    loss: torch.Tensor | None
+    output: tuple[Any] | None
+
+
+@dataclass
+class Results:
+    """Results of the micro-batches whose last stage runs on this rank; also the `LastOutput` of forwards alone."""
+
+    loss_fn: Callable[..., Any] | None
+    loss_kwargs: dict[str, Any] = field(default_factory=dict)
+    by_micro: dict[int, Result] = field(default_factory=dict)
+    _keeps_outputs: bool = False
+
+    def clear(self, *, keeps_outputs: bool = False) -> None:
+        """Forgets all results; those that follow have outputs or not."""
+        self.by_micro.clear()
+        self._keeps_outputs = keeps_outputs
+
+    def judge(self, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
+        """Computes and notes the loss of a micro-batch; returns zero if there is no target, or no ``loss_fn``."""
+        micro, target = numbered_target
+        has_loss = self.loss_fn is not None and target is not None
+        loss = self.loss_fn(output, target, **self.loss_kwargs) if has_loss else None  # type: ignore[misc]
+        noted = (mapped(output, lambda tensor: settled(tensor).detach()),) if self._keeps_outputs else None
+        self.by_micro[micro] = Result(None if loss is None else loss.detach(), noted)
+        return torch.zeros(()) if loss is None else loss
+
+    def finish(self, _micro: int, _items: int, returned: Any, target: Any) -> Tensors:
+        """Takes the output of a forward alone; returns no tensors to send."""
+        self.judge(returned, target)
+        return ()
+
+
+def losses_of(results: Iterable[Result]) -> list[torch.Tensor]:
+    """The losses of micro-batches that have one."""
+    return [result.loss for result in results if result.loss is not None]
+
+
+@dataclass(frozen=True)
+class LossFactor:
+    """The factor N that makes the mean of N losses, whose gradients an update computes, their sum; or 1."""
+
+    factor: int
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor multiplied by the factor."""
+        return outputs * self.factor

@@ -1,0 +1,152 @@
+"""`CompiledSchedule` on one rank: modes, dimensions and forms of batches, and what is refused."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
+
+import chimera_ir
+from chimera_runtime import CompiledSchedule, Misuse, stages_of
+from chimera_runtime.ranks.world import World
+from tests.unit.runtime import kept
+
+B, N, WIDTH = 2, 4, 3
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two stages on one worker."""
+    return kept.compiled(tmp_path_factory.mktemp("one") / "out", N)
+
+
+def layer(*more: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *more).double()
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().sum()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = torch.randn(2, B * N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return x, y
+
+
+@pytest.fixture
+def make(alone: World, directory: Path) -> Iterator[Callable[..., CompiledSchedule]]:
+    made: list[CompiledSchedule] = []
+
+    def schedule(stages: Any = None, loss_fn: Any = loss, **options: Any) -> CompiledSchedule:
+        made.append(CompiledSchedule(directory, stages or {0: layer(), 1: layer()}, loss_fn, **options))
+        return made[-1]
+
+    yield schedule
+    for one in made:
+        one.close()
+
+
+def test_stages_of_a_rank_are_those_that_it_makes(directory: Path) -> None:
+    assert stages_of(directory, 0) == (0, 1)
+    assert stages_of(directory, 1) == ()
+
+
+def test_an_evaluation_leaves_modules_in_the_mode_of_their_owner(make: Callable[..., CompiledSchedule]) -> None:
+    norm = nn.BatchNorm1d(WIDTH)
+    schedule = make({0: layer(norm), 1: layer()})
+    x, _ = batch()
+    schedule.eval(x)
+    assert norm.num_batches_tracked == N, "as in torch, in training mode"
+    norm.eval()
+    schedule.eval(x)
+    assert norm.num_batches_tracked == N
+    schedule.step(x, target=x)
+    assert not norm.training
+
+
+def test_batches_are_cut_and_merged_along_other_dimensions(make: Callable[..., CompiledSchedule]) -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.T
+
+    stages = {0: Turned(), 1: nn.Sequential(layer(), Turned())}
+    options = {"args_chunk_spec": (TensorChunkSpec(1),), "output_merge_spec": TensorChunkSpec(1)}
+    schedule = make(stages, lambda output, target: loss(output.T, target), **options)
+    x, y = batch()
+    output = schedule.step(x.T.contiguous(), target=y)
+    torch.testing.assert_close(output.T, stages[1][0](x), rtol=1e-12, atol=1e-14)
+
+
+def test_without_a_loss_a_step_runs_forwards_alone(make: Callable[..., CompiledSchedule]) -> None:
+    first, last = layer(), layer()
+    schedule = make({0: first, 1: last}, None)
+    x, _ = batch()
+    torch.testing.assert_close(schedule.step(x), last(first(x)), rtol=1e-12, atol=1e-14)
+    assert all(p.grad is None for p in first.parameters())
+
+
+def test_modules_may_be_replaced_and_filled_before_the_first_step(make: Callable[..., CompiledSchedule]) -> None:
+    with torch.device("meta"):
+        stages = [PipelineStage(layer(), number, 2, torch.device("cpu")) for number in range(2)]
+    schedule = make(stages)
+    with pytest.raises(Misuse, match=r"there is no pipeline before the first step\(\)"):
+        _ = schedule.pipeline
+    for stage in stages:
+        stage.submod = stage.submod.to_empty(device="cpu")
+        for parameter in stage.submod.parameters():
+            nn.init.ones_(parameter)
+    x, y = batch()
+    schedule.step(x, target=y)
+    names = [name for name, _ in schedule.pipeline.named_parameters()]
+    assert names == [f"stages.{s}.0.{name}" for s in range(2) for name in ("weight", "bias")]
+    assert all(p.grad is not None for stage in stages for p in stage.submod.parameters())
+
+
+X, Y = batch()
+CALLS = {
+    "holds stage 0: give": {"target": Y},
+    "holds the last stage: give": {"args": (X,)},
+    "either positional inputs, which is cut into micro-batches, or arg_mbs": {"args": (X,), "arg_mbs": [(X,)] * N},
+    "length of kwarg_mbs is 1, and must be the number of micro-batches, 4": {
+        "kwarg_mbs": [{}],
+        "args": (X,),
+        "target": Y,
+    },
+    "of which there must be 4: it gives 3": {"args": (X[:3],), "target": Y},
+}
+
+
+@pytest.mark.parametrize("message", CALLS)
+def test_a_batch_that_does_not_fit_is_refused(make: Callable[..., CompiledSchedule], message: str) -> None:
+    call = dict(CALLS[message])
+    with pytest.raises(Misuse, match=message):
+        make().step(*call.pop("args", ()), **call)
+
+
+def test_a_step_without_gradients_is_refused(make: Callable[..., CompiledSchedule]) -> None:
+    with torch.no_grad(), pytest.raises(Misuse, match=r"call eval\(\) under torch.no_grad"):
+        make().step(X, target=Y)
+
+
+def test_stages_that_do_not_fit_are_refused(make: Callable[..., CompiledSchedule]) -> None:
+    with pytest.raises(Misuse, match="that rank 0 holds in this schedule are 0, 1, and those given to it: 1"):
+        make({1: layer()})
+    with pytest.raises(Misuse, match=r"num_stages of a PipelineStage is 3, and of interleaved\(.*\) it is 2"):
+        make(PipelineStage(layer(), 0, 3, torch.device("cpu")))
+    own = SimpleNamespace(num_stages=2, stage_index=0, dw_builder=print, group=None, device=None)
+    with pytest.raises(Misuse, match="leave dw_builder out"):
+        make([own])
+
+
+def test_schedules_that_do_not_fit_are_refused(alone: World, tmp_path: Path) -> None:
+    chimera_ir.compile("dapple", D=2, N=2).write(tmp_path / "two")
+    with pytest.raises(Misuse, match=r"workers of dapple\(.*\): 2; ranks of the process group: 1"):
+        CompiledSchedule(tmp_path / "two", {0: layer()})
+    chimera_ir.compile("pipedream_2bw", D=2, N=2).write(tmp_path / "stream")
+    with pytest.raises(Misuse, match="has no flush, so its stages step inside the schedule"):
+        CompiledSchedule(tmp_path / "stream", {0: layer()})
