@@ -180,7 +180,7 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
         ("networkx", {"flow"}),
         ("click", {"commands"}),
         ("torch", {"measure"}),
-        ("chimera_runtime", {"measure", "commands"}),
+        ("chimera_runtime", {"measure", "commands", "predict", "profile"}),
         ("lark", {"grammars", "syntax", "ir"}),
         ("jinja2", {"codegen", "picture"}),
         ("pygments", {"highlight"}),

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from itertools import chain
 
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.checker import check
 from chimera_ir.elaborate.operations import operations
-from chimera_ir.elaborate.pipes import Shape, reject, shapes
+from chimera_ir.elaborate.pipes import Shape, made_of, reject, shapes
 from chimera_ir.elaborate.places import place, strategies
 from chimera_ir.elaborate.read_versions import Readings, readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
@@ -126,6 +126,5 @@ def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Planned, ...]:
     """The operations of all pipes; raises ``Rejected`` with the first failure of every line that fails."""
     by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}
-    outcomes = [outcome for shape, pipe in by_name.values() for outcome in operations(shape, pipe, reads, by_name)]
-    reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
-    return cast("tuple[Planned, ...]", tuple(outcomes))
+    lines = [(line, shape, pipe) for shape, pipe in by_name.values() for line in shape.operations]
+    return tuple(chain.from_iterable(made_of(lines, lambda line: operations(*line, reads, by_name))))

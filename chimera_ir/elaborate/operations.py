@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate
+from chimera_ir.elaborate.evaluate import Frame, Scope, compiled, evaluate
 from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.read_versions import Readings
@@ -47,16 +47,13 @@ class _Single(NamedTuple):
         ]
 
 
-def operations(shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> Iterator[Planned | Diagnostic]:
-    """The operations of a pipe, line by line; a line that fails ends with the diagnostic of its first failure."""
-    for line in shape.operations:
-        try:
-            singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
-            yield from _all_at_once(line, singles, shape, reads)
-        except Rejected as rejected:
-            yield from rejected.diagnostics
-        except UndefinedOnGrid:  # computed again one by one, for the operations before the first that fails
-            yield from _instances(line, singles, shape, reads)
+def operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Planned]:
+    """The operations of a line of a pipe; raises ``Rejected`` for the first that fails."""
+    singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
+    try:
+        return _all_at_once(line, singles, shape, reads)
+    except (UndefinedOnGrid, Rejected):
+        return list(_one_by_one(line, singles, shape, reads))
 
 
 def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Single:
@@ -74,7 +71,7 @@ def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Si
 def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Planned]:
     """The operations of ``line``, whose one or two subjects are ``singles``, for all micro-batches and stages at once.
 
-    Raises `UndefinedOnGrid` if one of the operations fails, or may fail.
+    Raises `UndefinedOnGrid` or ``Rejected`` if one of the operations fails, or may fail.
     """
     grid = Grid(shape.steps, shape.stage_range, shape.names, shape.scope)
     # Whether the guard holds, for each micro-batch and stage; then workers and operations, and clocks, where it does.
@@ -85,14 +82,12 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
     if len(columns) == 1:
         ((workers, computes),) = columns
         return list(map(Planned, clocks, workers, computes))
-    # The operations of two columns are joined to groups.
-    joined: list[Planned] = []
-    for clock, both in zip(clocks, zip(*(zip(*column, strict=True) for column in columns), strict=True), strict=True):
-        operation = _joined(line, both, shape.instance())
-        if isinstance(operation, Diagnostic):
-            raise UndefinedOnGrid
-        joined.append(Planned(clock, both[0][0], operation))
-    return joined
+    # The operations of two columns are joined to pairs.
+    pairs = zip(*(zip(*column, strict=True) for column in columns), strict=True)
+    return [
+        Planned(clock, both[0][0], _joined(line, both, shape.instance()))
+        for clock, both in zip(clocks, pairs, strict=True)
+    ]
 
 
 _Placed = tuple[Worker, Compute]
@@ -115,10 +110,8 @@ def _column(
     return [workers[stage] for stage in stages], single.computes(complete, stages, line, reads)
 
 
-def _instances(
-    line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings
-) -> Iterator[Planned | Diagnostic]:
-    """The operations of `_all_at_once`, but computed one by one, up to the first that fails."""
+def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> Iterator[Planned]:
+    """Yields the operations of `_all_at_once`; raises ``Rejected`` for the first that fails."""
     scope = shape.scope.with_variables(*shape.names)
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock = compiled(line.clock, scope)
@@ -126,42 +119,35 @@ def _instances(
         (single, compiled(single.subject.stage, scope), _batches(single.subject.micro, scope, single.numbers))
         for single in singles
     ]
-    # A fault ends the loop wherever it happens; ``frame`` then has the micro-batch and stage that failed.
-    frame: Frame = ()
-    try:
-        for frame in product(shape.steps, shape.stage_range):
+    for frame in product(shape.steps, shape.stage_range):
+        values = tuple(zip(shape.names, frame, strict=True))
+        with shape.rejecting(*values):
             if guard is not None and not guard(frame):
                 continue
             placed: list[_Placed] = []
             for single, stage_of, batch_of in formulas:
                 stage, batch = stage_of(frame), batch_of(frame)
                 if batch is None or stage not in single.shape.stage_range:
-                    yield _no_such(single, shape, frame)
-                    return
+                    raise Rejected([_no_such(single, shape, frame)])
                 (operation,) = single.computes([batch], [Stage(stage)], line, reads)
                 placed.append((single.pipe.workers[stage], operation))
-            joined = _joined(line, placed, shape.instance(*zip(shape.names, frame, strict=True)))
-            if isinstance(joined, Diagnostic):
-                yield joined
-                return
+            joined = _joined(line, placed, shape.instance(*values))
             yield Planned(Clock(clock(frame)), placed[0][0], joined)
-    except Fault as fault:
-        yield fault.diagnostic(shape.instance(*zip(shape.names, frame, strict=True)))
 
 
-def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instance) -> Operation | Diagnostic:
-    """Returns a line's only operation, or the pair of its two, or for ``instance`` why they cannot be a pair."""
+def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instance) -> Operation:
+    """A line's only operation, or the pair of its two; raises ``Rejected`` if they cannot be a pair in ``instance``."""
     if len(placed) == 1:
         return placed[0][1]
     (worker, first), (other, second) = placed
     facts = line.span, (), instance, show(first), show(second)
     if worker != other:
-        return groups.PairApart(*facts, worker, other)
+        raise Rejected([groups.PairApart(*facts, worker, other)])
     if first.size != second.size:
-        return groups.PairUneven(*facts, first.size, second.size)
+        raise Rejected([groups.PairUneven(*facts, first.size, second.size)])
     common = {*first.micros} & {*second.micros}
     if common:
-        return groups.PairOfOne(*facts, min(common))
+        raise Rejected([groups.PairOfOne(*facts, min(common))])
     forward, backward = (first, second) if first.kind.opens else (second, first)
     return Pair(forward, backward, line.span)
 

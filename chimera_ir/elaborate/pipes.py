@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
@@ -94,24 +94,40 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
     return pipe_shapes
 
 
+class Attempts:
+    """A context whose steps do not depend on one another; its end raises the diagnostics of all rejected steps."""
+
+    def __init__(self) -> None:
+        self._failed: list[Diagnostic] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            reject(self._failed)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Context of a step, which ends at the first ``Rejected`` in it."""
+        try:
+            yield
+        except Rejected as rejected:
+            self._failed += rejected.diagnostics
+
+    def each(self, things: Iterable[T], make: Callable[[T], U]) -> list[U]:
+        """The results of ``make``, with a step for each thing; a rejected thing has no result."""
+        made: list[U] = []
+        for thing in things:
+            with self.step():
+                made.append(make(thing))
+        return made
+
+
 def made_of(things: Iterable[T], make: Callable[[T], U]) -> list[U]:
     """The results of ``make`` for some things; raises the diagnostics of all calls together if any is ``Rejected``."""
-    made: list[U] = []
-    failed: list[Diagnostic] = []
-    for thing in things:
-        with collected(failed):
-            made.append(make(thing))
-    reject(failed)
-    return made
-
-
-@contextmanager
-def collected(failed: list[Diagnostic]) -> Iterator[None]:
-    """Context that a ``Rejected`` only ends: its diagnostics are added to ``failed``, to be raised with others."""
-    try:
-        yield
-    except Rejected as rejected:
-        failed += rejected.diagnostics
+    with Attempts() as attempts:
+        return attempts.each(things, make)
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import accumulate, chain, product
+from operator import itemgetter
 
 from chimera_ir.diagnostics.catalogue import endless
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.groups import SyncDiffers
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.evaluate import Fault, compiled
-from chimera_ir.elaborate.pipes import Shape, collected, made_of, reject
+from chimera_ir.elaborate.pipes import Attempts, Shape, made_of, reject
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.levels import Pipe, Strategy
 from chimera_ir.source import Span
@@ -22,14 +23,11 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pi
     Raises `Rejected` if a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each
     once. ``workers_span`` is the place in the text that gives the number of workers.
     """
-    failed: list[Diagnostic] = []
-    with collected(failed):
-        rows = made_of(shapes, lambda shape: tuple(_workers(shape, workers)))
-    with collected(failed):
-        columns = global_numbers(shapes)
-    with collected(failed):
-        recompute = made_of(shapes, lambda shape: tuple(_recomputing(shape)))
-    reject(failed)
+    with Attempts() as attempts:
+        rows = attempts.each(shapes, lambda shape: tuple(_workers(shape, workers)))
+        with attempts.step():
+            columns = global_numbers(shapes)
+        recompute = attempts.each(shapes, lambda shape: tuple(_recomputing(shape)))
     idle = {*range(workers)} - {worker for row in rows for worker in row}
     if idle:
         raise Rejected([say.IdleWorker(workers_span, min(idle), workers, len(idle))])
@@ -73,21 +71,18 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
 
     Raises `Rejected` if two pipes ask for different strategies for the same stage.
     """
-    failed: list[Diagnostic] = []
-    chosen: dict[Stage, tuple[ast.Sync, Shape]] = {}
-    for shape in shapes:
-        clauses: dict[Stage, ast.Sync] = {}
-        for sync in shape.syncs:
-            with collected(failed):
-                clauses.update((stage, sync) for stage in _stages_of(shape, sync))
-        for stage, clause in clauses.items():
-            first, other = chosen.setdefault(stage, (clause, shape))
-            if first.mode is not clause.mode:
-                instance = shape.instance((shape.stages.variable.text, stage))
-                modes = clause.mode.value, first.mode.value
-                failed.append(SyncDiffers(clause.span, (), instance, stage, *modes, other.name, first.span))
-    reject(failed)
-    listed = [(stage, Strategy(clause.mode.value)) for stage, (clause, _) in sorted(chosen.items(), key=lambda c: c[0])]
+    lines = [(shape, sync) for shape in shapes for sync in shape.syncs]
+    stages_of = made_of(lines, lambda line: tuple(_stages_of(*line)))
+    by_pipe = {(line[0].name, stage): line for line, stages in zip(lines, stages_of, strict=True) for stage in stages}
+    chosen: dict[Stage, tuple[Shape, ast.Sync]] = {}
+    differing: list[Diagnostic] = []
+    for (_, stage), (shape, sync) in by_pipe.items():
+        other, first = chosen.setdefault(stage, (shape, sync))
+        if sync.mode is not first.mode:
+            instance, modes = shape.instance((shape.names[1], stage)), (sync.mode.value, first.mode.value)
+            differing.append(SyncDiffers(sync.span, (), instance, stage, *modes, other.name, first.span))
+    reject(differing)
+    listed = [(stage, Strategy(sync.mode.value)) for stage, (_, sync) in sorted(chosen.items(), key=itemgetter(0))]
     return tuple(entry for entry in listed if entry[1] is not Strategy.EAGER_OPT)
 
 
@@ -104,26 +99,18 @@ def _workers(shape: Shape, workers: int) -> Iterator[Worker]:
 
 def global_numbers(shapes: Sequence[Shape]) -> list[list[int]]:
     """The global numbers of each pipe's micro-batches; raises ``Rejected`` if they are not 0 .. N-1, each once."""
-    failed: list[Diagnostic] = []
-    total = sum(len(shape.micro_range) for shape in shapes)
-    # ``owners`` has the first micro-batch with each number, ``clash`` the first one whose number is taken already.
+    *firsts, total = accumulate((len(shape.micro_range) for shape in shapes), initial=0)
+    columns = made_of(zip(shapes, firsts, strict=True), lambda pipe: list(_numbers(*pipe)))
+    micros = [(shape, micro) for shape in shapes for micro in shape.micro_range]
+    # The first micro-batch with each number.
     owners: dict[int, tuple[Shape, int]] = {}
-    clash: tuple[int, Shape, int] | None = None
-    columns: list[list[int]] = []
-    for shape in shapes:
-        column: list[int] = []
-        with collected(failed):
-            column.extend(_numbers(shape, sum(map(len, columns))))
-        columns.append(column)
-        for micro, number in zip(shape.micro_range, column, strict=False):
-            if number not in owners:
-                owners[number] = (shape, micro)
-            elif clash is None:
-                clash = (number, shape, micro)
-    failed += [_outside(*owners[number], number, total) for number in owners if not 0 <= number < total]
-    if clash is not None and not failed:
-        failed.append(_clash(*clash, owners, total))
-    reject(failed)
+    numbered = list(zip(chain.from_iterable(columns), micros, strict=True))
+    for number, micro in numbered:
+        owners.setdefault(number, micro)
+    reject(_outside(*micro, number, total) for number, micro in owners.items() if not 0 <= number < total)
+    clash = next(((number, *micro) for number, micro in numbered if owners[number] is not micro), None)
+    if clash is not None:
+        raise Rejected([_clash(*clash, owners, total)])
     return columns
 
 

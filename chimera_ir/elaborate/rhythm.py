@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from math import ceil, lcm
 
 from chimera_ir.diagnostics.catalogue import endless as say
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
 from chimera_ir.elaborate.evaluate import LIMIT, Fault
-from chimera_ir.elaborate.pipes import Shape, collected
+from chimera_ir.elaborate.pipes import Attempts, Shape, reject
 from chimera_ir.ir.levels import MAX_AGE
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show_expression
@@ -54,21 +55,16 @@ class Rhythm:
 def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
     """The rhythm of a pipe on some stages, with periods of at most ``most``; raises `Rejected` if there is none."""
     # The laws of all formulas. Rates are compared only if there are no other failures.
-    failed: list[Diagnostic] = []
-    beats: list[_Beat] = []
-    versions: list[Law] = []
     number = Law((-shape.micro_range.start,), 1)  # without ``as`` the numbers count from the start of the pipe
-    for line in shape.operations:
-        with collected(failed):
-            beats.extend(_beats(line, shape, stages, most))
-    with collected(failed), shape.rejecting():
-        if shape.micros.number is not None:
-            number = law(shape.micros.number, shape.scope, shape.micros.variable.text, most)
-    with collected(failed):
-        versions.extend(_versions(shape, stages, most))
-    failed = failed or [*_drifts(beats, shape)]
-    if failed:
-        raise Rejected(failed)
+    with Attempts() as attempts:
+        by_line = attempts.each(shape.operations, lambda line: list(_beats(line, shape, stages, most)))
+        with attempts.step(), shape.rejecting():
+            if shape.micros.number is not None:
+                number = law(shape.micros.number, shape.scope, shape.micros.variable.text, most)
+        with attempts.step():
+            versions = tuple(_versions(shape, stages, most))
+    beats = list(chain.from_iterable(by_line))
+    reject(_drifts(beats, shape))
     # The period of the pipe is the shortest one that all laws share.
     shared = lcm(shape.steps.step, *(part.period for part in (number, *versions)), *(beat.period for beat in beats))
     with shape.rejecting():
@@ -76,7 +72,7 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
     steps = shape.lengthened(period).steps
     clocks = [beat.clock.at(m) for beat in beats for m in steps if beat.guard.at(m)] or [0]
     rate = beats[0].clock.rate if beats else Fraction(1)
-    return Rhythm(rate, period, min(clocks), max(clocks), number, tuple(versions))
+    return Rhythm(rate, period, min(clocks), max(clocks), number, versions)
 
 
 def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) -> Iterator[_Beat]:
@@ -132,15 +128,14 @@ def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
 
 
 def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
-    """Yields a mistake for the first clock that does not grow, or for each line at another rate than the first line."""
-    variable, drifting = shape.stages.variable.text, set()
+    """Yields a mistake for the first clock that does not grow, or for each beat at another rate than the first one."""
+    variable = shape.stages.variable.text
     for beat in beats:
         span, rate = beat.line.clock.span, beat.clock.rate
         instance = shape.instance((variable, beat.stage))
         if rate <= 0:
             yield say.ClockStands(span, (), instance, str(rate))
             return
-        if rate != beats[0].clock.rate and span not in drifting:
-            drifting.add(span)
+        if rate != beats[0].clock.rate:
             first = beats[0].stage, str(beats[0].clock.rate), beats[0].line.clock.span
             yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *first)

@@ -21,7 +21,7 @@ from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutp
 from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.start import stage_probe
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
-from chimera_runtime.tools.watch.memory import bytes_of
+from chimera_runtime.tools.watch.memory import bytes_of, input_bytes
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.keywords import Keywords, accepted
 from chimera_runtime.values.nested import to_device
@@ -150,14 +150,12 @@ class Station:
     @property
     def input_bytes(self) -> int:
         """Bytes kept for a micro-batch where the stage recomputes: input, target, and the buffers that it updates."""
-        copies = bytes_of(self.module.get_buffer(name) for name in self.traits.buffers)
-        return self.footprint.inputs + self.footprint.targets + copies
+        return input_bytes(self.module, self.traits, self.footprint)
 
     @property
     def activation_bytes(self) -> int:
         """M_a, bytes kept until the backward: what autograd saves, without weights, and all received inputs."""
-        received = self.footprint.inputs - self.footprint.saved_inputs if self.before is not None else 0
-        return self.footprint.activations + received
+        return self.footprint.activations_with_inputs(self.before is not None)
 
     @property
     def gradient_bytes(self) -> int:

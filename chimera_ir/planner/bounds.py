@@ -68,7 +68,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
     return [
         peak
         + max(timings[stage].activations * compiled.recomputed for stage in passing)
-        + max(timings[stage].halving * compiled.splits for stage in passing)
+        + max(timings[stage].kept.halving * compiled.splits for stage in passing)
         + sum(_under_way(compiled, header, timings, stage, count) for stage, count in passing.items())
         for peak, passing in zip(_peaks(variant, setting, kept), _passing(header), strict=True)
     ]
@@ -104,7 +104,7 @@ def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timin
 def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
     """The fewest bytes kept of a micro-batch, with receive buffers; ``splits`` says whether any backward is split."""
     waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
-    return min([*waiting, *([timing.halfway] if splits else [])], default=0)
+    return min([*waiting, *([timing.kept.halfway] if splits else [])], default=0)
 
 
 def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
@@ -113,14 +113,10 @@ def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bo
     If backwards are split, a stage that recomputes keeps activations from the first half of a backward to the second.
     """
     again = all(stage in pipe.recompute for pipe in header.pipes) and not splits
-    timing, in_buffer = (
-        timings[stage],
-        sum(
-            timings[maker].output
-            for maker in header.feeding[stage]
-            if all(pipe.workers[stage] != pipe.workers[maker] for pipe in header.pipes)
-        ),
+    in_buffer = sum(
+        timings[maker].output
+        for maker in header.feeding[stage]
+        if all(pipe.workers[stage] != pipe.workers[maker] for pipe in header.pipes)
     )
-    activations = 0 if again else max(0, timing.activations - in_buffer)
-    halfway = (activations - min(activations, timing.released) + timing.operands) * splits
-    return max(0, timing.input - in_buffer, activations, halfway)
+    sizes = timings[stage].kept.without_received(in_buffer, 0)
+    return sizes.input if again else max(sizes.input, sizes.activations, sizes.halfway * splits)

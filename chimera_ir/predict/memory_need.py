@@ -1,14 +1,14 @@
 """Memory that each worker needs, in bytes, from the sizes of each stage."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS, Value
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.costs import Timing
-from chimera_ir.verify.holdings import Holdings, Moment, OnHost, Receiving, holdings
+from chimera_ir.verify.holdings import Holdings, OnHost, holdings
+from chimera_runtime.program.kept_bytes import MicroBatchBytes, kept_bytes, on_other_workers, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,64 +65,32 @@ class _Worker:
         self._header = header
         self._setting = setting
         self._worker = worker
-        self._sizes: dict[Stage, Timing] = {}
+        self._placement = [pipe.workers for pipe in header.pipes]
+        self._sizes: dict[int, MicroBatchBytes] = {}
 
     def need(self, held: Holdings) -> MemoryNeed:
         """The worker's memory, by purpose."""
-        stages = self._setting.stages
-        sending = sum(self._bytes(sent.micros, self._setting.message(sent.edge)) for sent in held.sending)
+        stages, parts = self._setting.stages, self._header.parts
+        messages = [*held.sending, *((edge, micros) for edge, slots in held.receiving for micros in slots)]
         return MemoryNeed(
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
             gradients=sum(stages[stage].gradients for stage, _ in held.copies),
             optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),
-            messages=sending + sum(map(self._receive_buffers, held.receiving)),
-            activations=max(map(self._moment, held.fullest), default=0),
+            messages=sum(share(micros, self._setting.message(edge), parts) for edge, micros in messages),
+            activations=max((kept_bytes(moment, self._bytes_of, parts) for moment in held.fullest), default=0),
             host=max(map(self._on_host, held.on_host), default=0),
         )
 
-    def _receive_buffers(self, received: Receiving) -> int:
-        size = self._setting.message(received.edge)
-        return sum(self._bytes(micros, size) for micros in received.slots)
-
-    def _moment(self, moment: Moment) -> int:
-        """Bytes at a moment, plus the most that a first half of a backward adds before it frees anything."""
-        total = most = 0
-        for stage, activations, inputs, begun in moment:
-            sizes = self._stage_sizes(stage)
-            total += self._bytes(activations, sizes.activations) + self._bytes(inputs, sizes.input)
-            total += self._bytes(begun, sizes.halfway)
-            most = max(most, sizes.halving * (begun > 0))
-        return total + most
-
     def _on_host(self, moment: Iterable[OnHost]) -> int:
-        return sum(self._bytes(micros, self._stage_sizes(stage).activations) for stage, micros in moment)
+        return sum(share(micros, self._bytes_of(stage).activations, self._header.parts) for stage, micros in moment)
 
-    def _stage_sizes(self, stage: Stage) -> Timing:
-        """Costs of a micro-batch on a stage, without the bytes that it keeps in receive buffers."""
+    def _bytes_of(self, stage: int) -> MicroBatchBytes:
         if stage not in self._sizes:
-            timing, received = self._setting.timing(stage), self._received(ACTIVATIONS, stage)
-            activations = max(0, timing.activations - received)
-            self._sizes[stage] = replace(
-                timing,
-                activations=activations,
-                input=max(0, timing.input - received),
-                released=min(activations, timing.released),
-                operands=max(0, timing.operands - self._received(GRADIENTS, stage)),
-            )
+            received = (self._received(value, Stage(stage)) for value in (ACTIVATIONS, GRADIENTS))
+            self._sizes[stage] = self._setting.timing(stage).kept.without_received(*received)
         return self._sizes[stage]
 
     def _received(self, value: Value, stage: Stage) -> int:
-        """Bytes of a micro-batch in receive buffers for a value that a stage reads.
-
-        The value of a stage that the worker also runs, in some pipe, does not count.
-        """
-        makers = self._header.makers(value, stage)
-        return sum(self._setting.message((maker, stage, value)) for maker in makers if not self._has_both(maker, stage))
-
-    def _has_both(self, maker: Stage, reader: Stage) -> bool:
-        """Whether the worker has two stages in the same pipe."""
-        return any(pipe.workers[maker] == pipe.workers[reader] == self._worker for pipe in self._header.pipes)
-
-    def _bytes(self, count: int, size: int) -> int:
-        """Bytes of ``count`` micro-batches of the program, which may be halves; ``size`` is that of a whole one."""
-        return -(-count * size // self._header.parts)
+        """Bytes of a micro-batch in receive buffers for a value that a stage reads."""
+        makers = on_other_workers(self._header.makers(value, stage), stage, self._worker, self._placement)
+        return sum(self._setting.message((Stage(maker), stage, value)) for maker in makers)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from chimera_ir.ir.kinds import COSTED, KINDS, RECOMPUTATION, Kind
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 LEAST = 1e-9
 """The least time of an operation, a nanosecond; where work is counted, the least work in FLOP."""
@@ -63,14 +64,9 @@ class Timing:
     operands: int = 0
 
     @property
-    def halfway(self) -> int:
-        """Bytes that are kept between the halves of a split backward, received gradients included."""
-        return self.activations - self.released + self.operands
-
-    @property
-    def halving(self) -> int:
-        """Bytes that the first half of a split backward may need in addition while it runs."""
-        return min(self.released, self.operands)
+    def kept(self) -> MicroBatchBytes:
+        """The bytes that the stage keeps, received inputs and gradients included."""
+        return MicroBatchBytes(self.activations, self.input, self.released, self.operands)
 
     def plus(self, overhead: Times, times: float) -> "Timing":
         """The costs with the overhead of ``times`` further operations added to the time of each operation."""

@@ -123,7 +123,8 @@ def _rank(facts: dict[str, Any]) -> RankFacts:
 
 def _stage(facts: dict[str, Any]) -> StageFacts:
     slots = {letter: facts.pop(value.slots) for letter, value in VALUES.items()}
-    return StageFacts(slots, **facts)
+    sending = dict(zip(VALUES, facts.pop("sending"), strict=True))
+    return StageFacts(slots, sending=sending, **facts)
 
 
 def _routes(routes: Iterable[Iterable[Any]]) -> tuple[Route, ...]:

@@ -30,7 +30,8 @@ class StageFacts:
     copies
         Number of copies of the stage's weights.
     sending
-        The largest number of micro-batches, or parts of them, that are being sent at one time, for each value.
+        The largest number of micro-batches, or parts of them, that are being sent at one time, for each value, by its
+        letter.
     recomputed
         The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
     initial
@@ -40,7 +41,7 @@ class StageFacts:
 
     slots: dict[str, tuple[int, ...]]
     copies: int
-    sending: tuple[int, ...]
+    sending: dict[str, int]
     recomputed: tuple[tuple[int, int], ...]
     initial: tuple[int, int]
 

@@ -37,6 +37,10 @@ class Footprint:
     operands: int = 0
     received_operands: int = 0
 
+    def activations_with_inputs(self, is_fed: bool) -> int:
+        """M_a with all inputs that another stage has sent (``is_fed``), saved for the backward or not."""
+        return self.activations + (self.inputs - self.saved_inputs if is_fed else 0)
+
 
 class SavedTensors:
     """The memory of tensors that are saved for a backward, each storage counted once; weights are left out.

@@ -74,7 +74,8 @@ def test_every_turn_is_what_the_formulas_give_for_its_micro_batches(text: str) -
         numbers = dict(zip(shape.micro_range, pipe.micros, strict=True))
         versions = shape.values(shape.reads.version, cells)
         reads = {(numbers[micro], Stage(stage)): Version(version) for (micro, stage), version in versions}
-        wanted += operations(shape, pipe, reads, pipes)
+        for line in shape.operations:
+            wanted += operations(line, shape, pipe, reads, pipes)
     assert list(found.plan().operations) == wanted
 
 

@@ -4,10 +4,8 @@ The schedule gives the number of micro-batches of each stage that a rank keeps a
 is measured on the first micro-batch. Memory that operators allocate while they run is not counted.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import compress
 from typing import Any
 
 import torch
@@ -17,9 +15,13 @@ from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.model.ties import by_group
 from chimera_runtime.optimizer.sharding import Sharding
+from chimera_runtime.program.kept_bytes import MicroBatchBytes, kept_bytes, on_other_workers
 from chimera_runtime.program.rank_facts import KeptMicros
+from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.values.boundary import Traits
 from chimera_runtime.values.byte_text import byte_text
 from chimera_runtime.values.tensors import generators_kept
 
@@ -138,89 +140,53 @@ class RankNeed:
         return sum(map(bytes_of, self._trained.values())) + counts + largest
 
     def _slots(self, stage: int) -> int:
-        facts, feeding = self._facts.stages[stage], self.context.world.job.feeding[stage]
-        return sum(facts.slots["y"]) * sum(map(self._message, feeding)) + sum(facts.slots["dx"]) * self._answer(stage)
+        slots = self._facts.stages[stage].slots.items()
+        return sum(sum(rooms) * self._message(letter, stage, VALUES[letter].onward) for letter, rooms in slots)
 
     def _sending(self, stage: int) -> int:
         """Bytes of sent tensors, without results that a stage also saves: they are counted as activations."""
-        footprint = self.context.probed.footprints[stage]
-        activations, gradients = self._facts.stages[stage].sending[:2]
+        facts, footprint = self._facts.stages[stage], self.context.probed.footprints[stage]
         saved = 0 if stage in self.context.world.job.recomputing else footprint.saved_results
-        answers = sum(map(self._answer, self.context.world.job.feeding[stage]))
-        return activations * (footprint.results - saved) + gradients * answers
+        sizes = {letter: self._message(letter, stage, not VALUES[letter].onward) for letter in facts.sending}
+        sizes["y"] = footprint.results - saved
+        return sum(micros * sizes[letter] for letter, micros in facts.sending.items())
 
-    def _message(self, stage: int) -> int:
-        """Bytes that a stage sends to a stage that it feeds for a micro-batch."""
-        boundary = self.context.probed.boundaries[stage]
-        return sum(map(_tensor, boundary.shapes, boundary.dtypes))
+    def _message(self, letter: str, stage: int, is_before: bool) -> int:
+        """Bytes of a value in the messages of a micro-batch between a stage and those that feed it, or that it feeds.
 
-    def _answer(self, stage: int) -> int:
-        """Bytes of gradients, and their count, that come back to a stage for a micro-batch; 0 for the last stage."""
-        if not self.context.world.job.fed[stage]:
-            return 0
-        boundary = self.context.probed.boundaries[stage]
-        count = torch.float64.itemsize if boundary.counted else 0
-        return count + sum(compress(map(_tensor, boundary.shapes, boundary.dtypes), boundary.differentiable))
+        ``is_before`` says that the former are meant.
+        """
+        job = self.context.world.job
+        ends = job.feeding[stage] if is_before else (stage,) if job.fed[stage] else ()
+        boundaries = [self.context.probed.boundaries[end] for end in ends]
+        return sum(bytes_of(getattr(b, VALUES[letter].buffers)(torch.device("meta"))) for b in boundaries)
 
     def _moment(self, micros: Iterable[KeptMicros]) -> int:
-        """Bytes of activations at a moment of the schedule, at which each stage keeps what ``micros`` says.
+        return kept_bytes(micros, self._bytes_of)
 
-        If a stage has micro-batches between I and W, the moment may be in an I, where both are in memory: what it has
-        made for W, and what it is about to free.
-        """
-        halving = [self._halving(stage) for stage, _, _, begun in micros if begun]
-        return max(halving, default=0) + sum(
-            activations * self._pass(stage) + inputs * self._input(stage) + begun * self._halfway(stage)
-            for stage, activations, inputs, begun in micros
-        )
-
-    def _pass(self, stage: int) -> int:
-        """Bytes that a forward keeps, without a received input, which is in its receive buffer."""
-        footprint = self.context.probed.footprints[stage]
-        if self._is_received(stage):
-            return footprint.activations - footprint.saved_inputs
-        return footprint.activations + (
-            footprint.inputs - footprint.saved_inputs if self.context.world.job.feeding[stage] else 0
-        )
-
-    def _halfway(self, stage: int) -> int:
-        """Bytes kept between the halves of a backward, without received gradients, which are in a receive buffer."""
-        return self._pass(stage) - self.context.probed.footprints[stage].released + self._operands(stage)
-
-    def _operands(self, stage: int) -> int:
+    def _bytes_of(self, stage: int) -> MicroBatchBytes:
         probed, job = self.context.probed, self.context.world.job
-        footprint = probed.footprints[stage]
-        received = footprint.received_operands if self._is_answered(stage) else 0
-        apart = self._weights_of(stage) if probed.traits[stage].whole and job.period else 0
-        return footprint.operands - received + apart
+        footprint, traits = probed.footprints[stage], probed.traits[stage]
+        apart = self._weights_of(stage) if traits.whole and job.period else 0
+        return MicroBatchBytes(
+            activations=footprint.activations_with_inputs(bool(job.feeding[stage])),
+            input=input_bytes(self._built[stage], traits, footprint),
+            released=footprint.released,
+            operands=footprint.operands + apart,
+        ).without_received(
+            inputs=footprint.inputs if self._are_elsewhere(stage, job.feeding[stage]) else 0,
+            gradients=footprint.received_operands if self._are_elsewhere(stage, job.fed[stage]) else 0,
+        )
 
-    def _halving(self, stage: int) -> int:
-        return min(self.context.probed.footprints[stage].released, self._operands(stage))
-
-    def _input(self, stage: int) -> int:
-        """Bytes that a forward keeps if its stage recomputes."""
-        footprint = self.context.probed.footprints[stage]
-        module, changed = self._built[stage], self.context.probed.traits[stage].buffers
-        buffers = bytes_of(module.get_buffer(name) for name in changed)
-        return footprint.targets + buffers + (0 if self._is_received(stage) else footprint.inputs)
-
-    def _is_received(self, stage: int) -> bool:
-        """Whether all inputs of a stage come from other workers."""
-        return self._are_elsewhere(stage, self.context.world.job.feeding[stage])
-
-    def _is_answered(self, stage: int) -> bool:
-        """Whether all gradients of a stage's outputs come from other workers."""
-        return self._are_elsewhere(stage, self.context.world.job.fed[stage])
-
-    def _are_elsewhere(self, stage: int, neighbours: Sequence[int]) -> bool:
-        """Whether there are neighbours of a stage, and this worker holds none of them in the same pipe as the stage."""
-        worker, placement = self.context.world.place.worker, self.context.world.job.placement
-        both = any(pipe[stage] == pipe[neighbour] == worker for pipe in placement for neighbour in neighbours)
-        return bool(neighbours) and not both
+    def _are_elsewhere(self, stage: int, neighbours: tuple[int, ...]) -> bool:
+        """Whether a stage has neighbours, and this rank exchanges messages with all of them."""
+        place, job = self.context.world.place, self.context.world.job
+        return bool(neighbours) and on_other_workers(neighbours, stage, place.worker, job.placement) == [*neighbours]
 
 
-def _tensor(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape) * dtype.itemsize
+def input_bytes(module: torch.nn.Module, traits: Traits, footprint: Footprint) -> int:
+    """Bytes kept for a micro-batch where a stage recomputes: input, target, and the buffers that it updates."""
+    return footprint.inputs + footprint.targets + bytes_of(module.get_buffer(name) for name in traits.buffers)
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -60,7 +60,8 @@ def reference(micro_batches: int, copies: int = 1, **changed: Any) -> Reference:
 
 def facts(*stages: int, incoming: Any = (), outgoing: Any = (), kept: Any = (), **changed: Any) -> RankFacts:
     """Of a worker that holds stages; ``changed`` is what is not so of all of them."""
-    plain: dict[str, Any] = {"copies": 1, "sending": (0, 0), "recomputed": (), "initial": (0, 0)}
+    sending = dict(zip(("y", "dx"), changed.pop("sending", (0, 0)), strict=True))
+    plain: dict[str, Any] = {"copies": 1, "sending": sending, "recomputed": (), "initial": (0, 0)}
     slots = {"y": changed.pop("inputs", ()), "dx": changed.pop("gradients", ())}
     turns = changed.pop("turns", None)
     evaluation = changed.pop("evaluation", EvaluationFacts({}, (), ()))

@@ -77,7 +77,7 @@ def test_a_directory_without_a_program_is_one_message(tmp_path: Path, monkeypatc
         assert refused.value.__suppress_context__, "the traceback is about the directory, not about a file inside"
 
 
-STAGE = StageFacts({"y": (1, 2), "dx": (1,)}, 3, (2, 1), ((0, 2), (4, 5)), (-1, 0))
+STAGE = StageFacts({"y": (1, 2), "dx": (1,)}, 3, {"y": 2, "dx": 1}, ((0, 2), (4, 5)), (-1, 0))
 RANKS = (
     RankFacts(
         {0: STAGE},
@@ -94,11 +94,12 @@ RANKS = (
 
 
 def as_written(rank: RankFacts) -> dict[str, Any]:
-    """The entry of a rank in program.json, where slots have the names of a stage's attributes."""
+    """The entry of a rank in program.json, where slots have the names of a stage's attributes, and sent values none."""
     written = asdict(rank)
     for stage in written["stages"].values():
         slots = stage.pop("slots")
         stage |= {value.slots: slots[letter] for letter, value in VALUES.items()}
+        stage["sending"] = [stage["sending"][letter] for letter in VALUES]
     return written
 
 

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import Misuse
+from chimera_runtime.program.stage_graph import VALUES, EdgeValue
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.watch.memory import RankBytes, RankNeed, bytes_of, refuse_beyond, state_bytes
+from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.byte_text import byte_text
 from tests.unit.runtime.models import facts, model, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
@@ -72,6 +74,21 @@ def test_receive_buffers_and_what_is_on_its_way_are_messages(alone: World) -> No
     with worlds(alone, alone_job(stages=3)) as (world,):
         text = said(world, facts(1, inputs=(2, 1), gradients=(1,), sending=(1, 2)))
         assert need(text)["messages"] == byte_text((3 + 1 + 0 + 2) * MESSAGE)
+
+
+def test_messages_of_a_third_value_count_by_the_buffers_that_receive_them(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that goes back along each edge: the middle one of three stages has two slots for it, and sends four."""
+    monkeypatch.setitem(VALUES, "n", EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers"))
+    numbers = (torch.zeros(1, dtype=torch.float64),)
+    monkeypatch.setattr(Boundary, "norm_buffers", lambda *_: numbers, raising=False)
+    known = facts(1)
+    (of_stage,) = known.stages.values()
+    with_norms = replace(of_stage, slots=of_stage.slots | {"n": (1, 1)}, sending=of_stage.sending | {"n": 4})
+    with worlds(alone, alone_job(stages=3)) as (world,):
+        text = said(world, replace(known, stages={1: with_norms}))
+    assert need(text)["messages"] == byte_text((2 + 4) * BYTES)
 
 
 def test_of_what_is_sent_and_run_again_nothing_was_saved(alone: World) -> None:

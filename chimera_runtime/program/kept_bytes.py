@@ -1,0 +1,72 @@
+"""Bytes that a worker keeps at a moment of the schedule. The compiler and train.py count them here alike.
+
+The compiler has the sizes of a micro-batch from a profile, train.py (``--memory-limit``) from the first micro-batch.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+
+class MicroBatchBytes(NamedTuple):
+    """Bytes that a stage keeps of a micro-batch.
+
+    ``activations`` are kept until the backward, ``input`` alone if the stage recomputes. The first half of a split
+    backward frees ``released`` bytes of the activations, and leaves ``operands`` for the second half.
+    """
+
+    activations: int
+    input: int
+    released: int
+    operands: int
+
+    @property
+    def halfway(self) -> int:
+        """Bytes that are kept between the halves of a split backward."""
+        return self.activations - self.released + self.operands
+
+    @property
+    def halving(self) -> int:
+        """Bytes that the first half of a split backward may need in addition while it runs."""
+        return min(self.released, self.operands)
+
+    def without_received(self, inputs: int, gradients: int) -> "MicroBatchBytes":
+        """The bytes without ``inputs`` and ``gradients``, which are in receive buffers."""
+        activations = max(0, self.activations - inputs)
+        return MicroBatchBytes(
+            activations, max(0, self.input - inputs), min(activations, self.released), max(0, self.operands - gradients)
+        )
+
+
+def kept_bytes(
+    moment: Iterable[tuple[int, int, int, int]], sizes: Callable[[int], MicroBatchBytes], parts: int = 1
+) -> int:
+    """Bytes of activations at a moment: for each stage what `KeptMicros` counts, times its ``sizes``.
+
+    If a stage has micro-batches between the halves of their backward, the moment may be in a first half, where what it
+    has made and what it is about to free are both in memory. ``parts`` is the number of counted micro-batches in one of
+    which ``sizes`` are given.
+    """
+    total = halving = 0
+    for stage, activations, inputs, begun in moment:
+        of_stage = sizes(stage)
+        total += share(activations, of_stage.activations, parts) + share(inputs, of_stage.input, parts)
+        if begun:
+            total += share(begun, of_stage.halfway, parts)
+            halving = max(halving, of_stage.halving)
+    return total + halving
+
+
+def share(count: int, size: int, parts: int) -> int:
+    """Bytes of ``count`` parts of micro-batches, rounded up; ``size`` is that of a micro-batch of ``parts`` parts."""
+    return -(-count * size // parts)
+
+
+def on_other_workers(
+    neighbours: Iterable[int], stage: int, worker: int, placement: Iterable[Sequence[int]]
+) -> list[int]:
+    """The neighbours of a stage of a worker whose values it receives: it holds none of them in a pipe of the stage.
+
+    ``placement`` has the worker of each stage, pipe by pipe.
+    """
+    here = [pipe for pipe in placement if pipe[stage] == worker]
+    return [neighbour for neighbour in neighbours if not any(pipe[neighbour] == worker for pipe in here)]
