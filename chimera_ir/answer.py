@@ -100,6 +100,16 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
     return shown, Output(header.scheme, header.workers, compilation.files, split, compilation.summary.fits)
 
 
+def starting_in_torch(compilation: Compilation, level: Level | None) -> tuple[str, ...]:
+    """Remarks that say how to start a level that torch runs; none for other levels."""
+    if level not in (Level.TORCH_CSV, Level.TORCH_CSV_COMMS):
+        return ()
+    from chimera_ir.torch_text.csv_writer import remarks
+
+    sentences = remarks(compilation.schedule.header, comms=level is Level.TORCH_CSV_COMMS)
+    return tuple(f"remark: {sentence}" for sentence in sentences)
+
+
 def _screen(compilation: Compilation, details: bool) -> str:
     """Text for a terminal: the answers, the timeline and the proven rules; with ``details``, tables of all figures."""
     from chimera_ir.console import printed
@@ -136,6 +146,10 @@ def _text(compilation: Compilation, level: Level) -> str:
             return show(compilation.program)
         case Level.EVALUATION:
             return show(compilation.evaluation)
+        case Level.TORCH_CSV:
+            return compilation.torch_csv
+        case Level.TORCH_CSV_COMMS:
+            return compilation.torch_csv_comms
         case Level.TIMELINE:
             from chimera_ir.console import printed
             from chimera_ir.picture import terminal

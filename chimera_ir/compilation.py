@@ -51,6 +51,8 @@ class Level(Enum):
     SCHEDULE = "schedule"
     PROGRAM = "program"
     EVALUATION = "evaluation"
+    TORCH_CSV = "torch-csv"
+    TORCH_CSV_COMMS = "torch-csv-comms"
     TIMELINE = "timeline"
     REPORT = "report"
 
@@ -160,6 +162,20 @@ class Compilation:
         checked = verify_schedule(forwards(schedule), None)
         raise_errors(checked.findings.diagnostics)
         return verify_lowered(lower(checked.level, net=checked.net, communicators=self._communicators), checked)
+
+    @_level
+    def torch_csv(self) -> str:
+        """The schedule as torch.distributed.pipelining loads it; the program that torch makes of it is proven."""
+        from chimera_ir.torch_text.export import compute_order
+
+        return compute_order(self._checked)
+
+    @_level
+    def torch_csv_comms(self) -> str:
+        """The program as torch.distributed.pipelining loads it, with its own order of messages."""
+        from chimera_ir.torch_text.export import with_messages
+
+        return with_messages(self.verified)
 
     @_level
     def timeline(self) -> "Timeline":

@@ -73,6 +73,10 @@ class NotProven(WrongOption):
     """The text of a program is not proven to finish with the communicators that are asked for."""
 
 
+class NotInTorch(WrongOption):
+    """The schedule is not one that torch.distributed.pipelining can run."""
+
+
 class UnreadableText(CompileError):
     """A file cannot be read, or the library has no scheme of that name."""
 

@@ -36,8 +36,8 @@ IMPORTS = {
     "elaborate": {"syntax", "ir", "diagnostics", "errors", "source"},
     "flow": {"ir"},
     "lower": {"ir", "flow", "source"},
-    "torch_text": {"ir", "lower", "diagnostics", "source"},
     "verify": {"ir", "flow", "diagnostics", "source"},
+    "torch_text": {"ir", "lower", "diagnostics", "source", "errors", "verify"},
     "cost": {"ir", "flow"},
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
     "codegen": {"ir", "flow", "resources", "verify"},
@@ -52,7 +52,7 @@ IMPORTS = {
     "compilation": {
         "comparison",
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
-        *("codegen", "errors", "library", "output", "request", "garbage"),
+        *("codegen", "errors", "library", "output", "request", "garbage", "torch_text"),
     },
     "options": {
         *("compilation", "cost", "elaborate", "errors", "ir", "predict", "profile", "request", "source", "syntax"),
@@ -67,7 +67,7 @@ IMPORTS = {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "flow", "lower", "verify", "cost"),
         *("profile", "errors", "predict", "request", "garbage", "escapes"),
     },
-    "answer": {"compilation", "console", "library", "syntax", "ir", "cost", "picture", "predict"},
+    "answer": {"compilation", "console", "library", "syntax", "ir", "cost", "picture", "predict", "torch_text"},
     "cache": {"answer", "resources", "source"},
     "progress": set(),
     "commands": {

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from chimera_ir import cache, errors, library, output, progress, texts
-from chimera_ir.answer import ENDINGS, Answer, Output, produce
+from chimera_ir.answer import ENDINGS, Answer, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
 from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
@@ -319,11 +319,13 @@ def _compiled(request: Request, wanted: Level | None, color: bool, details: bool
     warnings: list[Diagnostic] = []
     try:
         with progress.shown(is_quiet()) as tell:
-            shown, written = produce(Compilation(request, warn=warnings.append, tell=tell), wanted, details)
+            compilation = Compilation(request, warn=warnings.append, tell=tell)
+            shown, written = produce(compilation, wanted, details)
     except BaseException:
         _say(blocks(warnings, request.source, color))
         raise
-    return Answer(tuple(blocks(warnings, request.source, color)), shown, written)
+    started = starting_in_torch(compilation, wanted)
+    return Answer((*blocks(warnings, request.source, color), *started), shown, written)
 
 
 def _say(warnings: Iterable[str]) -> None:

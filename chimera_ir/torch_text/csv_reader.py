@@ -73,8 +73,13 @@ def parse(source: Source, ties: Callable[[int], tuple[WeightGroup, ...]] = lambd
         raise Rejected(mistakes)
     if not any(isinstance(cell, MessageCell) for row in rows for cell in row):
         return schedule
+    return program_of(schedule, rows)
+
+
+def program_of(schedule: Schedule, rows: Sequence[Sequence[Cell]]) -> Program:
+    """The program that torch runs for rows with the operations of a schedule and their messages."""
     lanes = zip(rows, communicate(schedule, AHEAD), strict=True)
-    return Program(header, tuple(tuple(_lane(header, rank, *lane)) for rank, lane in enumerate(lanes)))
+    return Program(schedule.header, tuple(tuple(_lane(schedule.header, w, *lane)) for w, lane in enumerate(lanes)))
 
 
 def _header(source: Source, rows: Sequence[Sequence[Cell]], lanes: Sequence[Sequence[Operation]]) -> Header:

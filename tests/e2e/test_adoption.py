@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import chimera_ir
 from tests.e2e.ranks import OF_COMPILE, Job, Outcome, compiled, run_all
 from tests.pages import page_text
 
@@ -20,6 +21,14 @@ RUNS = {
     "valley": ("--steps", "1", "--check"),
 }
 """The runs of the tutorial's network: one schedule, then another that continues it, and the reader's own."""
+IN_TORCH = Path(__file__).resolve().parent / "loops" / "in_torch.py"
+WRITTEN = {
+    "torch-csv": (
+        "breadth_first dapple dualpipe_v gpipe interleaved interleaved_overlap v_half v_min waves zb_h1 zb_h2 zb_v"
+    ),
+    "torch-csv-comms": "dualpipe_v interleaved_overlap zb_h1 zb_v",
+}
+"""Schemes that torch runs on its own runtime, by how they are written for it."""
 INSIDE = Path(__file__).resolve().parent / "loops" / "inside.py"
 EXACT = ("checkpoint", "aot_eager", "wrapped")
 CAST = ("autocast inside", "autocast around")
@@ -55,8 +64,21 @@ def jobs(folder: Path) -> Iterator[Job]:
     for out, options in RUNS.items():
         arguments = ("--micro-batch-size", "8", *options, "--log-file", f"{out}.jsonl")
         yield Job(out, folder / f"{out}.out", arguments, model=str(EXAMPLES / "cnn.py"))
+    yield Job("in_torch", IN_TORCH, tuple(written(folder)), model=None)
+    yield Job("from_torch", compiled(folder, str(folder / "dualpipe_v.torch-csv-comms.csv")))
     for way in (*EXACT, *CAST):
         yield Job(way, INSIDE, (way, str(folder / "dapple.out")), model=None, imports=OF_COMPILE)
+
+
+def written(folder: Path) -> Iterator[str]:
+    """The arguments of IN_TORCH: schedules written for torch, each after the form of its file."""
+    for level, schemes in WRITTEN.items():
+        for scheme in schemes.split():
+            compilation = chimera_ir.compile(scheme, N=8)
+            comms = level == "torch-csv-comms"
+            file = folder / f"{scheme}.{level}.csv"
+            file.write_text(compilation.torch_csv_comms if comms else compilation.torch_csv)
+            yield from ("compute_comms" if comms else "compute_only", str(file))
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +91,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 def test_what_the_page_on_training_shows_runs(runs: dict[str, Outcome], script: str) -> None:
     """What it claims, it asserts; before its end, the page on checkpoints continues it."""
     runs[script].assert_passed()
+
+
+def test_torch_trains_with_what_is_written_for_it_as_one_process_does(runs: dict[str, Outcome]) -> None:
+    runs["in_torch"].assert_passed()
+    equal = sum(len(schemes.split()) for schemes in WRITTEN.values())
+    assert [said.count(": equal") for said in runs["in_torch"].said] == [equal] * 4
+
+
+def test_a_schedule_in_torchs_text_trains_as_one_process_does(runs: dict[str, Outcome]) -> None:
+    runs["from_torch"].assert_passed()
 
 
 def test_the_page_on_training_has_two_scripts() -> None:

@@ -168,7 +168,7 @@ def test_the_text_of_a_level_compiles_to_the_same(tmp_path: Path, name: str, lev
 def test_a_level_above_the_one_of_the_text_is_refused(run: Run, tmp_path: Path, text: str, missing: list[str]) -> None:
     (tmp_path / "a.sir").write_text(show(getattr(chimera_ir.compile("chimera"), text)))
     compilation = chimera_ir.compile("a.sir")
-    for level in Level:
+    for level in {*Level} - {Level.TORCH_CSV, Level.TORCH_CSV_COMMS}:
         if level.value not in missing:
             assert produce(compilation, level)
             continue
