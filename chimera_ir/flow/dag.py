@@ -1,4 +1,6 @@
-"""The typed DAG of a schedule: which node must come before which. The only module that knows networkx.
+"""The typed graph of a schedule: which node must come before which. The only module that knows networkx.
+
+It shows a cycle where the net of the schedule has one (`flow.net`).
 
 Nodes are integers: first the compute operations, lane by lane, then, where operations add to gradients, one sum per
 weight group and update, and one step per group, update and worker that holds any of its stages. Edges are of three
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import networkx as nx
 
-from chimera_ir.flow.net import Reads, numbered, queued, reads_of
+from chimera_ir.flow.net import numbered, queued, reads_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
@@ -69,7 +71,7 @@ class _Graph(_IntGraph):
 class Dag:
     """The graph of a schedule. It is a DAG only if `cycle` finds no cycle.
 
-    The schedule has no errors by the rules "complete" and "placed"; ``reads`` are its `reads_of`, if known already.
+    The schedule has no errors by the rules "complete" and "placed".
 
     Examples
     --------
@@ -82,7 +84,7 @@ class Dag:
     (OutEdgeView([(0, 1), (1, 2), (2, 3)]), ())
     """
 
-    def __init__(self, schedule: Schedule, reads: Reads | None = None) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self.operations: tuple[Operation, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
         self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
         self._header = schedule.header
@@ -91,7 +93,7 @@ class Dag:
         for lane, numbers in zip(schedule.lanes, numbered(schedule), strict=True):
             waits = zip(queued(schedule.header, lane, numbers), numbers, strict=True)
             self.graph.connect((before, after) for others, after in waits for before in others)
-        self._reads = reads or reads_of(schedule)
+        self._reads = reads_of(schedule)
         self.graph.connect((before, after) for after, read in enumerate(self._reads) for before in read)
         self.graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
 

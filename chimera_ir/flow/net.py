@@ -47,8 +47,8 @@ def reads_of(schedule: Schedule) -> Reads:
     return list(map(Flow(schedule.header, enumerate(operations)).needs, operations))
 
 
-def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
-    """The net of a complete schedule, in time linear in the number of operations; ``reads``, if known, save time.
+def net_of(schedule: Schedule) -> Net:
+    """The net of a complete schedule, in time linear in the number of operations.
 
     In a stream an operation that reads version v of a stage waits for the step that makes the version:
     for the last operations that add to the gradients of update v-1 on all workers that hold the stage or a stage tied
@@ -58,13 +58,14 @@ def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
     Raises `KeyError` if the schedule lacks an operation that another one needs: it was not verified.
     """
     lanes = numbered(schedule)
-    before = _waits(schedule, lanes, reads or reads_of(schedule))
+    before = _waits(schedule, lanes)
     played = play(lanes, before)
     return Net(schedule, tuple(chain.from_iterable(schedule.lanes)), lanes, tuple(before), played.order)
 
 
-def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tuple[int, ...]]:
+def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
     """The operations that each operation waits for, by number: for values, for steps, and in its lane."""
+    reads = reads_of(schedule)
     lasts = chain.from_iterable(map(partial(queued, schedule.header), schedule.lanes, lanes))
     before = [read if read[-1:] == last else (*read, *last) for read, last in zip(reads, lasts, strict=True)]
     if ABSENT in chain.from_iterable(reads):
@@ -96,10 +97,10 @@ def _queued_by_resource(lane: Iterable[Operation], numbers: range) -> Iterator[t
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
     """Yields the waits for steps between updates: an operation, and the operations that it waits for.
 
-    They are the first operation of a lane that waits for the step of an update, and the last operations that add to the
-    update. Later operations of the lane then wait for the step as well.
+    They are the first operation of a lane on each resource that waits for the step of an update, and the last
+    operations that add to the update. Later operations on the resource then wait for the step as well.
     """
-    if schedule.header.updates == 1:
+    if not schedule.header.steps_inside:
         return
     # Each worker's last operation that adds to the gradients of a group in an update: the step waits for all of them.
     groups_with = schedule.header.groups_with
@@ -111,9 +112,11 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
                 for group in groups_with[part.stage]:
                     last[group, update][worker] = number
     for lane, numbers in zip(schedule.lanes, lanes, strict=True):
-        for group, places in places_after(schedule.header, lane).items():
-            for update, place in enumerate(places):
-                yield numbers[place], last[group, update].values()
+        for resource in dict.fromkeys(operation.kind.occupies for operation in lane):
+            queue = [(number, part) for number, part in _parts(numbers, lane) if part.kind.occupies is resource]
+            for group, places in places_after(schedule.header, [part for _, part in queue]).items():
+                for update, place in enumerate(places):
+                    yield queue[place][0], last[group, update].values()
 
 
 def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup, list[int]]:

@@ -1,120 +1,23 @@
-"""Rule "acyclic": no operations wait for each other in a cycle, for data, in their lanes, or for sums and steps."""
+"""Rule "acyclic": no operations wait for each other in a cycle, for data, in their lanes, or for sums and steps.
+
+The proof is the order of the net, in which each operation comes after all that it waits for. Where the net has a wait
+for an operation, the graph of `flow.dag` may have a sum and a step between the two.
+"""
 
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import assert_never
 
-from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.dag import Dag, Edge
-from chimera_ir.flow.net import Reads
-from chimera_ir.ir.ids import Clock
-from chimera_ir.ir.levels import Header, Plan, Schedule
-from chimera_ir.ir.ops import Operation, Pair
-from chimera_ir.ir.text.printer import line
+from chimera_ir.flow.net import Net
+from chimera_ir.ir.levels import Plan
 
 
-def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Diagnostic]:
-    """Yields the diagnostic of a shortest known cycle, if there is one.
+def acyclic(net: Net, plan: Plan | None) -> Iterator[Diagnostic]:
+    """Yields the diagnostic of a shortest known cycle if there is one, as some operations are not in the net's order.
 
-    The schedule is complete and placed; ``plan`` is what it comes from, None if it was written as a schedule, without
-    clocks. ``reads`` are those of its operations.
+    The schedule of the net is complete and placed; ``plan`` is what it comes from, None if it was written as a
+    schedule, without clocks.
     """
-    dag = Dag(schedule, reads)
-    nodes = dag.cycle()
-    if nodes:
-        yield _Story(dag, nodes, schedule.header, plan).diagnostic()
-    dag.clear()
+    if len(net.order) < len(net.operations):
+        from chimera_ir.verify.cycle import cycle  # with networkx, which takes a while
 
-
-class _Story:
-    """The diagnostic of a cycle; of operations that only follow one another in a lane, the first and the last."""
-
-    def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
-        self._dag = dag
-        self._header = header
-        self._clocks = {line(planned.operation): planned.clock for planned in plan.operations} if plan else {}
-        self._nodes = self._bends(nodes)
-
-    def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """The nodes of the cycle without those that lie between two edges of a lane."""
-        ring = (nodes[-1], *nodes, nodes[0])
-        around = zip(ring, nodes, ring[2:], strict=False)
-        return tuple(
-            node for before, node, after in around if not (self._follows(before, node) and self._follows(node, after))
-        )
-
-    def diagnostic(self) -> Diagnostic:
-        """The diagnostic, placed at the operation to blame.
-
-        To blame is an operation whose clock is too low; without one, an operation that its lane runs too late; then one
-        that reads a version which its own gradients make; and last a pair.
-        """
-        edges = list(pairwise((*self._nodes, self._nodes[0])))
-        lanes = [(before, after) for before, after in edges if self._follows(before, after)]
-        falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
-        readers = [after for before, after in edges if self._dag.kind(before, after) is Edge.SYNC]
-        joined = [node for node in self._nodes if isinstance(self._dag.operations[node], Pair)]
-        # The likeliest mistake comes first; the cycle is then told from there.
-        suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers, *joined]
-        worst = suspects[0]
-        at = self._nodes.index(worst)
-        ring = (*self._nodes[at:], *self._nodes[:at])
-        steps = tuple(self._step(before, after) for before, after in pairwise((*ring, ring[0])))
-        operation = self._dag.operations[worst]
-        origin, text = operation.origin, line(operation)
-        if falling:
-            before, after = (self._dag.operations[node] for node in falling[0])
-            message = say.CycleOfVersions if self._reads(*falling[0]) else say.CycleOfClocks
-            return message(origin, text, steps, line(after), self._clock(before), line(before))
-        if lanes:
-            first, second = (self._dag.operations[node] for node in lanes[0])
-            worker = self._dag.worker_of(lanes[0][0])
-            return say.CycleOfLane(origin, text, steps, worker, line(second), line(first))
-        pair = next((self._dag.operations[node] for node in joined), None)
-        return (
-            say.Cycle(origin, text, steps)
-            if pair is None
-            else say.CycleOfPair(origin, text, steps, *map(line, pair.parts))
-        )
-
-    def _step(self, node: int, following: int) -> say.CycleStep:
-        operation = self._dag.operations[node]
-        clock = self._clock(operation)
-        place = f"worker {self._dag.worker_of(node)}" + (f", clock {clock}" if clock is not None else "")
-        return say.CycleStep(line(operation), place, operation.origin, self._reason(node, following))
-
-    def _reason(self, before: int, after: int) -> str:
-        kind = self._dag.kind(before, after)
-        match kind:
-            case Edge.LANE:
-                return f"worker {self._dag.worker_of(before)} runs it first"
-            case Edge.SYNC if self._reads(before, after):
-                reason = "it reads weights that those gradients change"
-            case Edge.SYNC:
-                reason = "those gradients are summed before its own"
-            case Edge.DATA:
-                reason = self._dag.value(before, after).reason
-            case _:
-                assert_never(kind)
-        return f"{reason}, but the clock falls" if self._falls(before, after) else reason
-
-    def _reads(self, before: int, after: int) -> bool:
-        """Whether the operation at node ``after`` reads weights that the gradients of that at ``before`` change."""
-        earlier, later = self._dag.operations[before], self._dag.operations[after]
-        synchronised = self._dag.kind(before, after) is Edge.SYNC
-        if not synchronised:
-            return False
-        made = max(self._header.update_of(part.micros) for part in earlier.parts)
-        return max(part.version or 0 for part in later.parts) > made
-
-    def _follows(self, before: int, after: int) -> bool:
-        """Whether node ``before`` comes before ``after`` only because their lane has this order."""
-        return self._dag.kind(before, after) is Edge.LANE
-
-    def _falls(self, before: int, after: int) -> bool:
-        earlier, later = self._clock(self._dag.operations[before]), self._clock(self._dag.operations[after])
-        return earlier is not None and later is not None and later <= earlier and not self._follows(before, after)
-
-    def _clock(self, operation: Operation) -> Clock | None:
-        return self._clocks.get(line(operation))
+        yield cycle(net.schedule, plan)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, ReceivesOutOfOrder
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.dag import shortest_cycle
 from chimera_ir.flow.engine import Played
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
@@ -60,6 +59,8 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
 
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
     """The diagnostic of a shortest cycle of workers waiting for each other; ``result`` says where lanes stop."""
+    from chimera_ir.flow.dag import shortest_cycle  # with networkx, which takes a while
+
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
     cycle = shortest_cycle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})

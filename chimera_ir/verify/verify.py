@@ -11,7 +11,7 @@ from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.flow import live
 from chimera_ir.flow.lookahead import runnable_stream
-from chimera_ir.flow.net import Net, Reads, net_of, reads_of
+from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, singles
@@ -47,20 +47,15 @@ class Checked:
     """A schedule with the findings of the rules on it and on its clocks; without errors, it can be lowered.
 
     ``level`` is what can be lowered: ``schedule`` itself or, if it shows the first updates of a stream, the stream.
-    ``reads`` are the reads of the operations of ``schedule``, empty if an earlier rule failed. ``needs`` gives the
-    bytes of a program with these operations, if they are known.
+    ``net`` is the net of ``schedule``, None if an earlier rule failed. ``needs`` gives the bytes of a program with
+    these operations, if they are known.
     """
 
     level: Schedule | ScheduleStream
     schedule: Schedule
     findings: Findings
-    reads: Reads
+    net: Net | None
     needs: Needs | None = None
-
-    @cached_property
-    def net(self) -> Net:
-        """The net of the schedule, if there are no errors."""
-        return net_of(self.schedule, self.reads)
 
 
 @dataclass(frozen=True)
@@ -147,14 +142,14 @@ def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None, needs: 
         schedule = level.view(level.updates_shown if plan is None else plan.header.updates)
     else:
         schedule = level
-    findings, reads = _schedule_findings(schedule, plan)
+    findings, net = _schedule_findings(schedule, plan)
     findings = _clocks(plan) + findings
     if needs is None:
         findings += check("memory", memory_unknown(schedule.header))
     if isinstance(level, Schedule) and schedule.header.asynchronous and not findings.errors:
         findings += check("repeats", repeats(schedule))
         level = schedule if findings.errors else stream_of(schedule)
-    return Checked(level, schedule, findings, reads, needs)
+    return Checked(level, schedule, findings, net, needs)
 
 
 def _clocks(plan: Plan | None) -> Findings:
@@ -163,22 +158,22 @@ def _clocks(plan: Plan | None) -> Findings:
     return apply(Rule.CONFLICT_FREE, conflict_free(plan)) + check("clocks", clocks(plan))
 
 
-def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Reads]:
-    """The findings of the rules on a schedule, without the rule "repeats", and its reads if placed and complete."""
+def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Net | None]:
+    """The findings of the rules on a schedule, without the rule "repeats", and its net if placed and complete."""
     if len(schedule.lanes) != schedule.header.workers:
-        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), ()
+        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), None
     # The other rules need a micro-batch to meet every stage once, on the worker that holds the stage.
     operations = [
         (Worker(number), operation) for number, lane in enumerate(schedule.lanes) for operation in singles(lane)
     ]
     findings = _operations(schedule.header, operations) + check("complete", paired(schedule))
     if findings.errors:
-        return findings, ()
-    reads = reads_of(schedule)
-    findings += apply(Rule.ACYCLIC, acyclic(schedule, plan, reads)) + check("memory", memory(schedule))
+        return findings, None
+    net = net_of(schedule)
+    findings += apply(Rule.ACYCLIC, acyclic(net, plan)) + check("memory", memory(schedule))
     if schedule.header.steps_inside:
         findings += check("versions", differing(schedule), ties(schedule))
-    return findings, reads
+    return findings, net
 
 
 def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) -> Findings:
@@ -233,8 +228,8 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
     # The schedule below the program, unless it is one that has passed its rules already.
     schedule = schedule_of(program)
     if checked is None or schedule != checked.schedule:
-        findings, reads = _schedule_findings(schedule, None)
-        checked = Checked(schedule, schedule, _clocks(None) + findings, reads)
+        findings, net = _schedule_findings(schedule, None)
+        checked = Checked(schedule, schedule, _clocks(None) + findings, net)
     raise_errors(checked.findings.diagnostics)
     # What shows lane by lane: messages, their slots, sums, steps, versions.
     findings = checked.findings + _messages(program) + _updates(program)

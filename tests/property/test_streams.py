@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.net import reads_of
+from chimera_ir.flow.net import net_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, Instruction
@@ -92,7 +92,7 @@ def mistakes(program: Program) -> Iterator[Diagnostic]:
     schedule = schedule_of(program)
     operations = [(Worker(w), operation) for w, lane in enumerate(schedule.lanes) for operation in lane]
     yield from complete(program.header, operations)
-    yield from acyclic(schedule, None, reads_of(schedule))
+    yield from acyclic(net_of(schedule), None)
     in_lanes = cells(program)
     found = places(program, in_lanes)
     yield from messages(program, in_lanes, found)

@@ -134,7 +134,7 @@ def test_the_group_imports_nothing_that_a_command_needs() -> None:
     assert called(sys.executable, "-c", program, "--version").stdout.splitlines()[-1] == ""
     loaded = called(sys.executable, "-c", program, "compile", "gems", "--emit", "program", "--no-cache").stdout
     assert "chimera_ir.compilation" in loaded.splitlines()[-1]
-    assert not {"torch", "rich", "jinja2", "chimera_ir.planner"} & {*loaded.splitlines()[-1].split()}
+    assert not {"torch", "networkx", "rich", "jinja2", "chimera_ir.planner"} & {*loaded.splitlines()[-1].split()}
 
 
 def test_an_interrupt_while_a_command_is_imported_ends_the_group_as_any_other() -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 
 from chimera_ir.flow.dag import Dag, Edge
+from chimera_ir.flow.net import net_of
 from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.text.reader import parse
@@ -86,14 +87,13 @@ def test_a_sum_of_every_update_waits_for_every_holder():
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_weights_cannot_come_from_gradients_that_need_them(version: int):
-    dag = Dag(
-        read(
-            "plan x\nworkers 1\nstages 2\nmicro_batches 1\nupdates 1 period 1\npipe p on 0 0 micros 0..1\n"
-            "F m0 s0 v0 @ 0 on w0\nF m0 s1 v0 @ 1 on w0\n"
-            f"B m0 s1 v{version} @ 2 on w0\nB m0 s0 v0 @ 3 on w0\n"
-        )
+    level = read(
+        "plan x\nworkers 1\nstages 2\nmicro_batches 1\nupdates 1 period 1\npipe p on 0 0 micros 0..1\n"
+        "F m0 s0 v0 @ 0 on w0\nF m0 s1 v0 @ 1 on w0\n"
+        f"B m0 s1 v{version} @ 2 on w0\nB m0 s0 v0 @ 3 on w0\n"
     )
-    assert dag.cycle() == ((2,) if version else ())
+    assert Dag(level).cycle() == ((2,) if version else ())
+    assert [*net_of(level).order] == ([0, 1] if version else [0, 1, 2, 3])
 
 
 def test_a_cycle_is_found_and_is_shortest():
@@ -109,8 +109,9 @@ def test_a_cycle_is_found_and_is_shortest():
 @examples(150)
 @given(plans)
 def test_an_order_or_a_cycle(plan):
-    dag = Dag(order(plan))
+    net, dag = net_of(order(plan)), Dag(order(plan))
     cycle = dag.cycle()
+    assert (len(net.order) < len(net.operations)) == bool(cycle)
     if cycle:
         assert all(a in dag.graph.pred[b] for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
         assert len(set(cycle)) == len(cycle)

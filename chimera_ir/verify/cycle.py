@@ -1,0 +1,113 @@
+"""The diagnostic of a cycle of operations that wait for each other."""
+
+from itertools import pairwise
+from typing import assert_never
+
+from chimera_ir.diagnostics.catalogue import schedule as say
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.flow.dag import Dag, Edge
+from chimera_ir.ir.ids import Clock
+from chimera_ir.ir.levels import Header, Plan, Schedule
+from chimera_ir.ir.ops import Operation, Pair
+from chimera_ir.ir.text.printer import line
+
+
+def cycle(schedule: Schedule, plan: Plan | None) -> Diagnostic:
+    """The diagnostic of a shortest known cycle of a schedule that has one; ``plan`` as in `acyclic`."""
+    dag = Dag(schedule)
+    diagnostic = _Story(dag, dag.cycle(), schedule.header, plan).diagnostic()
+    dag.clear()
+    return diagnostic
+
+
+class _Story:
+    """The diagnostic of a cycle; of operations that only follow one another in a lane, the first and the last."""
+
+    def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
+        self._dag = dag
+        self._header = header
+        self._clocks = {line(planned.operation): planned.clock for planned in plan.operations} if plan else {}
+        self._nodes = self._bends(nodes)
+
+    def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
+        """The nodes of the cycle without those that lie between two edges of a lane."""
+        ring = (nodes[-1], *nodes, nodes[0])
+        around = zip(ring, nodes, ring[2:], strict=False)
+        return tuple(
+            node for before, node, after in around if not (self._follows(before, node) and self._follows(node, after))
+        )
+
+    def diagnostic(self) -> Diagnostic:
+        """The diagnostic, placed at the operation to blame.
+
+        To blame is an operation whose clock is too low; without one, an operation that its lane runs too late; then one
+        that reads a version which its own gradients make; and last a pair.
+        """
+        edges = list(pairwise((*self._nodes, self._nodes[0])))
+        lanes = [(before, after) for before, after in edges if self._follows(before, after)]
+        falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
+        readers = [after for before, after in edges if self._dag.kind(before, after) is Edge.SYNC]
+        joined = [node for node in self._nodes if isinstance(self._dag.operations[node], Pair)]
+        # The likeliest mistake comes first; the cycle is then told from there.
+        suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers, *joined]
+        worst = suspects[0]
+        at = self._nodes.index(worst)
+        ring = (*self._nodes[at:], *self._nodes[:at])
+        steps = tuple(self._step(before, after) for before, after in pairwise((*ring, ring[0])))
+        operation = self._dag.operations[worst]
+        origin, text = operation.origin, line(operation)
+        if falling:
+            before, after = (self._dag.operations[node] for node in falling[0])
+            message = say.CycleOfVersions if self._reads(*falling[0]) else say.CycleOfClocks
+            return message(origin, text, steps, line(after), self._clock(before), line(before))
+        if lanes:
+            first, second = (self._dag.operations[node] for node in lanes[0])
+            worker = self._dag.worker_of(lanes[0][0])
+            return say.CycleOfLane(origin, text, steps, worker, line(second), line(first))
+        pair = next((self._dag.operations[node] for node in joined), None)
+        return (
+            say.Cycle(origin, text, steps)
+            if pair is None
+            else say.CycleOfPair(origin, text, steps, *map(line, pair.parts))
+        )
+
+    def _step(self, node: int, following: int) -> say.CycleStep:
+        operation = self._dag.operations[node]
+        clock = self._clock(operation)
+        place = f"worker {self._dag.worker_of(node)}" + (f", clock {clock}" if clock is not None else "")
+        return say.CycleStep(line(operation), place, operation.origin, self._reason(node, following))
+
+    def _reason(self, before: int, after: int) -> str:
+        kind = self._dag.kind(before, after)
+        match kind:
+            case Edge.LANE:
+                return f"worker {self._dag.worker_of(before)} runs it first"
+            case Edge.SYNC if self._reads(before, after):
+                reason = "it reads weights that those gradients change"
+            case Edge.SYNC:
+                reason = "those gradients are summed before its own"
+            case Edge.DATA:
+                reason = self._dag.value(before, after).reason
+            case _:
+                assert_never(kind)
+        return f"{reason}, but the clock falls" if self._falls(before, after) else reason
+
+    def _reads(self, before: int, after: int) -> bool:
+        """Whether the operation at node ``after`` reads weights that the gradients of that at ``before`` change."""
+        earlier, later = self._dag.operations[before], self._dag.operations[after]
+        synchronised = self._dag.kind(before, after) is Edge.SYNC
+        if not synchronised:
+            return False
+        made = max(self._header.update_of(part.micros) for part in earlier.parts)
+        return max(part.version or 0 for part in later.parts) > made
+
+    def _follows(self, before: int, after: int) -> bool:
+        """Whether node ``before`` comes before ``after`` only because their lane has this order."""
+        return self._dag.kind(before, after) is Edge.LANE
+
+    def _falls(self, before: int, after: int) -> bool:
+        earlier, later = self._clock(self._dag.operations[before]), self._clock(self._dag.operations[after])
+        return earlier is not None and later is not None and later <= earlier and not self._follows(before, after)
+
+    def _clock(self, operation: Operation) -> Clock | None:
+        return self._clocks.get(line(operation))
