@@ -18,15 +18,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.distributed_c10d import PrefixStore
 
-from chimera_runtime.checkpoint.content import (
-    FORMATS,
-    CheckpointContent,
-    CheckpointInfo,
-    Objects,
-    info_fields,
-    wanted_info,
-)
-from chimera_runtime.checkpoint.entries import Stateful, names_in
+from chimera_runtime.checkpoint.content import FORMATS, INFO, CheckpointContent, CheckpointInfo, Objects
+from chimera_runtime.checkpoint.entries import Stateful, names_in, paths_of, value_of
 from chimera_runtime.checkpoint.storage import Lock, Writer, damage, is_whole, others, update_of, whole
 from chimera_runtime.errors import BadCheckpoint
 from chimera_runtime.errors import checkpoint as mistakes
@@ -237,10 +230,7 @@ class Checkpoints:
         dist.destroy_process_group(self._exchange.group)
 
     def claim(self) -> None:
-        """Locks the directory for this job. Else the first `save` does, when an error would lose work.
-
-        Errors as in `save`.
-        """
+        """Locks the directory for this job; else the first `save` does, when an error loses work. Errors as there."""
         if self._is_locked:
             return
         complaint = None
@@ -304,10 +294,11 @@ class Checkpoints:
 
     def _info(self, path: Path, reader: FileSystemReader, there: Metadata) -> CheckpointInfo:
         """Reads the facts of a checkpoint, if this version can read it."""
-        read = wanted_info(there)
-        self._require_none(None if read else mistakes.IS_NOT_OURS, path)
+        self._require_none(None if INFO in paths_of(there) else mistakes.IS_NOT_OURS, path)
+        first, last = INFO
+        read: dict[str, Any] = {first: {last: ()}}
         self._load(path, reader, read)
-        fields = info_fields(read)
+        fields = dict(value_of(read[first][last]))
         if fields["format"] not in FORMATS:
             raise mistakes.format_is_unknown(path, fields["format"], FORMATS)
         return CheckpointInfo(**fields)

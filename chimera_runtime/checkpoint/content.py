@@ -41,7 +41,9 @@ FORMAT = 2
 FORMATS = (1, FORMAT)
 """Formats that can be read."""
 
-INFO = "about"
+INFO = ("about", "0")
+"""Path of the `CheckpointInfo` in the nested state."""
+
 _ONE = "0"
 
 
@@ -190,7 +192,8 @@ class CheckpointContent:
         info = CheckpointInfo(
             FORMAT, pipe.updates, items, job.program, job.name, job.stages, pipe.copies, groups, unsaved
         )
-        return {**content, INFO: {_ONE: packed(asdict(info), "the checkpoint")}}
+        first, last = INFO
+        return {**content, first: {last: packed(asdict(info), "the checkpoint")}}
 
     # ---- resuming
 
@@ -332,13 +335,3 @@ class CheckpointContent:
             if isinstance(optimizer, ShardedOptimizer)
             for parameter in parameters_of(optimizer)
         }
-
-
-def wanted_info(there: Metadata) -> dict[str, Any]:
-    """Returns a nested state to read the `CheckpointInfo` into; empty if `Checkpoints` did not write it."""
-    return {INFO: {_ONE: ()}} if (INFO, _ONE) in {*entries.paths_of(there)} else {}
-
-
-def info_fields(read: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a `CheckpointInfo` that has been read."""
-    return dict(entries.value_of(read[INFO][_ONE]))

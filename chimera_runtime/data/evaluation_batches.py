@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, require_cut
+from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, length_of, require_cut
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
@@ -42,24 +42,19 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
     def sizes_of(items: int) -> tuple[int, ...]:
         return tuple([max(0, min(part_size, items - part_size * micro)) for micro in range(count)])
 
-    def parts_of(load: Callable[[int], Triple], sizes: Sequence[int]) -> EvaluationBatch:
-        """The round of which ``load`` returns a micro-batch by its number; ``sizes`` are those of its parts."""
+    def rows_of(start: int, sizes: Sequence[int]) -> EvaluationBatch:
+        return EvaluationBatch(sizes, lambda micro: rows(batch, start + part_size * micro, sizes[micro]))
+
+    if callable(batch):
+        load, items = (batch, batch.items) if isinstance(batch, MiniBatch) else (partial(_loaded, batch, size), None)
+        sizes = (part_size,) * count if items is None else sizes_of(items)
 
         def part(micro: int) -> Any:
             triple = load(micro // job.parts)
             _require(triple, names, max(lengths(triple), default=0) if job.parts > 1 else None)
             return rows(triple, micro % job.parts * part_size, sizes[micro])
 
-        return EvaluationBatch(sizes, part)
-
-    def rows_of(start: int, sizes: Sequence[int]) -> EvaluationBatch:
-        return EvaluationBatch(sizes, lambda micro: rows(batch, start + part_size * micro, sizes[micro]))
-
-    if isinstance(batch, MiniBatch):
-        yield parts_of(batch, sizes_of(batch.items))
-        return
-    if callable(batch):
-        yield parts_of(partial(_loaded, batch, size), (part_size,) * count)
+        yield EvaluationBatch(sizes, part)
         return
     batch = as_triple(batch, _BATCH)
     items = _items(batch)
@@ -88,10 +83,7 @@ def _loaded(load: Callable[[int], Any], size: int, number: int) -> Triple:
 
 def _items(batch: Triple) -> int:
     """The number of items in the inputs, targets and keyword arguments of a batch, which must agree."""
-    sizes = lengths(batch)
-    if len(sizes) != 1:
-        raise mistakes.sizes_differ(mistakes.ONE_BATCH, sizes)
-    (items,) = sizes
+    items = length_of(batch, mistakes.ONE_BATCH)
     if not items:
         raise Misuse(mistakes.EVALUATION_BATCH_IS_EMPTY)
     return items

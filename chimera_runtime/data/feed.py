@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.micro_batch_source import Batches, CutBatch, MicroBatchSource
-from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple, require_cut
+from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple, length_of, require_cut
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
 from chimera_runtime.values.keywords import KeywordNames
-from chimera_runtime.values.nested import leaves, lengths, rows, taken_apart
+from chimera_runtime.values.nested import lengths, rows, taken_apart
 from chimera_runtime.values.sampled_digests import sampled
 from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors
@@ -117,8 +115,8 @@ class Feed(MicroBatchSource):
             size, count = self.size * self.job.micro_batches, self.job.micro_batches
             if self.job.passes > 1:
                 require_cut(triple, size, "a batch")
-            if wrong := next(_other_sizes(triple, size), None):
-                raise mistakes.mini_batch_has_another_size(wrong, self.size, count)
+            if other := lengths(triple) - {size}:
+                raise mistakes.mini_batch_has_another_size(min(other), self.size, count)
             self._pairs[update] = triple
             self._tensors[update] = taken_apart(triple)[0]
             self._note_facts(update, triple, update % self.job.micro_batches * self.size)
@@ -199,21 +197,14 @@ class Feed(MicroBatchSource):
             if uncut == update % self.job.micro_batches and update not in self._facts:
                 self._note_facts(update, triple)
             value = triple[number]
-            if wrong := next(_other_sizes(value, self.size), None):
-                raise mistakes.micro_batch_has_another_size(uncut, wrong, self.size)
+            if other := lengths(value) - {self.size}:
+                raise mistakes.micro_batch_has_another_size(uncut, min(other), self.size)
         size = self.size // self.job.parts
         return value if self.job.parts == 1 else rows(value, part * size, size)
 
     def _require_names(self, triple: Triple, name: str) -> None:
         if self.names is not None:
             self.names.require(triple[2], name)
-
-
-def _other_sizes(value: Any, size: int) -> Iterator[int]:
-    """Yields the sizes of dimension 0 that are not ``size``."""
-    for leaf in leaves(value):
-        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) != size:
-            yield leaf.size(0)
 
 
 def items_of(example: Any) -> int:
@@ -223,7 +214,4 @@ def items_of(example: Any) -> int:
     """
     if isinstance(example, Batches | CutBatch):
         return example.micro_batch_size
-    sizes = lengths(example)
-    if len(sizes) != 1:
-        raise mistakes.sizes_differ(mistakes.ONE_MICRO_BATCH, sizes)
-    return sizes.pop()
+    return length_of(example, mistakes.ONE_MICRO_BATCH)

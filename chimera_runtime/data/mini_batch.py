@@ -67,9 +67,8 @@ class ItemLoading:
         Raises `ModelError` if collating fails.
         """
         if self.collate is None:
-            triples = [
-                self._triple(item, f"item {name} of {self.name}") for item, name in zip(items, names, strict=True)
-            ]
+            named = zip(items, names, strict=True)
+            triples = [as_triple(item, f"item {name} of {self.name}", self.names) for item, name in named]
             for name, (*_, keywords) in zip(names, triples, strict=True):
                 if differing := sorted(keywords.keys() ^ triples[0][2].keys()):
                     raise mistakes.keyword_argument_is_in_one((names[0], name), self.name, differing[0])
@@ -82,16 +81,10 @@ class ItemLoading:
         seed_all(draw_seed("collate", self.seed, epoch, place))
         with _COLLATING_OWN:
             value = self.collate(items)
-        inputs, target, keywords = triple = self._triple(value, "what collate returned")
+        inputs, target, keywords = triple = as_triple(value, "what collate returned", self.names)
         if other := lengths(triple) - {len(items)}:
             raise mistakes.collate_lost_items(min(other), len(items))
         return inputs if 0 in uses else None, target if 1 in uses else None, keywords if 2 in uses else {}
-
-    def _triple(self, value: Any, name: str) -> Triple:
-        triple = as_triple(value, name)
-        if self.names is not None:
-            self.names.require(triple[2], name)
-        return triple
 
 
 @dataclass(frozen=True)
@@ -181,18 +174,33 @@ def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
     return views
 
 
-def as_triple(value: Any, name: str) -> Triple:
+def as_triple(value: Any, name: str, names: KeywordNames | None = None) -> Triple:
     """Returns input, target and keyword arguments of a triple; a pair has no keyword arguments.
 
-    Raises `Misuse` if it is neither a pair nor a triple with a dict of names.
+    Raises `Misuse` if the value is neither a pair nor a triple with a dict of names, or if ``names`` are given and the
+    keyword arguments have others.
     """
     match value:
         case (inputs, target):
-            return inputs, target, {}
+            triple = inputs, target, Keywords()
         case (inputs, target, dict() as keywords) if all(isinstance(name, str) for name in keywords):
-            return inputs, target, keywords
+            triple = inputs, target, keywords
         case _:
             raise mistakes.neither_pair_nor_triple(name, type(value).__name__)
+    if names is not None:
+        names.require(triple[2], name)
+    return triple
+
+
+def length_of(value: Any, wanted: str) -> int:
+    """Returns the number of items along dimension 0 of the tensors of a value.
+
+    Raises `Misuse`, which begins with ``wanted``, if the value has no such tensor, or tensors that differ in it.
+    """
+    sizes = lengths(value)
+    if len(sizes) != 1:
+        raise mistakes.sizes_differ(wanted, sizes)
+    return sizes.pop()
 
 
 _PLACES = {"[0]": "the input", "[1]": "the target", "[2]": "the keyword arguments"}

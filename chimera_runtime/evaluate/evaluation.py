@@ -28,9 +28,9 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.ranks.messages import Peer
+from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.stage_probe import state_of
 from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.keywords import Keywords
@@ -214,10 +214,7 @@ class Evaluation:
             yield micro_batches
 
     def run(self, micro_batches: EvaluationBatch) -> None:
-        """Runs the forwards of a round.
-
-        Raises `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
-        """
+        """Runs the forwards of a round. Raises `BadModel`, `ModelError` or `PeerLost` if one or a message fails."""
         self._current.round = micro_batches
         if self._varying is not None:
             self._current.boundaries = self._varying.boundaries(self._first_inputs(micro_batches))
@@ -307,7 +304,7 @@ class Inference:
                         evaluation.run(micro_batches)
         with self.located:
             control_group = self.context.world.control_group
-            items, total, count = added_over_all(control_group, losses.items, losses.total, losses.count)
+            items, total, count = added_over_all(control_group, losses.items, losses.total.item(), losses.count)
         if not items:
             raise Misuse(NOTHING_TO_EVALUATE)
         return Tally(total, count).mean

@@ -21,12 +21,12 @@ class LastOutput(Protocol):
 class LossTotal:
     """Output of the last stage that adds up its losses; a mean is weighted by the items of its micro-batch.
 
-    ``items`` and ``count`` are totals over the micro-batches of this rank.
+    ``total``, ``items`` and ``count`` are sums over the micro-batches whose last stage runs on this rank.
     """
 
     def __init__(self, judge: Callable[[Any, Any], Loss]) -> None:
         self._judge = judge
-        self._total = torch.zeros((), dtype=torch.float64)
+        self.total = torch.zeros((), dtype=torch.float64)
         self.items = 0
         self.count = 0.0
 
@@ -34,15 +34,10 @@ class LossTotal:
         """Adds the loss of a micro-batch; returns no tensors to send."""
         loss, count = as_pair(self._judge(returned, target))
         total = loss.reshape(()).double()
-        self._total = self._total.to(loss.device) + (total * items if count is None else total)
+        self.total = self.total.to(loss.device) + (total * items if count is None else total)
         self.items += items
         self.count += items if count is None else count.item()
         return ()
-
-    @property
-    def total(self) -> float:
-        """Sum of the losses of the micro-batches whose last stage runs on this rank."""
-        return self._total.item()
 
 
 class OutputStore:

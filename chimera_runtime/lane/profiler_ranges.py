@@ -1,8 +1,11 @@
-"""Named ranges for profilers, one for each line of the program: of torch.profiler, and on a GPU also of NVTX."""
+"""Wrappers of the parts of a lane that know the line of schedule.sir behind each call, and named ranges for profilers.
+
+The ranges are those of torch.profiler, and on a GPU also of NVTX; `tools.record` has another use of the wrappers.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.profiler import record_function
@@ -16,10 +19,31 @@ from chimera_runtime.program.weight_groups import Group, group_text
 Within = Callable[[str], AbstractContextManager[Any]]
 """Function that returns a context: the range with the given name."""
 
-Lines = Mapping[str, Callable[..., Any]]
-"""Functions by the name of a method, each from the arguments of a call to what is noted of the line that it runs."""
 
-Around = Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
+class ProgramLine(NamedTuple):
+    """A line of schedule.sir in parts: verb, micro-batches, the stages that it is about, and what else it says.
+
+    ``also`` is the second operation of a pair. ``update`` is the version of weights that a line without micro-batches
+    names or, if it names none, the number of the update whose gradients are summed.
+    """
+
+    verb: str
+    micros: tuple[int, ...]
+    place: str
+    rest: str = ""
+    also: "ProgramLine | None" = None
+    update: int = 0
+
+    def __str__(self) -> str:
+        micros = ",".join(f"m{micro}" for micro in self.micros)
+        line = " ".join(filter(None, (self.verb, micros, self.place, self.rest)))
+        return line if self.also is None else f"{line} & {self.also}"
+
+
+Lines = Mapping[str, Callable[..., ProgramLine]]
+"""Functions by the name of a method, each from the arguments of a call to the line that the call runs."""
+
+Around = Callable[[Callable[..., Any], Callable[..., ProgramLine]], Callable[..., Any]]
 """Function that makes from a method, and a function of `Lines`, what is called in place of the method."""
 
 
@@ -36,84 +60,86 @@ class WrappedPart:
 
 
 class WrappedStage(WrappedPart):
-    """Wrapper of a stage, which other wrapped stages may take as the second one of a pair."""
+    """Wrapper of a stage; ``begun`` is called with the number of an update before the stage begins it."""
 
     pair: Any
 
-    def __init__(self, part: Any, lines: Lines, around: Around) -> None:
-        super().__init__(part, lines, around)
+    def __init__(self, number: int, part: Any, around: Around, begun: Callable[[int], None]) -> None:
+        def operation(letter: str) -> Callable[..., ProgramLine]:
+            return lambda micros, *_values: ProgramLine(letter, _several(micros), f"s{number}", self._version)
+
+        def pair(forward: Any, other: Any, backward: Any) -> ProgramLine:
+            second = ProgramLine("B", _several(backward[0]), f"s{other.number}")
+            return ProgramLine("F", _several(forward[0]), f"s{number}", also=second)
+
+        operations: Lines = {method: operation(letter) for letter, method in OPERATIONS.items()}
+        super().__init__(part, {**operations, PAIRED: pair, **_lines_of_weights((number,), part)}, around)
+        self._version = ""
+        self._begun = begun
         if hasattr(part, PAIRED):  # stages of an evaluation run forwards alone
             run_pair = self.pair
             self.pair = lambda forward, other, backward: run_pair(forward, other._part, backward)
 
     def at(self, version: int) -> Self:
         """Chooses the version of the weights for the next operation, and returns this wrapper."""
+        self._version = f"v{version}"
         self._part.at(version)
         return self
 
+    def begin(self, update: int) -> None:
+        """Begins an update, whose first micro-batch has number 0."""
+        self._begun(update)
+        self._part.begin(update)
 
-class _RangedStage(WrappedStage):
-    """The name of an operation has the version that `at` has chosen, if any."""
 
-    version = ""
+def wrapped(
+    components: LaneComponents, around: Around, begun: Callable[[int], None] = lambda _update: None
+) -> LaneComponents:
+    """Wraps stages, ties and links of a lane: ``around`` replaces each method that runs a line of the program."""
 
-    def at(self, version: int) -> Self:
-        self.version = f" v{version}"
-        return super().at(version)
+    def link(kind: str, route: Route, part: Any) -> WrappedPart:
+        ends, worker, verb = f"s{route.source}->s{route.target}", route.worker, f"{kind} {route.value}".rstrip()
+        lines: Lines = {
+            "isend": lambda micros, _: ProgramLine(verb, _several(micros), ends, f"to w{worker}"),
+            "irecv": lambda micros, into: ProgramLine(verb, _several(micros), ends, f"from w{worker} into {into}"),
+            "wait": lambda micros: ProgramLine(f"wait {verb}", _several(micros), ends),
+        }
+        return WrappedPart(part, lines, around)
+
+    return components._replace(
+        stages={number: WrappedStage(number, part, around, begun) for number, part in components.stages.items()},
+        incoming={route: link("recv", route, part) for route, part in components.incoming.items()},
+        outgoing={route: link("send", route, part) for route, part in components.outgoing.items()},
+        ties={group: WrappedPart(tie, _lines_of_weights(group, tie), around) for group, tie in components.ties.items()},
+    )
+
+
+def _several(micros: Micros) -> tuple[int, ...]:
+    return micros if isinstance(micros, tuple) else (micros,)
+
+
+def _lines_of_weights(group: Group, weights: Any) -> Lines:
+    def line(verb: str) -> Callable[..., ProgramLine]:
+        def of_version(*version: int) -> ProgramLine:
+            (update,) = version or (weights.updates,)
+            return ProgramLine(verb, (), group_text(group), " ".join(f"v{v}" for v in version), update=update)
+
+        return of_version
+
+    return {verb.replace(" ", "_"): line(verb) for verb in ("all_reduce", "wait all_reduce", "step", "stash", "drop")}
 
 
 def ranged(components: LaneComponents, within: Within) -> LaneComponents:
     """Wraps the components of a lane: a call that runs a line of the program is a range, named as in schedule.sir."""
 
-    def around(method: Callable[..., Any], line: Callable[..., str]) -> Callable[..., Any]:
+    def around(method: Callable[..., Any], line: Callable[..., ProgramLine]) -> Callable[..., Any]:
         def in_range(*arguments: Any, **keywords: Any) -> Any:
-            with within(line(*arguments, **keywords)):
+            with within(f"{line(*arguments, **keywords)}"):
                 return method(*arguments, **keywords)
 
         return in_range
 
-    def stage(number: int, part: Any) -> WrappedStage:
-        def operation(letter: str) -> Callable[..., str]:
-            return lambda micros, *_values: f"{letter} {_text(micros)} s{number}{wrapped.version}"
-
-        def pair(forward: Any, other: Any, backward: Any) -> str:
-            return f"F {_text(forward[0])} s{number} & B {_text(backward[0])} s{other.number}"
-
-        operations: Lines = {call: operation(letter) for letter, call in OPERATIONS.items()}
-        wrapped = _RangedStage(part, {**operations, PAIRED: pair, **lines_of_weights((number,))}, around)
-        return wrapped
-
-    def link(kind: str, route: Route, part: Any) -> WrappedPart:
-        ends, worker, verb = f"s{route.source}->s{route.target}", route.worker, f"{kind} {route.value}".rstrip()
-        lines: Lines = {
-            "isend": lambda micros, _tensors: f"{verb} {_text(micros)} {ends} to w{worker}",
-            "irecv": lambda micros, into: f"{verb} {_text(micros)} {ends} from w{worker} into {into}",
-            "wait": lambda micros: f"wait {verb} {_text(micros)} {ends}",
-        }
-        return WrappedPart(part, lines, around)
-
-    return components._replace(
-        stages={number: stage(number, part) for number, part in components.stages.items()},
-        incoming={route: link("recv", route, part) for route, part in components.incoming.items()},
-        outgoing={route: link("send", route, part) for route, part in components.outgoing.items()},
-        ties={group: WrappedPart(tie, lines_of_weights(group), around) for group, tie in components.ties.items()},
-    )
-
-
-def _text(micros: Micros) -> str:
-    return ",".join(f"m{micro}" for micro in (micros if isinstance(micros, tuple) else (micros,)))
-
-
-def lines_of_weights(group: Group) -> dict[str, Callable[..., str]]:
-    """Returns the lines that the methods of a weight group run, as in schedule.sir."""
-    weights = group_text(group)
-    return {
-        "all_reduce": lambda: f"all_reduce {weights}",
-        "wait_all_reduce": lambda: f"wait all_reduce {weights}",
-        "step": lambda: f"step {weights}",
-        "stash": lambda version: f"stash {weights} v{version}",
-        "drop": lambda version: f"drop {weights} v{version}",
-    }
+    return wrapped(components, around)
 
 
 def ranges_on(device: torch.device) -> Within:

@@ -104,16 +104,12 @@ class OptimizerFacts:
         return facts
 
     def _note(self, optimizer: torch.optim.Optimizer) -> None:
-        tracked = self._optimizers.get(optimizer)
-        if tracked is None:
-            if optimizer in self._optimizers:
-                return
-            held = any(p in self._all for group in optimizer.param_groups for p in group["params"])
-            tracked = self._optimizers[optimizer] = _TrackedOptimizer(optimizer) if held else None
-            if tracked is None:
-                return
-            self._tracked.append(tracked)
-        tracked.steps += 1
+        if optimizer not in self._optimizers:
+            is_ours = any(p in self._all for group in optimizer.param_groups for p in group["params"])
+            made = self._optimizers[optimizer] = _TrackedOptimizer(optimizer) if is_ours else None
+            self._tracked += [] if made is None else [made]
+        if (tracked := self._optimizers[optimizer]) is not None:
+            tracked.steps += 1
 
     def _plan(self) -> None:
         """Finds for each weight group the optimizers and parameter groups that its parameters are in."""

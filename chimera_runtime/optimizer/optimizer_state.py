@@ -15,15 +15,7 @@ import torch
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import optimizer as mistakes
-from chimera_runtime.optimizer.scheduler_state import (
-    GroupStates,
-    NameOf,
-    States,
-    TorchClass,
-    class_of,
-    schedulers_of,
-    share_state,
-)
+from chimera_runtime.optimizer.scheduler_state import GroupStates, NameOf, States, TorchClass, class_of, schedulers_of
 from chimera_runtime.values.fingerprint import fingerprint, shown
 from chimera_runtime.values.mesh_tensors import local
 from chimera_runtime.values.nested import to_device
@@ -101,7 +93,7 @@ def refusal(
             for name in of_group:
                 if name not in saved:
                     return mistakes.state_is_missing(name)
-                if not share_state(saved[name].optimizer, optimizer_class):
+                if not optimizer_class.can_read(saved[name].optimizer):
                     return mistakes.optimizers_differ(name, f"{saved[name].optimizer}", f"{optimizer_class}")
                 here = [scheduler for scheduler, _ in of_parameter(group["params"][0])]
                 if complaint := _against_schedulers(name, saved[name], here):
@@ -118,7 +110,7 @@ def _against_schedulers(name: str, saved: SavedGroup, here: Sequence[TorchClass]
     if saved.schedulers is None:
         return None
     there = [scheduler for scheduler, _ in saved.schedulers]
-    if len(there) == len(here) and all(map(share_state, there, here)):
+    if len(there) == len(here) and all(map(TorchClass.can_read, here, there)):
         return None
     return mistakes.schedulers_differ(name, [*map(str, there)], [*map(str, here)])
 

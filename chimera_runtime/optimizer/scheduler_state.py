@@ -25,6 +25,13 @@ class TorchClass:
     name: str
     of_torch: str
 
+    def can_read(self, saved: "TorchClass | None") -> bool:
+        """Whether this class can read a state of the class ``saved``, which is None if it is not known.
+
+        It can if they have one name, or are derived from one class of torch.optim: AdamW and Adam differ.
+        """
+        return saved is None or saved.name == self.name or (saved.of_torch == self.of_torch != "")
+
     def __str__(self) -> str:
         return self.name if self.of_torch in ("", self.name) else f"{self.name} ({self.of_torch})"
 
@@ -38,16 +45,6 @@ def class_of(value: Any) -> TorchClass:
         if base.__module__.startswith(_TORCH_OPTIM) and base.__name__ not in _ABSTRACT
     ]
     return TorchClass(of_value.__name__, of_torch[0] if of_torch else "")
-
-
-def share_state(saved: TorchClass | None, here: TorchClass | None) -> bool:
-    """Whether one class can read the state of the other: same name, or derived from the same class of torch.optim.
-
-    AdamW and Adam differ. A class that is not known (None) can read any state.
-    """
-    if saved is None or here is None:
-        return True
-    return saved.name == here.name or (saved.of_torch == here.of_torch != "")
 
 
 NameOf = Mapping[torch.Tensor, str]

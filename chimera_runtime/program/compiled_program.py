@@ -5,23 +5,14 @@ Reading it does not import torch: `chimera run` does so before it starts torchru
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from chimera_runtime.errors import program as mistakes
 from chimera_runtime.program.job import Job
-from chimera_runtime.program.rank_facts import (
-    EvaluationFacts,
-    KeptMicros,
-    RankFacts,
-    Route,
-    StageFacts,
-    TieFacts,
-    Turns,
-)
-from chimera_runtime.program.stage_graph import VALUES
+from chimera_runtime.program.rank_facts import RankFacts, facts_of_rank
 
 INTERFACE = 5
 """Number of the interface between scripts and this package; it grows when older scripts would not run."""
@@ -95,40 +86,11 @@ def load(directory: Path) -> CompiledProgram:
 
 
 def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
-    """Parses a program.json.
-
-    Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` if the text is not a program.json.
-    """
+    """Parses a program.json. Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` if the text is none."""
     facts = _frozen(json.loads(text))
-    ranks = tuple(map(_rank, facts.pop("ranks")))
+    ranks = tuple(map(facts_of_rank, facts.pop("ranks")))
     del facts["interface"]
     return Job(**facts), ranks
-
-
-def _rank(facts: dict[str, Any]) -> RankFacts:
-    turns, evaluation = facts["turns"], facts["evaluation"]
-    slots = {int(stage): rooms for stage, rooms in evaluation["slots"].items()}
-    return RankFacts(
-        stages={int(stage): _stage(of_stage) for stage, of_stage in facts["stages"].items()},
-        ties=tuple(TieFacts(**of_tie) for of_tie in facts["ties"]),
-        incoming=_routes(facts["incoming"]),
-        outgoing=_routes(facts["outgoing"]),
-        kept=tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in facts["kept"]),
-        turns=None if turns is None else Turns(**turns),
-        inputs=facts["inputs"],
-        targets=facts["targets"],
-        evaluation=EvaluationFacts(slots, _routes(evaluation["incoming"]), _routes(evaluation["outgoing"])),
-    )
-
-
-def _stage(facts: dict[str, Any]) -> StageFacts:
-    slots = {letter: facts.pop(value.slots) for letter, value in VALUES.items()}
-    sending = dict(zip(VALUES, facts.pop("sending"), strict=True))
-    return StageFacts(slots, sending=sending, **facts)
-
-
-def _routes(routes: Iterable[Iterable[Any]]) -> tuple[Route, ...]:
-    return tuple(Route(*route) for route in routes)
 
 
 def _frozen(value: Any) -> Any:

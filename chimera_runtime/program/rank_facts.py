@@ -1,9 +1,10 @@
 """Facts about a worker's part of the program: its stages, buffers, links and turns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.program.weight_groups import Group
 
 
@@ -78,10 +79,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class EvaluationFacts:
-    """Facts for a worker about an evaluation.
-
-    ``slots`` has the sizes of receive buffers in micro-batches, for each stage that receives.
-    """
+    """Facts for a worker about an evaluation; ``slots`` are as in `StageFacts`, for each stage that receives."""
 
     slots: dict[int, tuple[int, ...]]
     incoming: tuple[Route, ...]
@@ -125,6 +123,33 @@ class RankFacts:
         """``initial`` of each weight group, as in `StageFacts`."""
         stages = {(stage,): facts.initial for stage, facts in self.stages.items()}
         return stages | {tie.stages: tie.initial for tie in self.ties}
+
+
+def facts_of_rank(facts: dict[str, Any]) -> RankFacts:
+    """Returns the facts for a worker from its entry in program.json, which has tuples in place of lists."""
+    turns, evaluation = facts["turns"], facts["evaluation"]
+    slots = {int(stage): rooms for stage, rooms in evaluation["slots"].items()}
+    return RankFacts(
+        stages={int(stage): _stage(of_stage) for stage, of_stage in facts["stages"].items()},
+        ties=tuple(TieFacts(**of_tie) for of_tie in facts["ties"]),
+        incoming=_routes(facts["incoming"]),
+        outgoing=_routes(facts["outgoing"]),
+        kept=tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in facts["kept"]),
+        turns=None if turns is None else Turns(**turns),
+        inputs=facts["inputs"],
+        targets=facts["targets"],
+        evaluation=EvaluationFacts(slots, _routes(evaluation["incoming"]), _routes(evaluation["outgoing"])),
+    )
+
+
+def _stage(facts: dict[str, Any]) -> StageFacts:
+    slots = {letter: facts.pop(value.slots) for letter, value in VALUES.items()}
+    sending = dict(zip(VALUES, facts.pop("sending"), strict=True))
+    return StageFacts(slots, sending=sending, **facts)
+
+
+def _routes(routes: Iterable[Iterable[Any]]) -> tuple[Route, ...]:
+    return tuple(Route(*route) for route in routes)
 
 
 def spread(runs: Sequence[tuple[int, int]]) -> Iterator[int]:

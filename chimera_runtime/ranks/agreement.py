@@ -104,11 +104,6 @@ class FactComparison:
         self._zeros = [0.0] * (3 * len(keys)) if len(control_group.members) > 1 else []
         self._comparisons = 0
 
-    @property
-    def size(self) -> int:
-        """Length of the list that `numbers` returns; 0 if there is a single rank."""
-        return len(self._zeros)
-
     def numbers(self, facts: Facts) -> list[float]:
         """Returns the numbers that this rank adds to the sum: 1, digest and its square for each fact, else zeros."""
         numbers = self._zeros.copy()

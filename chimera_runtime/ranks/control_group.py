@@ -39,10 +39,7 @@ class ControlGroup:
     monitor: Monitor | None = None
 
     def wait_for_key(self, key: str, source: int, what: str, seconds: float | None = None) -> bytes:
-        """Returns what another rank leaves in the store.
-
-        Raises `PeerLost` if it takes longer than ``seconds``, by default the time-out.
-        """
+        """Returns what another rank leaves in the store; `PeerLost` after ``seconds``, by default the time-out."""
         doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
         return wait_for_key(self.store, key, source, doing, self.timeout if seconds is None else seconds)
 

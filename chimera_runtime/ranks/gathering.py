@@ -17,10 +17,7 @@ _OUTPUTS = "for the outputs of an evaluation"
 
 
 def added_over_all(control_group: ControlGroup, *numbers: float) -> list[float]:
-    """Returns the sum of each number over all ranks.
-
-    Raises `PeerLost` if a rank does not answer in time, or has ended.
-    """
+    """Returns the sum of each number over all ranks. Raises `PeerLost` if a rank is late, or has ended."""
     sums = torch.tensor(numbers, dtype=torch.float64)
     control_group.reduce(sums, _SUMS)
     return sums.tolist()

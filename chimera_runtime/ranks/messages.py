@@ -108,10 +108,7 @@ class MessageTransfer:
     tag: int
 
     def wait(self) -> None:
-        """Returns when the message has been sent or received.
-
-        Raises `PeerLost` if that takes longer than the time-out, or the peer has ended.
-        """
+        """Returns when the message is sent or received. Raises `PeerLost` after the time-out, or if the peer ends."""
         try:
             for work in self.works:
                 self.peer.settle(work, self._lost)

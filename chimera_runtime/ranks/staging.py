@@ -92,10 +92,7 @@ class DeferredPost:
             self.posted.set_exception(error)
 
     def wait(self, timeout: timedelta) -> None:
-        """Returns when the operation of gloo is over.
-
-        Raises `RuntimeError` if that takes longer than the time-out, or fails.
-        """
+        """Returns when the operation of gloo is over. Raises `RuntimeError` if it fails, or after the time-out."""
         seconds, start = timeout.total_seconds(), time.monotonic()
         try:
             work = self.posted.result(seconds)
@@ -137,10 +134,6 @@ class Staging:
         self.incoming = accelerator.stream()
         self._deferred: SimpleQueue[DeferredPost | None] = SimpleQueue()
         threading.Thread(target=self._post, daemon=True, name="staging").start()
-
-    def staged(self, group: Any) -> "StagedGroup":
-        """Wraps a communicator of gloo, for tensors of a GPU."""
-        return StagedGroup(self, group)
 
     def send(self, tensor: torch.Tensor, post: Post) -> StagedTensor:
         """Copies a tensor to host memory and sends the copy; ``post`` posts it to gloo."""

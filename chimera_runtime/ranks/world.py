@@ -4,6 +4,7 @@ import ctypes
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from chimera_runtime.ranks.messages import Names, Peer
 from chimera_runtime.ranks.monitor import Monitor, end_process, limited
 from chimera_runtime.ranks.process_groups import A_DAY, ProcessGroups, Sums, sums_of, wait_for_gloo_at_exit
 from chimera_runtime.ranks.rendezvous import exchange, require_own_store, waits_of
-from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.ranks.staging import StagedGroup, Staging
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class World:
             incoming=self.channels.get((worker, mine), control.group),
             names=control.names,
             settle=control.wait,
-            staged=None if self.staging is None else self.staging.staged,
+            staged=None if self.staging is None else partial(StagedGroup, self.staging),
         )
 
     def leak_groups(self, error: PeerLost, explains: bool = True) -> None:

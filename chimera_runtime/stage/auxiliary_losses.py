@@ -77,10 +77,7 @@ class AuxiliaryLosses:
     _losses: dict[int, list[tuple[Sequence[str], Numbers]]] = field(default_factory=dict)
 
     def add(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
-        """Begins to read the losses of the forward of one micro-batch.
-
-        Raises `BadModel` if the first micro-batch had no loss of one of the names.
-        """
+        """Begins to read a micro-batch's losses. Raises `BadModel` if the first micro-batch had none of such a name."""
         names = [name for name, _ in auxiliary]
         if unknown := [name for name in names if name not in self.names]:
             raise mistakes.auxiliary_loss_is_new(self.stage, unknown[0], micro)

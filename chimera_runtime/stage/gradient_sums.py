@@ -16,15 +16,7 @@ from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded
 from chimera_runtime.ranks.staging import Staging
 from chimera_runtime.values.losses import Count
-from chimera_runtime.values.mesh_tensors import (
-    by_layout,
-    laid_out_like,
-    local,
-    mesh_of,
-    reduce_over,
-    spread_like,
-    whole,
-)
+from chimera_runtime.values.mesh_tensors import laid_out_like, local, mesh_of, norms, reduce_over, spread_like
 from chimera_runtime.values.tensors import Tensors
 
 
@@ -268,10 +260,9 @@ def total_norm(
     only the first of them counts the group.
     """
     counted = [g for group, tensors in gradients.items() if _counts(control_group.place, job, group) for g in tensors]
-    norms = [whole(torch.nn.utils.get_total_norm(tensors, norm_type)) for tensors in by_layout(counted)]
-    numbers = torch.tensor([float(norm) for norm in norms], dtype=torch.float64)
+    numbers = torch.tensor(norms(counted, norm_type), dtype=torch.float64)
     largest, power = math.isinf(norm_type), norm_type or 1.0  # a norm of order 0 is a count, and counts add up
-    total = (numbers.amax() if largest and norms else (numbers**power).sum()).reshape(1)
+    total = (numbers.amax() if largest and counted else (numbers**power).sum()).reshape(1)
     kind = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
     control_group.reduce(total, "for the norm of the gradients", kind)
     return (total if largest else total ** (1 / power)).reshape(())

@@ -208,6 +208,12 @@ class ModuleState:
         return differing
 
 
+def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:
+    """Returns the state of a module, that is buffers and attributes, and a snapshot to restore or compare it with."""
+    state = ModuleState(module)
+    return state, state.snapshot(thorough=True)
+
+
 def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Yields the containers of a module, each after the prefix of the names of its elements."""
     reached: set[int] = set()

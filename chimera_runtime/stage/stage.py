@@ -1,7 +1,7 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, partialmethod
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from chimera_runtime.stage.stage_input import StageInput
 from chimera_runtime.stage.stage_output import SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import Boundary, Traits
-from chimera_runtime.values.keywords import Keywords, Watched
+from chimera_runtime.values.keywords import Keywords, unwritten
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import fresh, joined, leaves, mapped
 from chimera_runtime.values.shared_memory import Slots, lend, versions
@@ -258,11 +258,10 @@ class Stage(WeightGroup):
         """Calls the module after seeding; both runs of a recomputed forward are made here, with the same seed."""
         self._seed(seed)
         input_leaves, argument = self._input.argument(inputs)
-        watched = Watched(self.number, keywords, self._traits.shared) if self._traits.shared else None
-        with self._in_forward, collecting() as auxiliary:
+        shared = self._traits.shared
+        watching = unwritten(self.number, keywords, shared) if shared else nullcontext()
+        with watching, self._in_forward, collecting() as auxiliary:
             returned = self.calls.forward(argument, **(fresh(keywords) if keywords else {}))
-        if watched is not None:
-            watched.require_unwritten()
         return ForwardResult(input_leaves, returned, auxiliary)
 
     def recompute(self, micros: Micros) -> None:

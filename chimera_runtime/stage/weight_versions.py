@@ -148,10 +148,7 @@ class Versions(Weights):
 
 
 class WeightGroup:
-    """Weights in all their versions, with the sum of their gradients.
-
-    ``updates`` counts the steps so far; ``on_step`` is called after each.
-    """
+    """Weights in all their versions, with the sum of their gradients; ``on_step`` is called after each step."""
 
     def __init__(self, group: Group, weights: Weights, gradient_sum: GradientSum, numbering: Numbering) -> None:
         self.group = group

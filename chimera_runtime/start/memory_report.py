@@ -17,16 +17,15 @@ def memory_report(device: torch.device, facts: RankFacts | None) -> str:
         return f"memory: {used}"
     fullest = max(facts.kept, key=_activations, default=())
     copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
-    kept = [f"stage {s}: {full + begun}{_alone(inputs)}" for s, full, inputs, begun in fullest]
+    kept = [
+        f"stage {s}: {full + begun}{f' and {inputs} x inputs alone' if inputs else ''}"
+        for s, full, inputs, begun in fullest
+    ]
     return (
         f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "
         f"({copies}) and up to {_activations(fullest)} x M_a of activations ({', '.join(kept) or 'none'}); "
         "--memory-limit of train.py says how many bytes that is"
     )
-
-
-def _alone(inputs: int) -> str:
-    return f" and {inputs} x inputs alone" if inputs else ""
 
 
 def _activations(kept: tuple[KeptMicros, ...]) -> int:

@@ -18,17 +18,10 @@ from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
+from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, state_of
 from chimera_runtime.stage.saved_tensors import Footprint
-from chimera_runtime.start.stage_probe import (
-    ProbedForward,
-    StageCall,
-    measure_halves,
-    probe_backward,
-    probe_forward,
-    state_of,
-    with_obstacle,
-)
+from chimera_runtime.start import stage_probe
+from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.values.boundary import Boundary, Traits, with_shared
 from chimera_runtime.values.keywords import accepted, require_unused
 from chimera_runtime.values.losses import expected_count
@@ -155,7 +148,7 @@ class _Probe:
             if self._is_mine(stage):
                 with all_generators_kept():
                     probed = self._probed[stage]
-                    with_gradient = probe_backward(stage, self.built[stage], probed, differentiable)
+                    with_gradient = stage_probe.probe_backward(stage, self.built[stage], probed, differentiable)
                 self._publish(f"gradients/{feeding}", with_gradient)
             before = boundaries[feeding]
             has_gradient = self._read(f"gradients/{feeding}", stage)  # for each tensor of the boundary
@@ -195,9 +188,9 @@ class _Probe:
         loaded = _copied(self.batches.keywords(0, 0), world.device) if accepted_names else {}
         keywords = {name: loaded[name] for name in accepted_names}
         call = StageCall(before, inputs, target, is_last, keywords=keywords)
-        probed = probe_forward(self.model, stage, module, call, measures=self.measures)
+        probed = stage_probe.probe_forward(self.model, stage, module, call, measures=self.measures)
         if stage in world.job.split_backward:
-            probed = with_obstacle(probed)
+            probed = stage_probe.with_obstacle(probed)
         self._calls[stage], self._probed[stage] = call, probed
         if not is_last:
             require_here(stage, probed.outputs, world.device)
@@ -237,7 +230,7 @@ class _Probe:
         for stage in self.world.job.split_backward:
             if self._is_mine(stage):
                 with all_generators_kept():
-                    measured = measure_halves(
+                    measured = stage_probe.measure_halves(
                         self.model,
                         stage,
                         self.built[stage],

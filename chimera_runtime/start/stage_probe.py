@@ -11,7 +11,7 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.model.model import Model
 from chimera_runtime.stage.auxiliary_losses import collecting, roots_of
-from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
+from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
 from chimera_runtime.stage.splitting import SecondHalf, SplitBackward, WholeBackward, obstacle
@@ -174,12 +174,6 @@ def measure_halves(
         "operands": sum(operands.values()),
         "received_operands": sum(received[piece] for piece in received.keys() & operands.keys()),
     }
-
-
-def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:
-    """Returns the state of a module, that is buffers and attributes, and a snapshot to restore or compare it with."""
-    state = ModuleState(module)
-    return state, state.snapshot(thorough=True)
 
 
 def _generators_of_torch() -> list[torch.Tensor]:

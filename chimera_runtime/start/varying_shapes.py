@@ -16,9 +16,9 @@ from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.probe import ProbeResult
-from chimera_runtime.start.stage_probe import state_of
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.mesh_tensors import rest

@@ -1,6 +1,7 @@
 """Entry point of train.py: parses options, joins the ranks, runs the training loop, and ends with one message."""
 
 import argparse
+import importlib.util
 import os
 import sys
 import traceback
@@ -11,16 +12,16 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime import errors
-from chimera_runtime.blame import Located, ModelError, describe
+from chimera_runtime.blame import Located, ModelError, UserCode, describe
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, Misuse, Unwritable
 from chimera_runtime.errors import tools as mistakes
+from chimera_runtime.errors import tools_command as of_command
 from chimera_runtime.model.model import load as load_model
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.compiled_program import load as load_program
 from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import begin
 from chimera_runtime.start.memory_report import memory_report
-from chimera_runtime.tools.command.backends import register
 from chimera_runtime.tools.command.options import parse, require_fitting
 from chimera_runtime.tools.fail.bug_report import BugReport
 from chimera_runtime.tools.fail.faults import Faults, leave
@@ -104,7 +105,7 @@ def _run(
     job = compiled.job
     require_fitting(options, job)  # before the ranks connect
     if options.backend_module is not None:
-        register(options.backend, options.backend_module)
+        register_backend(options.backend, options.backend_module)
     arguments = options.layout, options.backend, options.timeout, options.device
     place, device = begin(job, store, rank, size, *arguments, end=lambda error: faults.end_alone(str(error), FAILED))
     facts = compiled.ranks[place.worker]
@@ -115,3 +116,22 @@ def _run(
         train(run)
     dist.destroy_process_group()
     run.close()
+
+
+def register_backend(backend: str, module: Path) -> None:
+    """Runs the file that registers a backend, for ``--backend-module``.
+
+    Raises `Misuse` if the file is not there, or does not register the backend; `ModelError` if its code fails.
+    """
+    file = module.resolve()
+    if not file.is_file():
+        raise mistakes.directory_cannot_be_written("--backend-module", module, of_command.NO_SUCH_FILE)
+    spec = importlib.util.spec_from_file_location("chimera_backend", file)
+    if spec is None or spec.loader is None:
+        raise mistakes.directory_cannot_be_written("--backend-module", module, of_command.NOT_PYTHON)
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded
+    with UserCode("importing the backend module", MISUSED):
+        spec.loader.exec_module(loaded)
+    if backend.lower() not in dist.Backend.backend_list:
+        raise of_command.backend_is_not_registered(backend, module)

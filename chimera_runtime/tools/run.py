@@ -78,7 +78,7 @@ class Run(Hooks):
     _progress: Progress | None = None
     _peak_memory: PeakMemory | None = None
     _torch_profile: torch.profiler.profile | None = None
-    explains = False  # a rank that is lost ends by `Faults.lose`, which follows the waits of all
+    explains = False  # a rank that has lost another ends by `Faults.lost`, which follows the waits of all
 
     def __post_init__(self) -> None:
         options = self.options

@@ -58,10 +58,7 @@ class Updates(ABC):
 
     @abstractmethod
     def run_update(self) -> Outcome | None:
-        """Runs one more update, on the mini-batch in the feed.
-
-        Returns the outcome of the newest complete update, or None while there is none.
-        """
+        """Runs one more update, on the mini-batch in the feed; returns the outcome of the newest complete one."""
 
     @abstractmethod
     def finish(self) -> None:

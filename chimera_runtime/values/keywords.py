@@ -1,6 +1,7 @@
 """Keyword arguments: a dict that goes with a micro-batch; each stage or layer takes the names in its signature."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
@@ -35,22 +36,18 @@ class KeywordNames:
             raise mistakes.keyword_is_missing(what, missing[0])
 
 
-class Watched:
-    """Finds out whether a forward writes keyword arguments that other stages take as well. Make it before."""
+@contextmanager
+def unwritten(stage: int, keywords: Keywords, shared: Collection[str]) -> Iterator[None]:
+    """Raises `BadModel` if the forward inside writes a ``shared`` keyword argument, which other stages take as well.
 
-    def __init__(self, stage: int, keywords: Keywords, shared: Collection[str]) -> None:
-        self._stage = stage
-        self._tensors = {name: taken_apart(keywords[name])[0] for name in shared}
-        self._before = {name: versions(tensors) for name, tensors in self._tensors.items()}
-
-    def require_unwritten(self) -> None:
-        """Raises `BadModel` if the forward has written a shared keyword argument.
-
-        The change would reach other stages on this rank, but not on others.
-        """
-        for name, tensors in self._tensors.items():
-            if versions(tensors) != self._before[name]:
-                raise mistakes.keyword_was_written(self._stage, name)
+    The change would reach other stages on this rank, but not on others.
+    """
+    tensors_of = {name: taken_apart(keywords[name])[0] for name in shared}
+    before = {name: versions(tensors) for name, tensors in tensors_of.items()}
+    yield
+    for name, tensors in tensors_of.items():
+        if versions(tensors) != before[name]:
+            raise mistakes.keyword_was_written(stage, name)
 
 
 def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:

@@ -85,13 +85,16 @@ def reduce_over(mesh: Any, numbers: torch.Tensor, wait: Callable[[Any], object],
         numbers /= mesh.size()
 
 
-def by_layout(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Groups tensors by layout, plain ones apart, so that one operation of torch can take each group."""
-    groups: dict[Any, list[torch.Tensor]] = {}
+def norms(tensors: Iterable[torch.Tensor], norm_type: float) -> list[float]:
+    """Returns the norm of the tensors of each layout together, as torch takes no others at once.
+
+    All ranks over which a tensor is spread call it.
+    """
+    by_layout: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         layout = (tensor.device_mesh, tensor.placements) if is_spread(tensor) else None  # type: ignore[attr-defined]
-        groups.setdefault(layout, []).append(tensor)
-    return [*groups.values()]
+        by_layout.setdefault(layout, []).append(tensor)
+    return [float(whole(torch.nn.utils.get_total_norm(group, norm_type))) for group in by_layout.values()]
 
 
 def rest(module: torch.nn.Module) -> None:

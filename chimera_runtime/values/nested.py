@@ -88,10 +88,7 @@ def lengths(value: Any) -> set[int]:
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Joins values of one structure along dimension 0.
-
-    Raises `BadModel` if they differ in structure, or in something that is not a tensor.
-    """
+    """Joins values along dimension 0. Raises `BadModel` if they differ in structure, or in what is not a tensor."""
     if len(values) == 1:
         return values[0]
 

@@ -100,10 +100,6 @@ def digest(tensors: Iterable[torch.Tensor | None]) -> str:
     """Returns a hash of the bits of tensors."""
     bits = sha256()
     for tensor in tensors:
-        bits.update(b"none" if tensor is None else _bytes(tensor))
+        data = None if tensor is None else plain(tensor.detach().cpu())
+        bits.update(b"none" if data is None else ctypes.string_at(data.data_ptr(), data.nbytes))
     return bits.hexdigest()
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    data = plain(tensor.detach().cpu())
-    return ctypes.string_at(data.data_ptr(), data.nbytes)

@@ -251,7 +251,7 @@ def beside(setting: RankContext, stages: dict[int, Stage]) -> dict[str, Any]:
                 evaluation.run(of)
                 if last is store:
                     outputs += gathered(setting.world.control_group, [job.placement[0][-1]], store.take()).values()
-    total, items = added_over_all(setting.world.control_group, losses.total, losses.items)
+    total, items = added_over_all(setting.world.control_group, losses.total.item(), losses.items)
     mean = total / items
     one = in_one_process(everywhere({number: stage.module.state_dict() for number, stage in stages.items()}))
     expected, theirs = reference(one, batches)

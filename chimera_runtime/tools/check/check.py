@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors.tools_check import ranks_differ_from_one_process
+from chimera_runtime.errors import CheckFailed
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.ties import by_group, parameters_by_name, refuse_undeclared
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.job import Job
 from chimera_runtime.stage.auxiliary_losses import collecting
+from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.saved_tensors import memory_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.stage_probe import state_of
 from chimera_runtime.tools.check import full_model
 from chimera_runtime.tools.check.compare import RankResult, compare
-from chimera_runtime.tools.check.reference import Reference
+from chimera_runtime.tools.check.reference import Reference, Training
 from chimera_runtime.tools.loop.optimizers import optimizer_of
 from chimera_runtime.values.losses import added
 from chimera_runtime.values.meta_weights import require_values
@@ -102,7 +102,7 @@ def check(
             result,
             names=context.probed.auxiliary,
             updates=updates,
-            begin=lambda: reference.begin(period, reads),
+            begin=lambda: Training(reference, period, reads),
             inspect=lambda modules: refuse_undeclared(dict(enumerate(modules)), context.ties, model),
         )
         for snapshot in in_common:
@@ -110,7 +110,7 @@ def check(
         for state, contents in states:
             state.restore(contents)
     if verdict is not None and not verdict.passed:
-        raise ranks_differ_from_one_process(f"{verdict}")
+        raise CheckFailed(f"{verdict}")
     return None if verdict is None else "\n  ".join([str(verdict), *own_model])
 
 

@@ -47,14 +47,6 @@ class Reference:
     listening: Callable[[], Any] = lambda: nullcontext(())
     label: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None
 
-    def begin(self, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> "Training":
-        """Begins a training from the initial weights, in which each stage reads the versions that ``reads`` gives.
-
-        ``reads`` has for each stage runs (offset, count), together one offset per micro-batch of a period. The number
-        of the version that a micro-batch reads is the number of updates in earlier periods plus its offset.
-        """
-        return Training(self, period, reads)
-
     @property
     def passes(self) -> int:
         """Number of forwards of each stage in an update of a copy."""
@@ -119,6 +111,9 @@ class Training:
 
     A step uses the gradients of the ranks, which have been compared with those of the reference. So the next update
     begins on the weights of the ranks, and no optimizer magnifies a rounding error by a division.
+
+    ``reads`` has for each stage runs (offset, count), together one offset per micro-batch of a period. The number of
+    the version that a micro-batch reads is the number of updates in earlier periods plus its offset.
     """
 
     def __init__(self, reference: Reference, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> None:

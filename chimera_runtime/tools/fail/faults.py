@@ -109,7 +109,7 @@ class Faults:
     def _tell(self, message: str) -> None:
         write_error(message if self.hint is None else f"{message}\n{self.hint}")
 
-    def lose(self, message: str, peers: Sequence[int] = ()) -> NoReturn:
+    def lost(self, error: PeerLost) -> NoReturn:
         """Ends this rank, which has lost its peers, with the message of the rank that failed first.
 
         Finding that rank: a rank that fails closes its connections, and its neighbours fail in turn; if a rank is
@@ -118,19 +118,16 @@ class Faults:
         for many, in a sum, cannot know which of them failed; it follows the wait of the first rank that waited for a
         single one. If torchrun has died, that is the cause. This rank's own message is kept for a bug report.
         """
+        message = str(error)
         last_lines.append(message)
         try:
-            _ask(lambda: self._leave_word(message, peers))
+            _ask(lambda: self._leave_word(message, error.peers))
             self._end_if_orphaned()
             cause = _ask(self._cause)
-        except _NoStoreError as error:
+        except _NoStoreError as without_store:
             self._end_if_orphaned()
-            self.end_alone(f"{message}; {error}", FAILED)
+            self.end_alone(f"{message}; {without_store}", FAILED)
         self.end(f"{self._program}: {cause}", FAILED, is_cause=False)
-
-    def lost(self, error: PeerLost) -> NoReturn:
-        """Ends this rank like `lose`, for an error that names the peers."""
-        self.lose(str(error), error.peers)
 
     def _leave_word(self, message: str, peers: Sequence[int]) -> None:
         """Writes into the store this rank's message and the ranks that it waited for, for `_followed`."""
@@ -139,7 +136,7 @@ class Faults:
             self._store.compare_set(_FIRST, "", str(self._rank))
 
     def _cause(self) -> str:
-        """Returns the message of the rank that failed first, as far as `lose` can find that rank."""
+        """Returns the message of the rank that failed first, as far as `lost` can find that rank."""
         message, is_silent = self._followed(self._rank)
         if not is_silent and self._store.check([_FIRST]):
             other, is_silent = self._followed(int(self._store.get(_FIRST)))
@@ -147,11 +144,11 @@ class Faults:
         return message
 
     def fail(self, error: Exception) -> NoReturn:
-        """Ends this rank with the message of an error; like `lose` if it is an error of the store."""
+        """Ends this rank with the message of an error; like `lost` if it is an error of the store."""
         headline = f"rank {self._rank}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         message = "\n".join([headline, *getattr(error, "__notes__", ())])
         if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
-            self.lose(message)
+            self.lost(PeerLost(message))
         self.end(f"{self._program}: {message}", FAILED)
 
     def _end_if_orphaned(self) -> None:
@@ -233,17 +230,14 @@ class Faults:
 
         # All ranks are well.
         if self.at_sigterm is not None:
-            asking, self.at_sigterm = self.at_sigterm, lambda _name: None
-            self._ask_to_stop(asking, name)
+            ask_to_stop, self.at_sigterm = self.at_sigterm, lambda _name: None
+            try:
+                ask_to_stop(name)
+            except (RuntimeError, ValueError) as error:
+                self.end(f"{self._program}: rank {self._rank}: {name}: {str(error).partition(chr(10))[0]}", TERMINATED)
             return
         outside = f"{name} came to torchrun or to rank {self._rank}, and no rank had failed"
         self.end(f"{self._program}: terminated: {outside}", TERMINATED)
-
-    def _ask_to_stop(self, ask: Callable[[str], None], name: str) -> None:
-        try:
-            ask(name)
-        except (RuntimeError, ValueError) as error:
-            self.end(f"{self._program}: rank {self._rank}: {name}: {str(error).partition(chr(10))[0]}", TERMINATED)
 
     def _dead(self, size: int) -> list[int]:
         dead = []
@@ -311,7 +305,7 @@ def _is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # it is a process of another user
     return True
 
 

@@ -21,27 +21,6 @@ _NANOSECONDS = 10**6
 """Nanoseconds in a millisecond."""
 
 
-class CudaEvents:
-    """Events in the CUDA stream in which a GPU computes, and their times. It has not run on a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def mark(self) -> torch.cuda.Event:
-        """Puts an event with a time into torch's current stream, behind all work that is there."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def synchronise(self, event: torch.cuda.Event) -> None:
-        """Blocks the host until the stream has reached an event; only a reading does that."""
-        event.synchronize()
-
-    def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Time from an event to a later one, with 24 bits: choose a ``start`` that is not far back."""
-        return float(start.elapsed_time(end))
-
-
 class HostClock:
     """Clock of operations on the CPU: the host's monotonic clock, in nanoseconds.
 
@@ -57,15 +36,18 @@ class HostClock:
 
 
 class EventClock(HostClock):
-    """Clock of operations on a GPU: a time is the number of an event until `read`, which waits for the GPU."""
+    """Clock of operations on a GPU: a time is the number of an event until `read`, which waits for the GPU.
+
+    ``new_event`` puts an event into the stream in which the GPU computes, behind all work that is there.
+    """
 
     most = 2**12
 
-    def __init__(self, events: CudaEvents, clock: Callable[[], int] = monotonic_ns) -> None:
-        self._device = events
+    def __init__(self, new_event: Callable[[], torch.cuda.Event], clock: Callable[[], int] = monotonic_ns) -> None:
+        self._new_event = new_event
         self._lock = threading.Lock()
-        self._base = events.mark()
-        events.synchronise(self._base)
+        self._base = new_event()
+        self._base.synchronize()
         self._at_base = clock()
         self._events: list[Any] = []
         self._first = 0
@@ -73,7 +55,7 @@ class EventClock(HostClock):
 
     def _mark(self) -> int:
         with self._lock:
-            self._events.append(self._device.mark())
+            self._events.append(self._new_event())
             return self._first + len(self._events) - 1
 
     def read(self, times: list[int]) -> list[int]:
@@ -83,16 +65,23 @@ class EventClock(HostClock):
             self._events, self._first = [], first + len(events)
         if not events:
             return [self._at_base for _ in times]
-        self._device.synchronise(events[-1])
-        passed = [self._device.milliseconds(self._base, event) for event in events]
+        events[-1].synchronize()
+        # torch has such times with 24 bits, so they are measured from an event that is not far back.
+        passed = [self._base.elapsed_time(event) for event in events]
         nanoseconds = [self._at_base + round(elapsed * _NANOSECONDS) for elapsed in passed]
         before, self._base, self._at_base = self._at_base, events[-1], nanoseconds[-1]
         return [nanoseconds[time - first] if time >= first else before for time in times]
 
 
 def clock_of(device: torch.device) -> HostClock:
-    """Makes the clock for operations on a device."""
-    return EventClock(CudaEvents(device)) if device.type == "cuda" else HostClock()
+    """Makes the clock for operations on a device. That of a GPU has not run on one."""
+
+    def new_event() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return EventClock(new_event) if device.type == "cuda" else HostClock()
 
 
 ROUNDS = 16

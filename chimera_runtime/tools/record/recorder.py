@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from chimera_runtime.errors import tools as mistakes
-from chimera_runtime.program.numbering import Micros
+from chimera_runtime.lane.profiler_ranges import ProgramLine
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.open.files import write_atomically
@@ -54,10 +54,7 @@ def _empty(directory: Path) -> None:
 
 
 class Recorder:
-    """Records of this rank's operations with their times, in nanoseconds of its monotonic clock.
-
-    ``first`` is the update from which micro-batches are counted.
-    """
+    """Records of this rank's operations with their times, in nanoseconds of its monotonic clock."""
 
     def __init__(self, world: World, options: argparse.Namespace) -> None:
         self._world = world
@@ -68,21 +65,25 @@ class Recorder:
         self._writing = threading.Lock()
         self._directory = directory
         self._over = False
-        self.first = 0
+        self._first = 0
         self._clock = clock_of(world.device)
         offset = compare(self._world.control_group)
         with self._refusing():
             self._file: IO[str] = self._part.open("w", encoding="utf-8")
             self._line(_about(world, options) | {"clock": asdict(offset)})
 
-    def timed(self, method: Callable[..., Any], line: Callable[..., tuple[int, str]]) -> Callable[..., Any]:
+    def begin(self, update: int) -> None:
+        """Counts micro-batches from the first one of an update."""
+        self._first = update
+
+    def timed(self, method: Callable[..., Any], line: Callable[..., ProgramLine]) -> Callable[..., Any]:
         """Returns a function that calls a method and records the call, unless it raises an error.
 
-        ``line`` returns, for the arguments of a call, the update that it belongs to, and its line in schedule.sir.
+        ``line`` returns the line of the program that a call with given arguments runs.
         """
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
-            update, text = line(*arguments, *keywords.values())
+            update, text = self._noted(line(*arguments, *keywords.values()))
             start = self._clock.now()
             result = method(*arguments, **keywords)
             self._records.append((update, text, start, self._clock.now()))
@@ -90,10 +91,13 @@ class Recorder:
 
         return timed
 
-    def line(self, verb: str, micros: Micros, place: str = "") -> tuple[int, str]:
-        """Update and line of an operation or a message; of several micro-batches the first one counts."""
-        micro = micros[0] if isinstance(micros, tuple) else micros
-        return self.first + micro // self._world.job.passes, f"{verb} m{micro} {place}".rstrip()
+    def _noted(self, line: ProgramLine) -> tuple[int, str]:
+        """The update of a line, and its text in short: with the first of several micro-batches alone."""
+        if not line.micros:
+            return line.update, f"{line}"
+        update, micro = self._first + line.micros[0] // self._world.job.passes, f"m{line.micros[0]}"
+        text = " ".join(filter(None, (line.verb, micro, line.place)))
+        return update, text if line.also is None else f"{text} & {self._noted(line.also)[1]}"
 
     def spill(self) -> None:
         """Writes the records if there are many; call it where a pause delays others least.

@@ -10,8 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_runtime.errors.tools import peak_is_unknown
+from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.stage_probe import StageCall, probe_backward, probe_forward, state_of
+from chimera_runtime.start.stage_probe import StageCall, probe_backward, probe_forward
 from chimera_runtime.values.nested import to_device
 from chimera_runtime.values.tensors import all_generators_kept
 

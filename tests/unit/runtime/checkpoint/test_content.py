@@ -16,21 +16,19 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
-from chimera_runtime.checkpoint.content import (
-    FORMAT,
-    CheckpointContent,
-    CheckpointInfo,
-    Objects,
-    info_fields,
-    wanted_info,
-)
-from chimera_runtime.checkpoint.entries import names_in
+from chimera_runtime.checkpoint.content import FORMAT, INFO, CheckpointContent, CheckpointInfo, Objects
+from chimera_runtime.checkpoint.entries import names_in, paths_of, value_of
 from chimera_runtime.errors import Misuse
 from chimera_runtime.optimizer.optimizer_state import SavedGroup
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.kept import WIDTH, Count, adam, mini_batch, pipeline
 
 WEIGHT = "stages.0.0.weight"
+
+
+def said(saved: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = value_of(saved["about"]["0"])
+    return fields
 
 
 class Made:
@@ -48,7 +46,7 @@ class Made:
         return self.content.complete(content, [facts], items)
 
     def info(self, **changed: Any) -> CheckpointInfo:
-        return CheckpointInfo(**info_fields(self.saved()) | changed)
+        return CheckpointInfo(**said(self.saved()) | changed)
 
     def wanted(self, entries: dict[Any, Any], info: CheckpointInfo) -> dict[str, Any]:
         state = self.pipe.state_dict(self.content.replica(info))
@@ -85,21 +83,19 @@ def trained(directory: Path) -> Made:
 def test_it_says_what_it_is_of(alone: World, one_worker: Path) -> None:
     of = trained(one_worker)
     saved = of.saved(17)
-    said = info_fields(saved)
     facts = ("format", "update", "items", "stages", "copies", "unsaved")
-    assert [said[fact] for fact in facts] == [FORMAT, 1, 17, 2, 1, []]
+    assert [said(saved)[fact] for fact in facts] == [FORMAT, 1, 17, 2, 1, []]
     content = of.content
     assert content.is_laid_out_as(of.info())
     assert not content.is_laid_out_as(of.info(copies=2))
     assert not content.is_laid_out_as(of.info(program="another"))
     entries = metadata(saved)
-    assert wanted_info(there(entries)) == {"about": {"0": ()}}
-    assert wanted_info(Metadata({})) == {}
+    assert INFO in paths_of(there(entries))
     names = {name for name, _ in of.pipe.named_parameters()}
     assert names_in(there(entries), "model") == names
     assert names_in(there(entries), "replicas") >= {"stages.0.1.running_mean"}
     assert set(saved["state"][WEIGHT]) == {"step", "exp_avg", "exp_avg_sq"}
-    hashes = said["groups"][0]
+    hashes = said(saved)["groups"][0]
     assert {*hashes} == names
     assert {*hashes.values()} == {*saved["groups"]}
     assert len(saved["groups"]) == 2

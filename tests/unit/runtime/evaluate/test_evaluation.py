@@ -47,14 +47,14 @@ def test_a_micro_batch_counts_by_its_items() -> None:
     losses = LossTotal(lambda output, target: (output - target).mean())
     losses.finish(0, 3, torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3))
     losses.finish(1, 1, torch.tensor([10.0]), torch.zeros(1))
-    assert (losses.total, losses.count, losses.items) == (16.0, 4, 4)
+    assert (losses.total.item(), losses.count, losses.items) == (16.0, 4, 4)
 
 
 def test_sums_and_counts_are_added_as_they_are() -> None:
     losses = LossTotal(lambda output, target: ((output - target).sum(), target.count_nonzero()))
     for micro, target in enumerate(([0.0, 1.0], [2.0, 3.0], [0.0, 0.0])):
         assert losses.finish(micro, 2, torch.tensor([3.0, 3.0]), torch.tensor(target)) == ()
-    assert (losses.total, losses.count) == (12.0, 3.0)
+    assert (losses.total.item(), losses.count) == (12.0, 3.0)
 
 
 def test_outputs_are_kept_in_memory_of_their_own() -> None:
@@ -113,7 +113,7 @@ def test_it_is_the_loss_and_the_outputs_of_one_process(alone: World, script: Any
         with torch.no_grad():
             expected = built[1](built[0](inputs))
         assert losses.count == items
-        assert losses.total / items == pytest.approx(float(loss(expected, targets)), rel=1e-13)
+        assert losses.total.item() / items == pytest.approx(float(loss(expected, targets)), rel=1e-13)
         outputs = store.take()
         assert rows_of(torch.cat([outputs[micro] for micro in sorted(outputs)])) == pytest.approx(rows_of(expected))
 

@@ -99,7 +99,7 @@ def test_ties_and_versions_are_named_as_in_the_program() -> None:
     class Shared:
         """Weights that count their sums."""
 
-        sums = 0
+        sums = updates = 0
 
         def all_reduce(self) -> None:
             self.sums += 1

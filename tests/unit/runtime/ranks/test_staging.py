@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.ranks.messages import Names, Peer, waiter
-from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.ranks.staging import StagedGroup, Staging
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.gpu_model import STREAMS, ModelEvent, ModelGpu
 from tests.unit.runtime.thread_ranks import groups
@@ -37,7 +38,9 @@ class Rank:
         self.staging = Staging(gpu)
         self.group = members[rank]
         names = Names(rank, rank, 2, 20.0)
-        self.peer = Peer(1 - rank, 1 - rank, self.group, self.group, names, waiter(20.0), self.staging.staged)
+        self.peer = Peer(
+            1 - rank, 1 - rank, self.group, self.group, names, waiter(20.0), partial(StagedGroup, self.staging)
+        )
         self.slots = [torch.zeros(WIDTH) for _ in range(SLOTS)]
         self.total = torch.zeros(WIDTH)
         self.seen: list[list[float]] = []
@@ -153,7 +156,7 @@ def test_a_receive_that_is_posted_ahead_is_with_gloo_before_anything_is_computed
     back = Rank(1, members, ModelGpu(STREAMS))
     back.compute(back.slots[0], 1.0)
     back.look(back.slots[0])
-    received = back.staging.staged(members[1]).recv([back.slots[0]], 0, 7)
+    received = StagedGroup(back.staging, members[1]).recv([back.slots[0]], 0, 7)
     members[0].send([torch.full((WIDTH,), 5.0)], 1, 7).wait(LIMIT)
     received.work.wait(LIMIT)
     assert received.content.tolist() == [5.0] * WIDTH
@@ -235,7 +238,9 @@ def lost(transfer: Any) -> str:
 def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) -> None:
     gpu = Stuck()
     names, staging = Names(0, 0, 2, 0.1), Staging(gpu)
-    impatient, patient = (Peer(1, 1, *members[:1] * 2, names, waiter(s), staging.staged) for s in (0.1, 20.0))
+    impatient, patient = (
+        Peer(1, 1, *members[:1] * 2, names, waiter(s), partial(StagedGroup, staging)) for s in (0.1, 20.0)
+    )
     begin = "rank 0 (worker 0): wait send m0 s0->s1: rank 1: "
     message = (torch.zeros(1),)
     assert (
@@ -248,6 +253,8 @@ def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) 
 
 
 def test_a_peer_that_does_not_answer_is_named_as_without_a_gpu(members: Sequence[Any]) -> None:
-    peer = Peer(1, 1, members[0], members[0], Names(0, 0, 2, 0.1), waiter(0.1), Staging(ModelGpu()).staged)
+    peer = Peer(
+        1, 1, members[0], members[0], Names(0, 0, 2, 0.1), waiter(0.1), partial(StagedGroup, Staging(ModelGpu()))
+    )
     begin = "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (timeout)"
     assert lost(peer.irecv((torch.zeros(1),), 3)).startswith(begin)

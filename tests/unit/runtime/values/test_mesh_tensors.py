@@ -14,11 +14,11 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import scale_down, total_norm
 from chimera_runtime.update.accumulation import Accumulation
 from chimera_runtime.values.mesh_tensors import (
-    by_layout,
     is_spread,
     laid_out_like,
     local,
     misplaced,
+    norms,
     rest,
     spread_like,
     whole,
@@ -61,7 +61,7 @@ def test_a_gradient_takes_the_layout_of_its_parameter(mesh: DeviceMesh) -> None:
 
 def test_norms_and_clipping_take_plain_tensors_and_parts_together(alone: World, mesh: DeviceMesh) -> None:
     gradients = [torch.tensor([3.0]), spread(mesh, 0.0, 4.0), torch.zeros(1)]
-    assert list(map(len, by_layout(gradients))) == [2, 1]
+    assert norms(gradients, 2.0) == [3.0, 4.0]
     norm = total_norm(alone.control_group, alone.job, {(0,): gradients, (1,): []}, 2.0)
     assert float(norm) == 5.0
     parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]

@@ -113,7 +113,7 @@ UPDATES = 2
 
 
 def begin() -> Training:
-    return reference(2).begin(2, (((0, 2),), ((0, 2),)))
+    return Training(reference(2), 2, (((0, 2),), ((0, 2),)))
 
 
 def recorded(**scaled: float) -> RankResult:
@@ -207,7 +207,7 @@ def test_stages_of_other_ranks_are_handed_to_rank_0_with_the_gradients_that_are_
             return self.layer(x)
 
     def wider() -> Training:
-        return reference(2, build=Wider).begin(2, (((0, 2),), ((0, 2),)))
+        return Training(reference(2, build=Wider), 2, (((0, 2),), ((0, 2),)))
 
     training = wider()
     update = training.gradients()

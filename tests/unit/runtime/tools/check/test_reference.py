@@ -31,7 +31,7 @@ def start() -> list[torch.Tensor]:
 
 def trained(one: Reference, updates: int, period: int, reads: Any) -> Training:
     """Weights after some updates, each with the reference's own gradients."""
-    training = one.begin(period, reads)
+    training = Training(one, period, reads)
     for _ in range(updates):
         training.step(training.gradients())
     return training
@@ -92,7 +92,7 @@ def test_copies_average_over_as_many_times_the_data() -> None:
 
 
 def test_a_step_takes_the_gradients_that_it_is_given() -> None:
-    training = reference(2).begin(2, (((0, 2),), ((0, 2),)))
+    training = Training(reference(2), 2, (((0, 2),), ((0, 2),)))
     for _ in range(2):
         training.step([[torch.ones_like(w)] for w in start()])
     assert_weights(training, [w - 2 * RATE for w in start()])
@@ -107,7 +107,7 @@ def test_weights_that_a_forward_changes_are_changed_in_the_version_that_it_reads
             self.weight.data.mul_(0.5)
             return super().forward(x)
 
-    training = reference(1, build=Halving).begin(1, (((0, 1),), ((0, 1),)))
+    training = Training(reference(1, build=Halving), 1, (((0, 1),), ((0, 1),)))
     training.gradients()
     training.step([[torch.zeros_like(w)] for w in start()])
     assert_weights(training, [w / 2 for w in start()])
@@ -158,12 +158,12 @@ def test_sums_are_divided_by_all_that_counts_and_where_nothing_counts_there_is_n
 
         return judge
 
-    training = reference(4, judge=weighed(1.0)).begin(4, (((0, 4),),) * 2)
+    training = Training(reference(4, judge=weighed(1.0)), 4, (((0, 4),),) * 2)
     data = batch(4, 0)
     counted = [(x, t) for x, t in data if t > 0.98]
     assert 0 < len(counted) < 4, "or the test says nothing"
     for mine, theirs in zip(training.gradients(), gradient(start(), counted), strict=True):
         torch.testing.assert_close(mine[0], theirs, rtol=1e-13, atol=1e-15)
-    nothing = reference(4, judge=weighed(0.0)).begin(4, (((0, 4),),) * 2)
+    nothing = Training(reference(4, judge=weighed(0.0)), 4, (((0, 4),),) * 2)
     assert all(not g.any() for gradients in nothing.gradients() for g in gradients if g is not None)
     assert nothing.losses[0] != nothing.losses[0]

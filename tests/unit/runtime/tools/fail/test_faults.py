@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistNetworkError, HashStore, Store
 
+from chimera_runtime.errors import PeerLost
 from chimera_runtime.tools.fail import faults as ending
 from chimera_runtime.tools.fail.faults import Faults
 from tests import forking
@@ -103,7 +104,7 @@ def lost(store: Store, rank: int, *peers: int) -> str:
     faults, said = Faults(store, rank), []
     faults.at_end.append(said.append)
     with pytest.raises(Left) as left:
-        faults.lose(f"rank {rank} waited for {peers}", peers)
+        faults.lost(PeerLost(f"rank {rank} waited for {peers}", peers))
     assert left.value.status == (143 if ending.has_ended() else 1)
     (message,) = said
     return message.removeprefix("train.py: ")

@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from chimera_runtime.errors import Misuse
+from chimera_runtime.lane.profiler_ranges import ProgramLine
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.record import recorder as to
@@ -119,15 +120,26 @@ def test_the_first_line_is_about_the_run_and_the_last_about_its_end(known: RankC
 
 
 def record(recorder: Recorder, update: int, words: str) -> None:
-    recorder.timed(lambda: None, lambda: (update, words))()
+    recorder.timed(lambda: None, lambda: ProgramLine(words, (), "", update=update))()
 
 
 def test_a_line_names_the_first_micro_batch_and_belongs_to_its_update(known: RankContext, folder: Path) -> None:
     recorder = Recorder(known.world, given(folder))
-    recorder.first = 2
-    assert recorder.line("F", 3, "s1") == (3, "F m3 s1")
-    assert recorder.line("wait send", (1, 2), "s0->s1") == (2, "wait send m1 s0->s1")
-    assert recorder.line("load input", 0) == (2, "load input m0")
+    recorder.begin(2)
+    backward = ProgramLine("B", (0, 1), "s0")
+    lines = [
+        ProgramLine("F", (3,), "s1", "v2", also=backward),
+        ProgramLine("wait send", (1, 2), "s0->s1", "to w1"),
+        ProgramLine("load input", (0,), ""),
+        ProgramLine("stash", (), "s0", "v5", update=5),
+    ]
+    assert [recorder._noted(line) for line in lines] == [
+        (3, "F m3 s1 & B m0 s0"),
+        (2, "wait send m1 s0->s1"),
+        (2, "load input m0"),
+        (5, "stash s0 v5"),
+    ]
+    assert f"{lines[0]}" == "F m3 s1 v2 & B m0,m1 s0"
     recorder.close()
 
 
@@ -196,24 +208,22 @@ def test_on_a_gpu_times_are_those_of_its_events(
 ) -> None:
     """Written as nanoseconds of the host's clock, with others in every piece that is written."""
 
-    class Events:
-        """Each event a millisecond after the one before."""
+    class Event:
+        """Each is a millisecond after the one before."""
+
+        made: ClassVar[list["Event"]] = []
 
         def __init__(self) -> None:
-            self.events = -1
+            self.made.append(self)
 
-        def mark(self) -> int:
-            self.events += 1
-            return self.events
+        def synchronize(self) -> None:
+            assert self is self.made[-1], "the last"
 
-        def synchronise(self, event: int) -> None:
-            assert event == self.events, "the last"
-
-        def milliseconds(self, start: int, end: int) -> float:
-            return float(end - start)
+        def elapsed_time(self, end: "Event") -> float:
+            return float(self.made.index(end) - self.made.index(self))
 
     monkeypatch.setattr(EventClock, "most", 2)
-    monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(Events(), lambda: 1000))
+    monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(Event, lambda: 1000))
     recorder = Recorder(known.world, given(folder))
     for micro in range(3):
         record(recorder, 0, f"F m{micro} s1")

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import MISUSED, Misuse
-from chimera_runtime.tools.command.backends import register
+from chimera_runtime.tools.launch import register_backend
 
 MADE = """
 import torch.distributed as dist
@@ -24,7 +24,7 @@ def module(folder: Path, text: str) -> Path:
 
 def test_a_file_registers_a_backend(tmp_path: Path) -> None:
     assert "made_up" not in dist.Backend.backend_list
-    register("made_up", module(tmp_path, MADE))
+    register_backend("made_up", module(tmp_path, MADE))
     assert "made_up" in dist.Backend.backend_list
     assert dist.Backend.backend_capability["made_up"] == ["cpu"]
 
@@ -42,11 +42,11 @@ def test_a_file_that_registers_none_is_refused(tmp_path: Path, name: str, text: 
     if text is not None:
         file.write_text(text)
     with pytest.raises(Misuse, match=message):
-        register("nowhere", file)
+        register_backend("nowhere", file)
 
 
 def test_a_file_that_fails_is_blamed(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
-        register("nowhere", module(tmp_path, "raise ValueError('not today')"))
+        register_backend("nowhere", module(tmp_path, "raise ValueError('not today')"))
     assert caught.value.status == MISUSED
     assert isinstance(caught.value.__cause__, ValueError)
