@@ -157,13 +157,12 @@ def ran_out(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
+@dataclass(eq=False)
 class RemoteTraceback(Exception):
     """Error of the user's code in another process, as text: ``line`` is its headline, ``trace`` its traceback."""
 
-    def __init__(self, line: str, trace: str) -> None:
-        super().__init__(line, trace)
-        self.line = line
-        self.trace = trace
+    line: str
+    trace: str
 
     @classmethod
     def of(cls, error: ModelError) -> "RemoteTraceback":

@@ -24,7 +24,7 @@ from chimera_runtime.ranks.devices import device_of
 from chimera_runtime.ranks.messages import MessageTransfer, Names, Peer
 from chimera_runtime.ranks.rendezvous import wait_for_key
 from chimera_runtime.ranks.world import World, begin, join_group
-from chimera_runtime.tools.watch.device_memory import share_of
+from chimera_runtime.tools.watch.memory import share_of
 
 WARM_UP = 3
 """Rounds of every size that do not count."""

@@ -160,7 +160,9 @@ class Checkpoints:
         self.wait()
 
         # Nothing is written unless every rank can save: the checks raise on all ranks, or on none.
-        self._require_applied()
+        applied = self._exchange.all_gather(self._has_applied())
+        if False in applied and True not in applied:
+            raise mistakes.gradients_are_not_applied(self._pipe.updates)
         self._require_one_model()
         self._pipe.check_replicas()
 
@@ -188,12 +190,6 @@ class Checkpoints:
                 first, expected = digest_of.setdefault(name, (rank, value))
                 if value != expected:
                     raise mistakes.models_differ(name, rank, first)
-
-    def _require_applied(self) -> None:
-        """Refuses to save in the middle of an update; every rank calls it."""
-        applied = self._exchange.all_gather(self._has_applied())
-        if False in applied and True not in applied:
-            raise mistakes.gradients_are_not_applied(self._pipe.updates)
 
     def _has_applied(self) -> bool | None:
         """Whether an optimizer has stepped with this rank's gradients; True also if they are not finite, and skipped.

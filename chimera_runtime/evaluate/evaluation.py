@@ -147,6 +147,7 @@ class _PartlyIncoming(Incoming):
         return buffers if items == whole else tuple(_share(tensor, 0, items, whole) for tensor in buffers)
 
 
+@dataclass(eq=False)
 class Evaluation:
     """Runs rounds of micro-batches through the pipelines of a copy; every rank of the copy runs the same rounds.
 
@@ -157,24 +158,17 @@ class Evaluation:
     stages to batches with smaller shapes than the example, if the pipeline takes these.
     """
 
-    def __init__(
-        self,
-        context: RankContext,
-        stages: Mapping[int, Stage],
-        size: int,
-        output: LastOutput,
-        varying: VaryingShapes | None = None,
-    ) -> None:
-        world, facts, probed = context.world, context.facts.evaluation, context.probed
-        self._job, self._device, self._script = world.job, world.device, context.script
-        self._stages = stages
-        self._size = size
-        self._whole = size // world.job.parts
-        self._output = output
-        self._varying = varying
-        self._boundaries = probed.boundaries
-        self._names = keyword_names(probed.traits, stages)
-        self._keywords = [traits.keywords for traits in probed.traits]
+    context: RankContext
+    stages: Mapping[int, Stage]
+    size: int
+    output: LastOutput
+    varying: VaryingShapes | None = None
+
+    def __post_init__(self) -> None:
+        context, world, facts = self.context, self.context.world, self.context.facts.evaluation
+        self._whole = self.size // world.job.parts
+        self._boundaries = context.probed.boundaries
+        self._names = keyword_names(context.probed.traits, self.stages)
         # The lane has its own stages, slots and links; all of them read the sizes of the current round.
         current = self._current = _CurrentRound(self._boundaries)
         slots = {
@@ -188,7 +182,7 @@ class Evaluation:
             return _PartlyIncoming(*link, current=current, whole=self._whole)
 
         parts = LaneComponents(
-            stages={number: self._stage(number, stage) for number, stage in stages.items()},
+            stages={number: self._stage(number, stage) for number, stage in self.stages.items()},
             incoming={route: incoming(route) for route in facts.incoming},
             outgoing={route: Outgoing(world.peer(route.worker), route, world.job) for route in facts.outgoing},
             load_input=lambda _update, micro: current.load(micro, 0, world.device),
@@ -206,9 +200,9 @@ class Evaluation:
         Raises `Misuse` like the function `evaluation_batches`; also if a tensor is larger than in the example, or if a
         micro-batch has fewer items than in training and a tensor between stages has no rows of items in dimension 0.
         """
-        for micro_batches in evaluation_batches(self._job, self._size, batch, self._names):
-            if self._varying is not None:
-                self._varying.require_fitting(self._first_inputs(micro_batches))
+        for micro_batches in evaluation_batches(self.context.world.job, self.size, batch, self._names):
+            if self.varying is not None:
+                self.varying.require_fitting(self._first_inputs(micro_batches))
             for items in {*micro_batches.sizes} - {0, self._whole}:
                 self._require_rows_of_items(items)
             yield micro_batches
@@ -216,10 +210,10 @@ class Evaluation:
     def run(self, micro_batches: EvaluationBatch) -> None:
         """Runs the forwards of a round. Raises `BadModel`, `ModelError` or `PeerLost` if one or a message fails."""
         self._current.round = micro_batches
-        if self._varying is not None:
-            self._current.boundaries = self._varying.boundaries(self._first_inputs(micro_batches))
-        with evaluating([stage.newest().module for stage in self._stages.values()]):
-            self._script.evaluate(self._lane)
+        if self.varying is not None:
+            self._current.boundaries = self.varying.boundaries(self._first_inputs(micro_batches))
+        with evaluating([stage.newest().module for stage in self.stages.values()]):
+            self.context.script.evaluate(self._lane)
 
     def _first_inputs(self, micro_batches: EvaluationBatch) -> FirstInputs:
         """Inputs and keyword arguments of the first micro-batch, filled up with repeated items to its full size."""
@@ -238,10 +232,11 @@ class Evaluation:
 
     def _stage(self, number: int, stage: Stage) -> EvaluationStage:
         """Makes a stage for forwards alone, with the module of a stage that trains."""
-        names = self._keywords[number]
+        world, probed = self.context.world, self.context.probed
+        names, current = probed.traits[number].keywords, self._current
 
         def load_keywords(micro: int) -> Keywords:
-            loaded = self._current.load(micro, 2, self._device) if names else {}
+            loaded = current.load(micro, 2, world.device) if names else {}
             if missing := [name for name in names if name not in loaded]:
                 raise mistakes.evaluation_lacks_keyword(missing[0])
             return {name: loaded[name] for name in names}
@@ -249,9 +244,9 @@ class Evaluation:
         return EvaluationStage(
             number=number,
             module=stage.module,
-            before=next((self._boundaries[feeding] for feeding in self._job.feeding[number]), None),
-            output=self._output if not self._job.fed[number] else SentOutput(number, self._current, self._whole),
-            current=self._current,
+            before=probed.before(number, world.job),
+            output=SentOutput(number, current, self._whole) if world.job.fed[number] else self.output,
+            current=current,
             load_keywords=load_keywords,
         )
 

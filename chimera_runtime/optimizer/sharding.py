@@ -34,11 +34,6 @@ class Cut:
     dimension: int
     rows: int
 
-    @property
-    def row_size(self) -> int:
-        """Number of elements of a row."""
-        return self.parameter.numel() // self.parameter.shape[self.dimension]
-
     def part(self, tensor: torch.Tensor, rank: int, first: int = 0, count: int | None = None) -> torch.Tensor:
         """Rows of a rank's shard of ``tensor`` (shaped like the parameter), as a view.
 
@@ -193,7 +188,7 @@ def buckets(cuts: Sequence[Cut], limit: int) -> Iterator[list[Piece]]:
     bucket: list[Piece] = []
     left = limit
     for made in cuts:
-        row, first = made.row_size * made.parameter.element_size(), 0
+        row, first = made.parameter.nbytes // made.parameter.shape[made.dimension], 0  # bytes of a row
         while first < made.rows:
             count = min(made.rows - first, max(left // max(row, 1), 0 if bucket else 1))
             if count:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -27,7 +28,6 @@ GRACE = 10.0
 
 _POLL = 0.05
 """Seconds between two polls."""
-
 
 Awaited = tuple[float, Callable[[], bool], Lost]
 """An awaited operation: its deadline in seconds of the monotonic clock, whether it is over, and the error if not."""
@@ -66,6 +66,7 @@ def abort(groups: Iterable[dist.ProcessGroup]) -> None:
         threading.Thread(target=abort_one, args=(group,), daemon=True, name="abort").start()
 
 
+@dataclass(eq=False)
 class Monitor:
     """A thread that notices operations that have been waited for longer than ``timeout`` seconds.
 
@@ -73,17 +74,12 @@ class Monitor:
     aborted. ``end`` is called in the thread with the error, if `check` has not raised it within ``grace`` seconds.
     """
 
-    def __init__(
-        self,
-        timeout: float,
-        end: Callable[[PeerLost], None] = end_process,
-        groups: Iterable[dist.ProcessGroup] = (),
-        grace: float = GRACE,
-    ) -> None:
-        self._timeout = timeout
-        self._end = end
-        self._groups = tuple(groups)
-        self._grace = grace
+    timeout: float
+    end: Callable[[PeerLost], None] = end_process
+    groups: Iterable[dist.ProcessGroup] = ()
+    grace: float = GRACE
+
+    def __post_init__(self) -> None:
         self._error: PeerLost | None = None
         self._is_raised = threading.Event()
         self._awaited: deque[Awaited] = deque()
@@ -126,7 +122,7 @@ class Monitor:
         self._has_more.set()
 
     def _watch(self, is_over: Callable[[], bool], lost: Lost) -> None:
-        self._awaited.append((time.monotonic() + self._timeout, is_over, lost))
+        self._awaited.append((time.monotonic() + self.timeout, is_over, lost))
         self._has_more.set()
 
     def _watch_loop(self) -> None:
@@ -147,7 +143,7 @@ class Monitor:
         """Sets the error, and then aborts the communicators: so results are valid if a later `check` passes."""
         self._is_closed = True
         self._error = error
-        abort(self._groups)
+        abort(self.groups)
         # The main thread may be in a call that waits for the device: the abort lets it return, and it then checks.
-        if not self._is_raised.wait(self._grace):
-            self._end(error)
+        if not self._is_raised.wait(self.grace):
+            self.end(error)

@@ -38,7 +38,6 @@ _SMALLEST = 512
 _SHORTEST = timedelta(milliseconds=1)
 """Shortest time-out for gloo, which takes a shorter one for no limit."""
 
-
 Post = Callable[[torch.Tensor], Pending]
 """Posts a tensor of the host to gloo."""
 

@@ -24,7 +24,6 @@ _PLAIN = (bool, int, float, str)
 _CLOSED = frozenset({"builtins", "torch", "numpy", "chimera_runtime", *sys.stdlib_module_names})
 """The packages whose objects, except modules, are compared as a whole: their attributes are no container."""
 
-
 GeneratorState = tuple[Callable[[], Any], Callable[[Any], object], Any]
 """Functions that return and set the state of a random generator, and its state at one time."""
 

@@ -5,7 +5,7 @@ The example has the largest shapes. Memory is reserved for these, and messages o
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -31,6 +31,7 @@ FirstInputs = tuple[Any, Keywords]
 """Inputs and keyword arguments of a micro-batch that is as large as the example in dimension 0."""
 
 
+@dataclass(eq=False)
 class VaryingShapes:
     """Fits the stages of this rank to the shapes of each update; other copies may have other shapes.
 
@@ -38,25 +39,18 @@ class VaryingShapes:
     of each update. So they know without a message which shapes the update has, and whether these are new.
     """
 
-    def __init__(
-        self,
-        world: World,
-        feed: Feed,
-        modules: Mapping[int, torch.nn.Module],
-        stages: Mapping[int, Stage],
-        probed: ProbeResult,
-    ) -> None:
-        if world.job.period:
-            raise mistakes.shapes_vary_without_flush(world.job.name)
-        self._world = world
-        self._feed = feed
-        self._modules = modules
-        self._stages = stages
-        self._traits = probed.traits
-        self._largest = probed.boundaries
+    world: World
+    feed: Feed
+    modules: Mapping[int, torch.nn.Module]
+    stages: Mapping[int, Stage]
+    probed: ProbeResult
+
+    def __post_init__(self) -> None:
+        if self.world.job.period:
+            raise mistakes.shapes_vary_without_flush(self.world.job.name)
         self._example = _shapes(self._first_inputs(0))
         self._current = self._example
-        self._boundaries = {self._example: list(probed.boundaries)}
+        self._boundaries = {self._example: list(self.probed.boundaries)}
 
     def begin(self, update: int) -> None:
         """Resizes the stages for an update, after `check`; every rank calls it, before its script runs.
@@ -68,9 +62,9 @@ class VaryingShapes:
         if _shapes(inputs) == self._current:
             return
         boundaries = self.boundaries(inputs)
-        for number, stage in self._stages.items():
-            before = next((boundaries[feeding] for feeding in self._world.job.feeding[number]), None)
-            stage.resize(before, boundaries[number] if self._world.job.fed[number] else None)
+        for number, stage in self.stages.items():
+            before = next((boundaries[feeding] for feeding in self.world.job.feeding[number]), None)
+            stage.resize(before, boundaries[number] if self.world.job.fed[number] else None)
         self._current = _shapes(inputs)
 
     def boundaries(self, inputs: FirstInputs) -> list[Boundary]:
@@ -98,19 +92,19 @@ class VaryingShapes:
                 raise mistakes.tensor_is_larger_than_example(shape, largest)
 
     def _first_inputs(self, update: int) -> FirstInputs:
-        return self._feed.input(update, 0), self._feed.keywords(update, 0)
+        return self.feed.input(update, 0), self.feed.keywords(update, 0)
 
     def _rank_of(self, stage: int) -> int:
-        place = self._world.place
-        return place.rank_of(place.copy, self._world.job.placement[0][stage])
+        place = self.world.place
+        return place.rank_of(place.copy, self.world.job.placement[0][stage])
 
     def _probe(self, inputs: FirstInputs, shapes: Shapes) -> list[Boundary]:
         """Runs all forwards of one micro-batch in the first pipe of this copy, and returns the boundaries."""
-        world = self._world
+        world = self.world
         name = f"shapes/{world.place.copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}"
         boundaries: list[Boundary] = []
         outputs: dict[int, Tensors] = {}
-        for number, largest in enumerate(self._largest):
+        for number, largest in enumerate(self.probed.boundaries):
             if self._rank_of(number) == world.place.rank:
                 argument = self._argument_of(number, boundaries, outputs, inputs)
                 outputs[number] = self._run(number, argument, inputs)
@@ -127,7 +121,7 @@ class VaryingShapes:
         self, number: int, boundaries: list[Boundary], outputs: dict[int, Tensors], inputs: FirstInputs
     ) -> Any:
         """The argument that a stage is called with: the inputs, or the outputs of the stage that feeds it."""
-        world = self._world
+        world = self.world
         if not world.job.feeding[number]:
             return mapped(to_device(inputs[0], world.device), torch.clone)  # the stage may change them in place
         (feeding,) = world.job.feeding[number]
@@ -142,9 +136,9 @@ class VaryingShapes:
     @torch.no_grad()
     def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
         """Runs the forward of a stage and returns the outputs; buffers and attributes are restored afterwards."""
-        module, largest = self._modules[number], self._largest[number]
-        names = self._traits[number].keywords
-        loaded = to_device(inputs[1], self._world.device) if names else {}
+        module, largest = self.modules[number], self.probed.boundaries[number]
+        names = self.probed.traits[number].keywords
+        loaded = to_device(inputs[1], self.world.device) if names else {}
         state, contents = state_of(module)
         torch.manual_seed(draw_seed("shapes", number))
         with UserCode(f"the forward of stage {number}", FAILED):

@@ -33,10 +33,9 @@ from chimera_runtime.tools.loop.saving import Saving
 from chimera_runtime.tools.open.stdio import write_error, write_line
 from chimera_runtime.tools.record.recorded_lane import traced
 from chimera_runtime.tools.record.recorder import Recorder, prepare
-from chimera_runtime.tools.watch.device_memory import smallest_share
 from chimera_runtime.tools.watch.flops import computing_dtype, peak_seconds
 from chimera_runtime.tools.watch.log import Log
-from chimera_runtime.tools.watch.memory import RankNeed, refuse_beyond
+from chimera_runtime.tools.watch.memory import RankNeed, refuse_beyond, smallest_share
 from chimera_runtime.tools.watch.metrics import Metrics
 from chimera_runtime.tools.watch.peak_memory import PeakMemory, resident
 from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds

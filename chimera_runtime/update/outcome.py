@@ -4,7 +4,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 import torch
@@ -94,6 +94,7 @@ class Outcome:
         return Tally.of(self._numbers[: self._losses], self._names)
 
 
+@dataclass(eq=False)
 class Outcomes:
     """Launches the sum of the losses of each update over the ranks, and waits for it while later sums are launched.
 
@@ -105,18 +106,19 @@ class Outcomes:
     next sum. ``facts_of`` returns the facts of an update that must be equal on all ranks.
     """
 
-    def __init__(
-        self, control_group: ControlGroup, job: Job, read: Reader, *, counted: bool, names: Sequence[str] = ()
-    ) -> None:
-        self.read = read
-        self._control_group = control_group
-        self._names = names
-        self._counted = counted
-        self.asked_to_stop = False
-        self.facts_of: Callable[[int], dict[Key, Fact]] = lambda _update: {}
-        self.agreement = FactComparison(control_group, job)
+    control_group: ControlGroup
+    job: Job
+    read: Reader
+    _: KW_ONLY
+    counted: bool
+    names: Sequence[str] = ()
+    asked_to_stop: bool = False
+    facts_of: Callable[[int], dict[Key, Fact]] = lambda _update: {}
+
+    def __post_init__(self) -> None:
+        self.agreement = FactComparison(self.control_group, self.job)
         self._difference: RanksDiffer | None = None
-        self._at_once = min(job.lag + 1, _AT_ONCE)
+        self._at_once = min(self.job.lag + 1, _AT_ONCE)
         self._under_way: deque[Outcome] = deque()
 
     def require_agreement(self) -> None:
@@ -139,19 +141,19 @@ class Outcomes:
         """Raises RanksDiffer on all ranks if any two have different facts; every rank calls it."""
         numbers = array("d", self.agreement.numbers(facts))
         if numbers:
-            self._control_group.reduce(_tensor(numbers), "to compare replicas")
+            self.control_group.reduce(_tensor(numbers), "to compare replicas")
             self._compare(self.agreement.number(), where, facts, numbers)
 
     def launch(self, update: int, tally: Tally) -> Outcome:
         """Launches the sum of the losses of an update and returns the outcome; ``tally`` has this rank's losses."""
         facts = self.facts_of(update)
-        losses = [*tally.numbers(self._names), float(self.asked_to_stop)]
+        losses = [*tally.numbers(self.names), float(self.asked_to_stop)]
         numbers = array("d", losses + self.agreement.numbers(facts))
         compare = partial(self._compare, self.agreement.number(), f"update {update + 1}", facts)
-        work = self._control_group.post_reduce(_tensor(numbers), "for the loss of a step")
+        work = self.control_group.post_reduce(_tensor(numbers), "for the loss of a step")
         while len(self._under_way) >= self._at_once:
             self._under_way.popleft().settle()
-        outcome = Outcome(update, tally, self._control_group, self._counted, self._names, numbers, work, compare)
+        outcome = Outcome(update, tally, self.control_group, self.counted, self.names, numbers, work, compare)
         self._under_way.append(outcome)
         return outcome
 

@@ -4,9 +4,10 @@ Everything runs in one process. The check of the ranks compares them with the sa
 that lacks a layer; this one does.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Agreement:
         )
 
 
-def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[End]] = ()) -> Agreement:
+def compare(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]] = ()) -> Agreement:
     """Compares loss and gradients of the first update, after the weights of the stages went into the user's model.
 
     Both run in evaluation mode: in training mode dropout would draw other numbers for each. ``tied`` are groups of
@@ -84,6 +85,7 @@ def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
     return whole.to(reference.device).eval()
 
 
+@dataclass(eq=False)
 class Partners:
     """Pairs of parameters, one of a stage and one of the user's model; ``wrong`` has complaints about those that do not
     fit.
@@ -92,38 +94,28 @@ class Partners:
     parameters that are declared to be one.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[torch.nn.Module],
-        whole: torch.nn.Module,
-        names: Sequence[dict[str, str]],
-        tied: Iterable[Sequence[End]],
-    ) -> None:
-        self._stages = stages
-        self._names = names
-        self._theirs = dict(whole.named_parameters(remove_duplicate=False))
-        self._buffers = dict(whole.named_buffers())
-        self._whole = whole
-        self._tied = [list(places) for places in tied]
-        self.pairs: dict[End, torch.nn.Parameter] = {}
-        self.wrong = [
-            *self._without_partner(),
-            *self._left_out(),
-            *self._in_two_places(),
-            *self._apart(),
-            *self._unlike(),
-        ]
+    stages: Sequence[torch.nn.Module]
+    whole: torch.nn.Module
+    names: Sequence[dict[str, str]]
+    tied: Sequence[Sequence[End]]
+    pairs: dict[End, torch.nn.Parameter] = field(default_factory=dict, init=False)
+    wrong: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._theirs = dict(self.whole.named_parameters(remove_duplicate=False))
+        complaints = self._without_partner(), self._left_out(), self._in_two_places(), self._apart(), self._unlike()
+        self.wrong = [*chain(*complaints)]
 
     def mine(self, place: End) -> torch.nn.Parameter:
         """Returns a parameter of a stage."""
-        return self._stages[place[0]].get_parameter(place[1])
+        return self.stages[place[0]].get_parameter(place[1])
 
     def _without_partner(self) -> Iterator[str]:
         """Finds the pairs, and complains about each stage with parameters that have no partner."""
-        for stage, module in enumerate(self._stages):
+        for stage, module in enumerate(self.stages):
             absent = []
             for inside, _ in module.named_parameters():
-                name = self._names[stage][inside]
+                name = self.names[stage][inside]
                 if name in self._theirs:
                     self.pairs[stage, inside] = self._theirs[name]
                 else:
@@ -138,8 +130,8 @@ class Partners:
         if not held:
             return
         named_before: set[int] = set()
-        for name, module in (*self._whole.named_modules(), ("", None)):
-            parameters = dict(self._whole.named_parameters() if module is None else module.named_parameters())
+        for name, module in (*self.whole.named_modules(), ("", None)):
+            parameters = dict(self.whole.named_parameters() if module is None else module.named_parameters())
             absent = {n: p for n, p in parameters.items() if id(p) not in held | named_before}
             if absent and (module is None or len(absent) == len(parameters)):
                 named_before |= {id(parameter) for parameter in absent.values()}
@@ -151,12 +143,12 @@ class Partners:
         for place, theirs in self.pairs.items():
             places.setdefault(id(theirs), []).append(place)
         for several in places.values():
-            if len(several) > 1 and not any({*several} <= {*group} for group in self._tied):
+            if len(several) > 1 and not any({*several} <= {*group} for group in self.tied):
                 yield mistakes.tie_is_not_declared(several, self._name(several[0]))
 
     def _apart(self) -> Iterator[str]:
         """Complains about declared ties whose ends are different parameters in the user's model."""
-        for group in self._tied:
+        for group in self.tied:
             first_of: dict[int, End] = {}
             for place in group:
                 if place in self.pairs:
@@ -173,7 +165,7 @@ class Partners:
                 yield mistakes.parameters_are_unlike(self._name(place), there, here, place[1], place[0])
 
     def _name(self, place: End) -> str:
-        return self._names[place[0]][place[1]]
+        return self.names[place[0]][place[1]]
 
     @torch.no_grad()
     def copy(self) -> None:
@@ -181,14 +173,15 @@ class Partners:
 
         Tied parameters get the value of the first of them.
         """
-        for first, *others in self._tied:
+        for first, *others in self.tied:
             for place in others:
                 self.mine(place).copy_(self.mine(first))
         for place, theirs in self.pairs.items():
             theirs.copy_(self.mine(place))
-        for stage, module in enumerate(self._stages):
+        buffers = dict(self.whole.named_buffers())
+        for stage, module in enumerate(self.stages):
             for inside, buffer in module.named_buffers():
-                partner = self._buffers.get(self._names[stage][inside])
+                partner = buffers.get(self.names[stage][inside])
                 if partner is not None and partner.shape == buffer.shape:
                     partner.copy_(buffer)
 

@@ -35,7 +35,6 @@ _SAID = "faults/said"
 _LOST = "faults/lost"
 _FIRST = "faults/first"
 
-
 Answer = TypeVar("Answer")
 
 

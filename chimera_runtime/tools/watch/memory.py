@@ -4,6 +4,7 @@ The schedule gives the number of micro-batches of each stage that a rank keeps a
 is measured on the first micro-batch. Memory that operators allocate while they run is not counted.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.model.ties import by_group
 from chimera_runtime.optimizer.sharding import Sharding
@@ -19,6 +20,7 @@ from chimera_runtime.program.kept_bytes import MicroBatchBytes, kept_bytes, on_o
 from chimera_runtime.program.rank_facts import KeptMicros
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.boundary import Traits
@@ -205,6 +207,23 @@ def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: lis
         return bytes_of(t for state in states for t in state.values() if isinstance(t, torch.Tensor))
     except Exception:
         return 2 * bytes_of(parameters)
+
+
+def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
+    """Bytes that every rank may have, for ``--memory-limit device``: the smallest share of any rank in its GPU.
+
+    Every rank calls it. Raises `Misuse` if a rank is on the CPU; errors also as in `ControlGroup.collect`.
+    """
+    if device.type != "cuda":
+        raise Misuse(mistakes.DEVICE_HAS_NO_MEMORY_OF_ITS_OWN)
+    return int(min(control_group.collect("memory/share", share_of(device), "for the memory of its device")))
+
+
+def share_of(device: torch.device) -> int:
+    """Bytes of a GPU for each rank on it; the ranks of a machine take its GPUs in turn."""
+    _, total = torch.cuda.mem_get_info(device)
+    ranks = range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return total // max(1, sum(rank % torch.cuda.device_count() == device.index for rank in ranks))
 
 
 def _stand_in(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

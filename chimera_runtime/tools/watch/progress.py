@@ -301,4 +301,4 @@ class PartialOutcomes(Outcomes):
         """Makes the outcome of an update on this rank; for most updates without a message."""
         if (update + 1) % _SUMMED == 0:
             return super().launch(update, tally)
-        return PartialOutcome(update, tally, self._control_group, self._counted, self._names, _UNSUMMED, None)
+        return PartialOutcome(update, tally, self.control_group, self.counted, self.names, _UNSUMMED, None)

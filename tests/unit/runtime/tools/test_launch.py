@@ -70,6 +70,7 @@ def directory(tmp_path: Path) -> Path:
     rank = asdict(facts(0, 1, kept=()))
     for stage in rank["stages"].values():
         stage |= {VALUES[letter].slots: sizes for letter, sizes in stage.pop("slots").items()}
+        stage["sending"] = [*stage["sending"].values()]
     program = {"interface": INTERFACE, **asdict(alone_job()), "ranks": [rank]}
     (compiled / "program.json").write_text(json.dumps(program))
     (compiled / "rank_0.py").write_text(SCRIPT)

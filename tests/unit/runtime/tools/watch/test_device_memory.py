@@ -7,7 +7,7 @@ import torch
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.watch.device_memory import share_of, smallest_share
+from chimera_runtime.tools.watch.memory import share_of, smallest_share
 from tests.unit.runtime.thread_ranks import job, together, worlds
 
 GIB = 2**30
