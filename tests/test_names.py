@@ -48,7 +48,6 @@ CEILINGS = {
     "flow": 1,
     "ir": 2,
     "library": 4,
-    "measure": 1,
     "options": 5,
     "planner": 6,
     "predict": 3,

@@ -2,13 +2,17 @@
 
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Self, dataclass_transform
+from typing import ClassVar, Self, TypeVar, dataclass_transform
 
 from chimera_ir.plural import and_more, counted
 from chimera_ir.source import Span
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Severity(Enum):
@@ -159,6 +163,52 @@ class Rejected(Exception):
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(sorted(diagnostics, key=lambda d: (d.span, d.code)))
         super().__init__(", ".join(d.code for d in self.diagnostics))
+
+
+class Attempts:
+    """A context whose steps do not depend on one another; its end raises the diagnostics of all rejected steps.
+
+    ``failed`` has the diagnostics so far.
+    """
+
+    def __init__(self) -> None:
+        self.failed: list[Diagnostic] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            reject(self.failed)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Context of a step, which ends at the first ``Rejected`` in it."""
+        try:
+            yield
+        except Rejected as rejected:
+            self.failed += rejected.diagnostics
+
+    def each(self, things: Iterable[T], make: Callable[[T], U]) -> list[U]:
+        """The results of ``make``, with a step for each thing; a rejected thing has no result."""
+        made: list[U] = []
+        for thing in things:
+            with self.step():
+                made.append(make(thing))
+        return made
+
+
+def made_of(things: Iterable[T], make: Callable[[T], U]) -> list[U]:
+    """The results of ``make`` for some things; raises the diagnostics of all calls together if any is ``Rejected``."""
+    with Attempts() as attempts:
+        return attempts.each(things, make)
+
+
+def reject(failed: Iterable[Diagnostic]) -> None:
+    """Raises diagnostics, if there are any; of several of one type in one place, as pipes may have, only the first."""
+    distinct = {(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(list(failed))}
+    if distinct:
+        raise Rejected(distinct.values())
 
 
 def titles(diagnostics: Iterable[Diagnostic]) -> str:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.model import Diagnostic, made_of, reject
 from chimera_ir.elaborate.checker import check
 from chimera_ir.elaborate.operations import operations
-from chimera_ir.elaborate.pipes import Shape, made_of, reject, shapes
+from chimera_ir.elaborate.pipes import Shape, shapes
 from chimera_ir.elaborate.places import place, strategies
 from chimera_ir.elaborate.read_versions import Readings, readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable

@@ -9,7 +9,8 @@ Values stay within 64 bits, or a ``Fault`` is raised.
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, assert_never, cast
 
@@ -105,8 +106,15 @@ class Scope:
 
 def evaluate(expression: ast.Expression, scope: Scope, instance: Instance) -> int:
     """The value of an expression without variables; raises ``Rejected``, which names ``instance``, if it has none."""
-    try:
+    with rejecting(instance):
         return compiled(expression, scope)(())
+
+
+@contextmanager
+def rejecting(instance: Instance) -> Iterator[None]:
+    """Context in which a ``Fault`` becomes a ``Rejected`` whose diagnostic names the instance."""
+    try:
+        yield
     except Fault as fault:
         raise Rejected([fault.diagnostic(instance)]) from None
 

@@ -8,23 +8,19 @@ pipe p[i in 0..2] {                    Shape p[1]: stage_range 0..2, micro_range
 }
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Self, TypeVar
 
 from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate
+from chimera_ir.diagnostics.model import Diagnostic, Rejected, made_of, reject
+from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate, rejecting
 from chimera_ir.elaborate.settings import Globals
 from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES
 from chimera_ir.syntax import ast
-
-T = TypeVar("T")
-U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +61,9 @@ class Shape:
             except Fault as fault:
                 raise Rejected([fault.diagnostic(self.instance(*zip(variables, frame, strict=True)))]) from None
 
-    @contextmanager
-    def rejecting(self, *values: tuple[str, int]) -> Iterator[None]:
+    def rejecting(self, *values: tuple[str, int]) -> AbstractContextManager[None]:
         """Context in which a ``Fault`` becomes a ``Rejected`` whose diagnostic names the pipe with these values."""
-        try:
-            yield
-        except Fault as fault:
-            raise Rejected([fault.diagnostic(self.instance(*values))]) from None
+        return rejecting(self.instance(*values))
 
     def lengthened(self, count: int) -> "Shape":
         """An endless pipe, cut after ``count`` micro-batches, which is a multiple of the step."""
@@ -92,49 +84,6 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
     reject(_halves(pipe_shapes))
     reject(_too_many(pipe_shapes, pipes, values, max_operations))
     return pipe_shapes
-
-
-class Attempts:
-    """A context whose steps do not depend on one another; its end raises the diagnostics of all rejected steps."""
-
-    def __init__(self) -> None:
-        self._failed: list[Diagnostic] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:
-            reject(self._failed)
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Context of a step, which ends at the first ``Rejected`` in it."""
-        try:
-            yield
-        except Rejected as rejected:
-            self._failed += rejected.diagnostics
-
-    def each(self, things: Iterable[T], make: Callable[[T], U]) -> list[U]:
-        """The results of ``make``, with a step for each thing; a rejected thing has no result."""
-        made: list[U] = []
-        for thing in things:
-            with self.step():
-                made.append(make(thing))
-        return made
-
-
-def made_of(things: Iterable[T], make: Callable[[T], U]) -> list[U]:
-    """The results of ``make`` for some things; raises the diagnostics of all calls together if any is ``Rejected``."""
-    with Attempts() as attempts:
-        return attempts.each(things, make)
-
-
-def reject(failed: Iterable[Diagnostic]) -> None:
-    """Raises diagnostics, if there are any; of several of one type in one place, as pipes may have, only the first."""
-    distinct = {(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(list(failed))}
-    if distinct:
-        raise Rejected(distinct.values())
 
 
 def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, str, Scope]]:

@@ -8,9 +8,9 @@ from operator import itemgetter
 from chimera_ir.diagnostics.catalogue import endless
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.groups import SyncDiffers
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected, made_of, reject
 from chimera_ir.elaborate.evaluate import Fault, compiled
-from chimera_ir.elaborate.pipes import Attempts, Shape, made_of, reject
+from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.levels import Pipe, Strategy
 from chimera_ir.source import Span

@@ -14,10 +14,10 @@ from itertools import chain
 from math import ceil, lcm
 
 from chimera_ir.diagnostics.catalogue import endless as say
-from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.model import Attempts, Diagnostic, reject
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
 from chimera_ir.elaborate.evaluate import LIMIT, Fault
-from chimera_ir.elaborate.pipes import Attempts, Shape, reject
+from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.ir.levels import MAX_AGE
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show_expression

@@ -13,7 +13,7 @@ from chimera_ir.diagnostics.catalogue.values import Instance, NeverMet, NoWorker
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import UNITS
-from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Fault, Scope, compiled, evaluate
+from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Scope, compiled, evaluate, rejecting
 from chimera_ir.errors import ParameterError
 from chimera_ir.ir.levels import MAX_WORKERS, Bound, Quantity
 from chimera_ir.source import Span
@@ -44,10 +44,8 @@ class Globals:
         if line.worker is None:
             return (evaluate(line.limit, self.scope, Instance()),) * workers
         formula = compiled(line.limit, self.scope.with_variables(line.worker.text))
-        try:
+        with rejecting(Instance()):
             return tuple(formula((worker,)) for worker in range(workers))
-        except Fault as fault:
-            raise Rejected([fault.diagnostic(Instance())]) from None
 
 
 def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class _Compared:
 def passes(station: Station) -> object:
     """Key that is equal for two stations (stages, ready to run) only if passes through them take equally long."""
     recorded = station.size, station.before, station.after, station.traits, station.footprint
-    return recorded, _Signature().layers(station)
+    return "passes", recorded, _Signature().layers(station)
 
 
 def step(station: Station) -> object:
@@ -43,9 +43,9 @@ def step(station: Station) -> object:
     optimizer = station.optimizer
     signature = _Signature()
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return signature.layers(station), _Compared(optimizer)
+        return "step", signature.layers(station), _Compared(optimizer)
     groups = [signature.of(group) for group in optimizer.param_groups]
-    return signature.layers(station), type(optimizer), groups
+    return "step", signature.layers(station), type(optimizer), groups
 
 
 class _Signature:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -161,30 +161,26 @@ class _Once:
 
     def __init__(self, measure: _StageClock) -> None:
         self._measure = measure
-        self._passes: list[tuple[object, int, tuple[_Passes, float | None]]] = []
-        self._steps: list[tuple[object, int, tuple[float, float | None]]] = []
+        self._known: list[tuple[object, int, Any]] = []
         self._equal: dict[int, set[int]] = {}
 
     def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
-        return self._once(
-            self._passes, equal.passes(station), number, lambda: self._measure.passes(cut, number, station)
-        )
+        return self._once(equal.passes(station), number, lambda: self._measure.passes(cut, number, station))
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
-        return self._once(self._steps, equal.step(station), number, lambda: self._measure.step(cut, number, station))
+        return self._once(equal.step(station), number, lambda: self._measure.step(cut, number, station))
 
     def overhead(self, cut: ModelCut) -> Times:
         return self._measure.overhead(cut)
 
-    def _once(
-        self, known: list[tuple[object, int, _Figures]], signature: object, number: int, measure: Callable[[], _Figures]
-    ) -> _Figures:
-        for other, first, figures in known:
+    def _once(self, signature: object, number: int, measure: Callable[[], _Figures]) -> _Figures:
+        for other, first, figures in self._known:
             if other == signature:
                 self._equal.setdefault(first, {first}).add(number)
-                return figures
-        known.append((signature, number, measure()))
-        return known[-1][2]
+                return cast("_Figures", figures)
+        figures = measure()
+        self._known.append((signature, number, figures))
+        return figures
 
     @property
     def described(self) -> str:
@@ -310,16 +306,9 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
 
 
 def _timing(station: Station, costs: _Passes, noise: float | None) -> Timing:
-    after = station.after
+    sizes = station.kept._asdict()
     return Timing(
-        _times(costs),
-        activations=station.activation_bytes,
-        input=station.input_bytes,
-        output=message_bytes(after),
-        gradient=station.gradient_bytes,
-        noise=noise,
-        released=station.footprint.released,
-        operands=station.operand_bytes,
+        _times(costs), output=message_bytes(station.after), gradient=station.gradient_bytes, noise=noise, **sizes
     )
 
 

@@ -11,6 +11,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.stage_graph import fed, feeding
 from chimera_runtime.ranks.messages import Names, waiter
@@ -148,24 +149,19 @@ class Station:
         return _trained(self.module)
 
     @property
-    def input_bytes(self) -> int:
-        """Bytes kept for a micro-batch where the stage recomputes: input, target, and the buffers that it updates."""
-        return input_bytes(self.module, self.traits, self.footprint)
-
-    @property
-    def activation_bytes(self) -> int:
-        """M_a, bytes kept until the backward: what autograd saves, without weights, and all received inputs."""
-        return self.footprint.activations_with_inputs(self.before is not None)
+    def kept(self) -> MicroBatchBytes:
+        """The bytes that the stage keeps of a micro-batch, all received inputs and gradients included."""
+        return MicroBatchBytes(
+            activations=self.footprint.activations_with_inputs(self.before is not None),
+            input=input_bytes(self.module, self.traits, self.footprint),
+            released=self.footprint.released,
+            operands=self.footprint.operands + self.gradient_bytes - self.footprint.received_operands,
+        )
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that come back for a micro-batch's output."""
         return message_bytes(self.after, None if self.after is None else self.after.differentiable)
-
-    @property
-    def operand_bytes(self) -> int:
-        """Bytes of gradients kept between the halves of a backward, all received gradients included."""
-        return self.footprint.operands + self.gradient_bytes - self.footprint.received_operands
 
 
 def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, count
+from itertools import accumulate, chain, count
 
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.picture import svg
@@ -77,7 +77,4 @@ def _columns(pictures: Sequence[Sequence[Picture]]) -> Iterator[int]:
 
 def _offsets(lengths: Iterable[int]) -> list[int]:
     """The starts of pictures of these lengths with gaps between them, and the start of a further one."""
-    offsets = [0]
-    for length in lengths:
-        offsets.append(offsets[-1] + length + _GAP)
-    return offsets
+    return list(accumulate((length + _GAP for length in lengths), initial=0))

@@ -1,7 +1,8 @@
 """Selection of the costs that a schedule needs from a profile and a cluster, with errors for what they lack."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -15,6 +16,8 @@ from chimera_ir.profile.toml_places import TomlPlaces
 from chimera_ir.profile.warnings import warnings
 from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source, Span
+
+T = TypeVar("T")
 
 
 class Unfit(TextError):
@@ -111,16 +114,15 @@ class Inputs:
 def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
     """Reads a profile and a cluster from their texts; raises `Unfit` with all errors of both."""
     errors: list[tuple[Source, tuple[Diagnostic, ...]]] = []
-    profile: ModelProfile | WorkProfile | None = None
-    cluster: Cluster | None = None
-    try:
-        profile = read_profile(profile_source)
-    except Rejected as rejected:
-        errors.append((profile_source, rejected.diagnostics))
-    try:
-        cluster = read_cluster(cluster_source)
-    except Rejected as rejected:
-        errors.append((cluster_source, rejected.diagnostics))
+
+    def read(reader: Callable[[Source], T], source: Source) -> T | None:
+        try:
+            return reader(source)
+        except Rejected as rejected:
+            errors.append((source, rejected.diagnostics))
+            return None
+
+    profile, cluster = read(read_profile, profile_source), read(read_cluster, cluster_source)
     if profile is None or cluster is None:
         raise Unfit(tuple(errors))
     return Inputs(profile_source, cluster_source, profile, cluster)

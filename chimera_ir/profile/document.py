@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import date, datetime, time
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
@@ -245,7 +246,7 @@ class Table:
         return self._entries.get(name)
 
     def _wrong(self, name: str, value: object, wanted: str, example: str, stand_in: _T) -> _T:
-        self.report(say.WrongKind(self.place(name), name, _kind(value), wanted, example))
+        self.report(say.WrongKind(self.place(name), name, _KINDS[type(value)], wanted, example))
         return stand_in
 
     def _unit(self, name: str, unit: str, value: str, dimensions: tuple[Dimension, ...]) -> None:
@@ -259,17 +260,12 @@ class Table:
         self.report(say.UnknownUnit(span, name, unit, closest(unit, known), noun, units, example))
 
 
-def _kind(value: object) -> str:
-    match value:
-        case bool():
-            return "true or false"
-        case str():
-            return "a text"
-        case int() | float():
-            return "a number"
-        case dict():
-            return "a table"
-        case list():
-            return "a list"
-        case _:
-            return "a date or a time"
+_KINDS: Mapping[type, str] = {
+    bool: "true or false",
+    str: "a text",
+    dict: "a table",
+    list: "a list",
+    **dict.fromkeys((int, float), "a number"),
+    **dict.fromkeys((date, datetime, time), "a date or a time"),
+}
+"""The types of TOML values, in words."""

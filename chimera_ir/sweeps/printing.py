@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import assert_never
+from typing import Any, assert_never
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -100,22 +100,15 @@ def as_csv(sweep: Sweep) -> str:
     return out.getvalue()
 
 
-def _flat(report: Mapping[str, object]) -> _Cells:
+def _flat(report: Mapping[str, Any]) -> _Cells:
     """The figures of a report by name; the largest of those per worker, and those of the baseline with a prefix."""
-    flat: dict[str, object] = {}
-    for name in ("workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span"):
-        flat[name] = report[name]
-    counts, base = report["critical_path"], report["baseline"]
-    assert isinstance(counts, dict)
-    assert isinstance(base, dict)
-    flat |= counts
-    for name in ("weights", "activations", "stashed_inputs"):
-        values = report[name]
-        assert isinstance(values, list)
-        flat[name] = max(values)
-    for name in ("scheme", "makespan", "bubble_ratio"):
-        flat[f"baseline_{name}"] = base[name]
-    return flat
+    sizes = "workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span"
+    return {
+        **{name: report[name] for name in sizes},
+        **report["critical_path"],
+        **{name: max(report[name]) for name in ("weights", "activations", "stashed_inputs")},
+        **{f"baseline_{name}": report["baseline"][name] for name in ("scheme", "makespan", "bubble_ratio")},
+    }
 
 
 def as_json(sweep: Sweep) -> str:

@@ -47,7 +47,7 @@ def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tupl
     finished = [ends(lane) for lane in lanes if lane]
     updates = range(min(map(len, finished), default=0))
     if barriered:
-        starts = [_starts(lane) for lane in lanes if lane]
+        starts = [{span.update: span.start for span in reversed(lane)} for lane in lanes if lane]
         shared = [
             UpdateWindow(min(start[update] for start in starts), max(end[update] for end in finished))
             for update in updates
@@ -64,13 +64,6 @@ def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tupl
         )
         for update in updates
     ]
-
-
-def _starts(lane: Lane) -> dict[int, int]:
-    starts: dict[int, int] = {}
-    for span in lane:
-        starts.setdefault(span.update, span.start)
-    return starts
 
 
 def length(window: Iterable[UpdateWindow]) -> float:

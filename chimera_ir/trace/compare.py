@@ -226,7 +226,7 @@ def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, 
 
 
 def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Residual, ...]:
-    predicted, measured = _sum(expected), _sum(accounts)
+    predicted, measured = sum(expected, Counter()), sum(accounts, Counter())
     order = [*BUSY, *Activity]
     keys = sorted(predicted.keys() | measured.keys(), key=lambda key: (order.index(key[0]), key[1]))
     return tuple(
@@ -234,13 +234,6 @@ def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Res
         for key in keys
         if predicted[key] or measured[key]
     )
-
-
-def _sum(accounts: Iterable[Account]) -> Account:
-    total: Account = Counter()
-    for summand in accounts:
-        total.update(summand)
-    return total
 
 
 def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[UpdateWindow]) -> Side:

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice, product
 
+from chimera_ir.diagnostics.catalogue.groups import PairOfOne, PairUneven
 from chimera_ir.diagnostics.catalogue.schedule import DoneTwice, Duplicate, Missing, Skipped
+from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import Kind, alternatives
-from chimera_ir.ir.levels import Header, Pipe
-from chimera_ir.ir.ops import NOWHERE, Compute
+from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.ops import NOWHERE, Compute, Pair
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
@@ -152,3 +154,21 @@ def _linked(kind: Kind, other: Kind) -> bool:
 def _directions(header: Header) -> str:
     """The words that a diagnostic adds where micro-batches go forward and back; empty for forwards alone."""
     return " in each direction" if header.answers else ""
+
+
+def paired(schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields pairs with one micro-batch on both sides, which wait for themselves, and pairs with more on one side."""
+    for lane in schedule.lanes:
+        for pair in lane:
+            if isinstance(pair, Pair):
+                yield from _mistakes(pair)
+
+
+def _mistakes(pair: Pair) -> Iterator[Diagnostic]:
+    forward, backward = pair.parts
+    facts = pair.origin, (), Instance(), line(forward), line(backward)
+    common = {*forward.micros} & {*backward.micros}
+    if common:
+        yield PairOfOne(*facts, min(common))
+    elif forward.size != backward.size:
+        yield PairUneven(*facts, forward.size, backward.size)

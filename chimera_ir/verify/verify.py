@@ -21,7 +21,7 @@ from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
 from chimera_ir.verify.communicators import Communication, communications
-from chimera_ir.verify.complete import complete
+from chimera_ir.verify.complete import complete, paired
 from chimera_ir.verify.conflict_free import conflict_free
 from chimera_ir.verify.copies import copies, surplus
 from chimera_ir.verify.findings import Findings, Rule, apply, check
@@ -31,13 +31,11 @@ from chimera_ir.verify.holdings import Holdings, holdings
 from chimera_ir.verify.index import cells
 from chimera_ir.verify.memory import Needs, memory, memory_of_program, memory_unknown
 from chimera_ir.verify.messages import messages, places
-from chimera_ir.verify.paired import paired
 from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
 from chimera_ir.verify.scripts import scripts
 from chimera_ir.verify.slots import slots
-from chimera_ir.verify.ties import ties
-from chimera_ir.verify.versions import differing, versions
+from chimera_ir.verify.versions import differing, ties, versions
 
 _SEAL = object()
 

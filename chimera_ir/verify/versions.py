@@ -14,8 +14,9 @@ from operator import itemgetter
 
 from chimera_ir.diagnostics.catalogue import lanes as say
 from chimera_ir.diagnostics.catalogue.program import AfterStep, VersionsDiffer
+from chimera_ir.diagnostics.catalogue.schedule import TiesDiffer
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Version, WeightGroup, Worker
+from chimera_ir.ir.ids import Micro, Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, LaneParts, Program, Schedule
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step, singles
 from chimera_ir.ir.text.printer import group_name, line
@@ -73,6 +74,31 @@ def differing(schedule: Schedule) -> Iterator[Diagnostic]:
             other = next((forward for forward in read if forward.version != operation.version), None)
             if other is not None:
                 yield VersionsDiffer(operation.origin, line(operation), line(other), other.origin)
+
+
+def ties(schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields for each pair of tied stages the first micro-batch, in a stream, of which they read different versions.
+
+    Their updates have the same micro-batches, so they are made together, with one version of the shared parameters.
+    """
+    header = schedule.header
+    tied = {stage for tie in header.ties for stage in tie}
+    forwards = {
+        (micro, operation.stage): operation
+        for lane in schedule.lanes
+        for operation in singles(lane)
+        if operation.kind.opens and operation.stage in tied
+        for micro in operation.micros
+    }
+    for tie in header.ties:
+        for stage in tie[1:]:
+            pairs = (
+                (forwards[micro, tie[0]], forwards[micro, stage]) for micro in map(Micro, range(header.micro_batches))
+            )
+            differing = next(((first, other) for first, other in pairs if first.version != other.version), None)
+            if differing is not None:
+                first, other = differing
+                yield TiesDiffer(other.origin, tie[0], stage, line(first), line(other), first.origin)
 
 
 class _Walk:

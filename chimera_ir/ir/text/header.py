@@ -8,7 +8,7 @@ from lark import Token
 
 from chimera_ir.diagnostics.catalogue import irheader as say
 from chimera_ir.diagnostics.catalogue.irtext import NumberOutOfRange
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.model import Attempts, Rejected
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind, all_kinds, alternatives, unmade
 from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, MAX_WORKERS, Bound, Header, Pipe, Quantity, Strategy
@@ -62,11 +62,11 @@ class _HeaderReader:
         self._halves = False
         self._bounds: dict[Quantity, tuple[Token, list[int]]] = {}
         self._lines: dict[str, list[Token]] = defaultdict(list)
-        self._mistakes: list[Diagnostic] = []
+        self._attempts = Attempts()
 
     def take(self, token: Token) -> None:
         """Takes a header line of any kind."""
-        try:
+        with self._attempts.step():
             match token.type:
                 case "PARAMETERS":
                     self._take_parameters(token)
@@ -78,8 +78,6 @@ class _HeaderReader:
                     raise Rejected([say.HeaderTwice(span(token), f"`{token.type.lower()}`")])
                 case _:
                     self._lines[token.type].append(token)
-        except Rejected as rejected:
-            self._mistakes.extend(rejected.diagnostics)
 
     def _take_parameters(self, token: Token) -> None:
         for word in token.split()[1:]:
@@ -110,8 +108,8 @@ class _HeaderReader:
         present = {*self._counts, *self._lines}
         words = [kind.lower() for kind in _REQUIRED if kind not in present]
         missing = [say.MissingHeader(span(self._title), word, FORMS[word]) for word in words]
-        if self._mistakes or missing:
-            raise Rejected([*self._mistakes, *missing])
+        if self._attempts.failed or missing:
+            raise Rejected([*self._attempts.failed, *missing])
         only = self._read_kinds()
         updates, period = self._read_updates()
         return Header(
@@ -217,24 +215,19 @@ class _HeaderReader:
     def _read_pipes(self) -> tuple[Pipe, ...]:
         pipes: dict[str, Pipe] = {}
         earlier: set[int] = set()
-        mistakes: list[Diagnostic] = []
-        for token in self._lines["PIPE"]:
-            try:
-                pipe = self._read_pipe(token, earlier)
-            except Rejected as rejected:
-                mistakes.extend(rejected.diagnostics)
-                continue
-            if pipe.name in pipes:
-                mistakes.append(say.EntryTwice(span(token), pipe.name, "pipe"))
-            pipes[pipe.name] = pipe
+        with Attempts() as attempts:
+            for token in self._lines["PIPE"]:
+                with attempts.step():
+                    pipe = self._read_pipe(token, earlier)
+                    if pipe.name in pipes:
+                        raise Rejected([say.EntryTwice(span(token), pipe.name, "pipe")])
+                    pipes[pipe.name] = pipe
         micro_batches = self._counts["MICRO_BATCHES"]
-        if not mistakes and len(earlier) < micro_batches:
+        if len(earlier) < micro_batches:
             first = next(micro for micro in range(micro_batches) if micro not in earlier)
             others = micro_batches - len(earlier) - 1
             pipes_span = span(self._lines["PIPE"][0])
-            mistakes.append(say.MicroMissing(pipes_span, first, len(earlier), micro_batches, first + 1, others))
-        if mistakes:
-            raise Rejected(mistakes)
+            raise Rejected([say.MicroMissing(pipes_span, first, len(earlier), micro_batches, first + 1, others)])
         return tuple(pipes.values())
 
     def _read_pipe(self, token: Token, earlier: set[int]) -> Pipe:

@@ -5,14 +5,14 @@ here against the header; `verify` checks that the operations together make sense
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from lark import Token, Tree
 
 from chimera_ir.diagnostics.catalogue import irtext as say
 from chimera_ir.diagnostics.catalogue.endless import VersionsTooOld
 from chimera_ir.diagnostics.catalogue.values import Instance
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
 from chimera_ir.ir.kinds import KINDS, NOTHING, Value
@@ -41,8 +41,8 @@ def parse(source: Source) -> Level:
     header = read_header(name, [token for token in header_lines.children if isinstance(token, Token)])
     reader = _BodyReader(header, name.split()[0])
     level = reader.read(body, span(name))
-    if reader.mistakes:
-        raise Rejected(_some(reader.mistakes))
+    if mistakes := reader.attempts.failed:
+        raise Rejected(_some(mistakes))
     return level
 
 
@@ -53,7 +53,10 @@ def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
 
 
 class _BodyReader:
-    """Reads operations, checks them against a header, and records mistakes; a line with a mistake is left out."""
+    """Reads operations, and checks them against a header; a line with a mistake is left out, and the next one read.
+
+    ``attempts`` has the mistakes so far.
+    """
 
     def __init__(self, header: Header, level: str) -> None:
         self._header = header
@@ -61,245 +64,219 @@ class _BodyReader:
         self._stream = header.asynchronous and level != "plan"
         self._last = (header.micro_batches - 1, header.stages - 1, header.workers - 1)
         self._rings: dict[Shelf, tuple[int, Token]] = {}
-        self.mistakes: list[Diagnostic] = []
+        self.attempts = Attempts()
 
     def read(self, body: list[Token | Tree[Token]], title: Span) -> Level:
         """Returns the level with the operations or lanes below the header."""
         if self._level == "plan":
-            return Plan(self._header, tuple(self._planned(body)))
+            return Plan(self._header, tuple(self._plan(body)))
         lanes = self._lanes(body, title)
         if self._stream:
             return self._turns(lanes)
         if self._level == "program":
-            return Program(self._header, in_full(self._header, [tuple(self._instructions(lane)) for lane in lanes]))
-        return Schedule(self._header, in_full(self._header, [tuple(self._computes(lane)) for lane in lanes]))
+            instructions = [tuple(self.attempts.each(lane, self._instruction)) for lane in lanes]
+            return Program(self._header, in_full(self._header, instructions))
+        return Schedule(self._header, in_full(self._header, [tuple(self._operations(lane)) for lane in lanes]))
 
     def _turns(self, lanes: Iterable[Iterable[Token]]) -> ScheduleStream | ProgramStream:
         if self._level == "schedule":
-            turns_read = [ops.singles(self._computes(lane)) for lane in lanes]
+            turns_read = [ops.singles(self._operations(lane)) for lane in lanes]
             return ScheduleStream(self._header, tuple(map(Turn, in_full(self._header, turns_read))))
         turns: list[Turn] = []
         for lane in lanes:
             self._rings = {}
-            (instructions,) = in_full(self._header, [tuple(self._instructions(lane))])
+            (instructions,) = in_full(self._header, [tuple(self.attempts.each(lane, self._instruction))])
             turns.append(Turn(instructions, tuple((shelf, count) for shelf, (count, _) in self._rings.items())))
         return ProgramStream(self._header, tuple(turns))
 
-    def _planned(self, body: list[Token | Tree[Token]]) -> Iterator[Planned]:
+    def _plan(self, body: list[Token | Tree[Token]]) -> list[Planned]:
+        lines: list[Token] = []
         for item in body:
             if isinstance(item, Tree):
-                self._reject(say.LaneInPlan(span(item.children[0]), lanes=False))  # type: ignore[arg-type]
-                return
-            if item.type not in ("PLANNED", "PLANNED_PAIR"):
-                self._wrong_level(item)
-                continue
-            numbers = self._numbers(item)
-            if not numbers:
-                continue
-            *_, clock, worker = numbers
-            operation = self._operation(item, numbers[:-2])
-            if operation is not None and self._within(item, "worker", worker, self._last[2]):
-                yield Planned(Clock(clock), Worker(worker), operation)
+                self.attempts.failed.append(say.LaneInPlan(span(item.children[0]), lanes=False))  # type: ignore[arg-type]
+                break
+            lines.append(item)
+        return self.attempts.each(lines, self._planned)
+
+    def _planned(self, token: Token) -> Planned:
+        if token.type not in ("PLANNED", "PLANNED_PAIR"):
+            raise self._wrong_level(token)
+        *numbers, clock, worker = self._numbers(token)
+        operation = self._operation(token, numbers)
+        self._require(token, "worker", worker, self._last[2])
+        return Planned(Clock(clock), Worker(worker), operation)
 
     def _lanes(self, body: list[Token | Tree[Token]], title: Span) -> list[list[Token]]:
         """The lines of every worker, by its number; missing workers are reported at ``title``."""
-        workers = self._header.workers
+        workers, failed = self._header.workers, self.attempts.failed
         lanes: dict[int, list[Token]] = {}
         headings: dict[int, Token] = {}
         for item in body:
             if isinstance(item, Token):
-                self._reject(say.NoHeading(span(item), lanes=True))
+                failed.append(say.NoHeading(span(item), lanes=True))
                 break
             heading, *lines = [token for token in item.children if isinstance(token, Token)]
-            worker = next(iter(self._numbers(heading)), workers)
-            if worker in headings:
-                self._reject(say.LaneTwice(span(heading), worker, span(headings[worker])))
-            elif self._within(heading, "worker", worker, workers - 1):
-                headings[worker] = heading
-                lanes[worker] = lines
-        if len(lanes) < workers and not self.mistakes:
+            with self.attempts.step():
+                (worker,) = self._numbers(heading)
+                if worker in headings:
+                    raise Rejected([say.LaneTwice(span(heading), worker, span(headings[worker]))])
+                self._require(heading, "worker", worker, workers - 1)
+                headings[worker], lanes[worker] = heading, lines
+        if len(lanes) < workers and not failed:
             first = next(worker for worker in range(workers) if worker not in lanes)
-            self._reject(say.LanesMissing(title, first, len(lanes), workers, workers - len(lanes) - 1))
-        return [lanes.get(worker, []) for worker in range(workers)] if not self.mistakes else list(lanes.values())
+            failed.append(say.LanesMissing(title, first, len(lanes), workers, workers - len(lanes) - 1))
+        return [lanes.get(worker, []) for worker in range(workers)] if not failed else list(lanes.values())
 
-    def _computes(self, lane: Iterable[Token]) -> Iterator[ops.Operation]:
-        for token in lane:
+    def _operations(self, lane: Iterable[Token]) -> list[ops.Operation]:
+        """The operations of a lane that has no other lines."""
+
+        def operation(token: Token) -> ops.Operation:
             if token.type not in ("COMPUTE", "PAIR"):
-                self._wrong_level(token)
-                continue
-            numbers = self._numbers(token)
-            operation = self._operation(token, numbers) if numbers else None
-            if operation is not None:
-                yield operation
+                raise self._wrong_level(token)
+            return self._operation(token, self._numbers(token))
 
-    def _instructions(self, lane: Iterable[Token]) -> Iterator[ops.Instruction]:
-        for token in lane:
-            numbers = self._numbers(token)
-            instruction = self._instruction(token, numbers) if numbers else None
-            if instruction is not None:
-                yield instruction
+        return self.attempts.each(lane, operation)
 
-    def _instruction(self, token: Token, numbers: list[int]) -> ops.Instruction | None:
-        origin = self._origin(token)
+    def _instruction(self, token: Token) -> ops.Instruction:
+        numbers, origin = self._numbers(token), self._origin(token)
         match token.type:
             case "COMPUTE" | "PAIR":
                 return self._operation(token, numbers)
             case "SEND":
-                message = self._message(token, numbers[:-1], numbers[-1])
-                return None if message is None else ops.Send(message, Worker(numbers[-1]), origin)
+                return ops.Send(self._message(token, numbers[:-1], numbers[-1]), Worker(numbers[-1]), origin)
             case "RECV":
                 count = numbers.pop() if _RING.search(token) else None
                 message = self._message(token, numbers[:-2], numbers[-2])
-                if message is None or not self._slot(token, message, numbers[-1], count):
-                    return None
+                self._require_slot(token, message, numbers[-1], count)
                 return ops.Recv(message, Worker(numbers[-2]), Slot(numbers[-1]), origin)
             case "WAIT_SEND":
-                message = self._message(token, numbers)
-                return None if message is None else ops.WaitSend(message, origin)
+                return ops.WaitSend(self._message(token, numbers), origin)
             case "WAIT_RECV":
-                message = self._message(token, numbers)
-                return None if message is None else ops.WaitRecv(message, origin)
+                return ops.WaitRecv(self._message(token, numbers), origin)
             case "ALL_REDUCE" | "WAIT_ALL_REDUCE" | "STEP" | "STASH" | "DROP":
                 return self._synchronisation(token, numbers)
             case _:
-                self._wrong_level(token)
-                return None
+                raise self._wrong_level(token)
 
-    def _slot(self, token: Token, message: ops.Message, slot: int, count: int | None) -> bool:
-        """Returns whether a receive has a slot in range, or records a mistake.
+    def _require_slot(self, token: Token, message: ops.Message, slot: int, count: int | None) -> None:
+        """Raises ``Rejected`` unless a receive has a slot in range.
 
         ``count`` is the number of slots that the line names, as lines of a turn must, and no others may.
         """
         if not self._stream:
             if count is not None:
-                self._reject(say.MalformedLine(span(token), "recv", FORMS["recv"]))
-            return count is None and self._within(token, "slot", slot, self._last[0])
+                raise Rejected([say.MalformedLine(span(token), "recv", FORMS["recv"])])
+            self._require(token, "slot", slot, self._last[0])
+            return
         if count is None:
-            self._reject(say.RingUnsaid(span(token), slot, slot + 1))
-            return False
+            raise Rejected([say.RingUnsaid(span(token), slot, slot + 1)])
         if not 1 <= count <= MAX_MICRO_BATCHES:
-            self._reject(say.CountOutOfRange(span(token), "slots", str(count), 1, MAX_MICRO_BATCHES))
-            return False
+            raise Rejected([say.CountOutOfRange(span(token), "slots", str(count), 1, MAX_MICRO_BATCHES)])
         other, before = self._rings.setdefault(shelf(message), (count, token))
         if count != other:
-            self._reject(say.RingsDiffer(span(token), message.source, message.target, count, other, span(before)))
-        return count == other and self._within(token, "slot", slot, count - 1)
+            where = span(token), message.source, message.target
+            raise Rejected([say.RingsDiffer(*where, count, other, span(before))])
+        self._require(token, "slot", slot, count - 1)
 
-    def _synchronisation(self, token: Token, stages: list[int]) -> ops.Instruction | None:
-        if not self._within(token, "stage", max(stages), self._last[1]):
-            return None
+    def _synchronisation(self, token: Token, stages: list[int]) -> ops.Instruction:
+        self._require(token, "stage", max(stages), self._last[1])
         version, origin = self._version(token), self._origin(token)
         group = tuple(map(Stage, sorted(stages)))
-        if version is not None and token.type in ("STASH", "DROP"):
-            return (ops.Stash if token.type == "STASH" else ops.Drop)(group, version, origin)
-        return _SYNCS[token.type](group, origin, version) if token.type in _SYNCS else None
+        if token.type in _SYNCS:
+            return _SYNCS[token.type](group, origin, version)
+        assert version is not None, "the grammar demands one"
+        return (ops.Stash if token.type == "STASH" else ops.Drop)(group, version, origin)
 
     def _version(self, token: Token) -> Version | None:
-        """The version that a line names; None, with a mistake recorded if the level demands or forbids one."""
-        match = _VERSION.search(token)
-        if match is None and self._header.steps_inside:
-            self._reject(
-                (say.VersionUnsaidInTurn if self._stream else say.VersionUnsaid)(span(token), token.split()[0])
-            )
-        if match is not None and not self._header.steps_inside:
+        """The version that a line names; raises ``Rejected`` if the level demands or forbids one."""
+        match, word = _VERSION.search(token), token.split()[0]
+        if match is None:
+            if self._header.steps_inside:
+                unsaid = say.VersionUnsaidInTurn if self._stream else say.VersionUnsaid
+                raise Rejected([unsaid(span(token), word)])
+            return None
+        if not self._header.steps_inside:
             needless = say.NeedlessCopy if token.type in ("STASH", "DROP") else say.NeedlessVersion
-            self._reject(needless(span(token), token.split()[0]))
-        version = integers(token, match[1] or "0")[0] if match else 0
-        within = self._of_turn(token, "version", version, self._header.updates)
-        return Version(version) if match and within else None
+            raise Rejected([needless(span(token), word)])
+        (version,) = integers(token, match[1] or "0")
+        self._require_of_turn(token, "version", version, self._header.updates)
+        return Version(version)
 
-    def _operation(self, token: Token, numbers: list[int]) -> ops.Operation | None:
+    def _operation(self, token: Token, numbers: list[int]) -> ops.Operation:
         """The operation of a line, from the numbers before its clock: micro-batches and a stage, twice for a pair."""
         if "&" not in token:
             return self._compute(token, numbers[:-1], numbers[-1])
         if self._header.asynchronous:
-            self._reject(say.PairInStream(span(token)))
-            return None
+            raise Rejected([say.PairInStream(span(token))])
         places = token[: token.index("&")].count(",") + 2
-        parts = [
+        forward, backward = (
             self._compute(token, [*micros], stage, letter)
             for letter, (*micros, stage) in (("F", numbers[:places]), ("B", numbers[places:]))
-        ]
-        forward, backward = parts
-        return None if forward is None or backward is None else ops.Pair(forward, backward, self._origin(token))
+        )
+        return ops.Pair(forward, backward, self._origin(token))
 
-    def _compute(self, token: Token, micros: list[int], stage: int, letter: str = "") -> ops.Compute | None:
-        if not self._in_range(token, micros, stage):
-            return None
+    def _compute(self, token: Token, micros: list[int], stage: int, letter: str = "") -> ops.Compute:
+        self._require_range(token, micros, stage)
         version = self._version(token)
         numbers = tuple(map(Micro, micros))
         age = 0 if version is None else self._header.update_of(numbers) - version
         if age > MAX_AGE:
-            self._reject(VersionsTooOld(span(token), (), Instance(), (), age, MAX_AGE))
+            raise Rejected([VersionsTooOld(span(token), (), Instance(), (), age, MAX_AGE)])
         return ops.Compute(KINDS[letter or token.split()[0]], numbers, Stage(stage), self._origin(token), version)
 
-    def _message(self, token: Token, numbers: list[int], peer: int = 0) -> ops.Message | None:
+    def _message(self, token: Token, numbers: list[int], peer: int = 0) -> ops.Message:
         """The message of a line, from its micro-batches and its two stages; ``peer`` is the worker that it names."""
         *micros, source, target = numbers
-        if not self._in_range(token, micros, max(source, target)):
-            return None
-        if not self._within(token, "worker", peer, self._last[2]):
-            return None
+        self._require_range(token, micros, max(source, target))
+        self._require(token, "worker", peer, self._last[2])
         stages = Stage(source), Stage(target)
-        value = self._value(token, stages)
-        return None if value is None else ops.Message(tuple(map(Micro, micros)), *stages, value)
+        return ops.Message(tuple(map(Micro, micros)), *stages, self._value(token, stages))
 
-    def _value(self, token: Token, stages: tuple[Stage, Stage]) -> Value | None:
+    def _value(self, token: Token, stages: tuple[Stage, Stage]) -> Value:
         """The value in the message of a line: the one that it names, or the one that its two stages imply."""
         match, between = _VALUE.match(token), self._header.value_between
         value = between.get((*stages, match[1] if match else ""))
         if value is None and (*stages, "") in between:
             word = " ".join(token.split()[: 1 + token.startswith("wait")])
-            self._reject(say.MalformedLine(span(token), word, (FORMS_OF_TURN if self._stream else FORMS)[word]))
-            return None
+            form = (FORMS_OF_TURN if self._stream else FORMS)[word]
+            raise Rejected([say.MalformedLine(span(token), word, form)])
         return value or NOTHING
-
-    def _in_range(self, token: Token, micros: list[int], stage: int) -> bool:
-        ends = {min(micros), max(micros)}
-        within = all(self._of_turn(token, "micro-batch", micro, self._last[0]) for micro in ends)
-        return within and self._within(token, "stage", stage, self._last[1])
 
     def _origin(self, token: Token) -> Span:
         return span(token)._replace(turn=(0, 0) if self._stream else ())
 
-    def _of_turn(self, token: Token, what: str, value: int, last: int) -> bool:
-        """Whether ``value``, called ``what``, is in range: in a turn not too far from it, else at most ``last``."""
-        if not self._stream:
-            return self._within(token, what, value, last)
-        if abs(value) <= MAX_MICRO_BATCHES:
-            return True
-        self._reject(say.NumberOutOfRange(span(token), what, f"{value:+}", -MAX_MICRO_BATCHES, MAX_MICRO_BATCHES))
-        return False
+    def _require_range(self, token: Token, micros: list[int], stage: int) -> None:
+        for micro in {min(micros), max(micros)}:
+            self._require_of_turn(token, "micro-batch", micro, self._last[0])
+        self._require(token, "stage", stage, self._last[1])
 
-    def _within(self, token: Token, what: str, value: int, last: int) -> bool:
-        if value <= last:
-            return True
-        self._reject(say.NumberOutOfRange(span(token), what, str(value), 0, last))
-        return False
+    def _require_of_turn(self, token: Token, what: str, value: int, last: int) -> None:
+        """Raises ``Rejected`` if ``value``, called ``what``, is too far from a turn or, without one, above ``last``."""
+        if not self._stream:
+            self._require(token, what, value, last)
+        elif abs(value) > MAX_MICRO_BATCHES:
+            limits = -MAX_MICRO_BATCHES, MAX_MICRO_BATCHES
+            raise Rejected([say.NumberOutOfRange(span(token), what, f"{value:+}", *limits)])
+
+    def _require(self, token: Token, what: str, value: int, last: int) -> None:
+        """Raises ``Rejected`` if ``value``, called ``what``, is above ``last``."""
+        if value > last:
+            raise Rejected([say.NumberOutOfRange(span(token), what, str(value), 0, last)])
 
     def _numbers(self, token: Token) -> list[int]:
-        """The numbers of a line, without its version; empty, with a mistake recorded, if they do not suit the level."""
+        """The numbers of a line, without its version; raises ``Rejected`` if they do not suit the level."""
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
         if wrong and self._stream:
-            self._reject(say.NotOfTurn(span(token), wrong[1]))
-            return []
+            raise Rejected([say.NotOfTurn(span(token), wrong[1])])
         if wrong:
             message = say.NoTurnInPlan if self._level == "plan" else say.NoTurnToCountFrom
-            self._reject(message(span(token), wrong[1], self._level))
-            return []
-        try:
-            return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), _VERSION.sub("", token)))
-        except Rejected as rejected:
-            self.mistakes.extend(rejected.diagnostics)
-            return []
+            raise Rejected([message(span(token), wrong[1], self._level)])
+        return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), _VERSION.sub("", token)))
 
-    def _wrong_level(self, token: Token) -> None:
+    def _wrong_level(self, token: Token) -> Rejected:
         form = f"{FORMS['F']} @ 3 on w1" if self._level == "plan" else (FORMS_OF_TURN if self._stream else FORMS)["F"]
         other = "plan" if token.type == "PLANNED" else "program"
-        self._reject(say.WrongLevel(span(token), self._level, other, form))
-
-    def _reject(self, mistake: Diagnostic) -> None:
-        self.mistakes.append(mistake)
+        return Rejected([say.WrongLevel(span(token), self._level, other, form)])
 
 
 _VERSION = re.compile(r"[ \t]v([+-]?[0-9]+)?(?![^ \t\r])")
