@@ -71,9 +71,11 @@ def parse(source: Source, ties: Callable[[int], tuple[WeightGroup, ...]] = lambd
     mistakes = [mistake for row in rows for mistake in (*_misplaced(header, row), *_upkeep(row))]
     if mistakes:
         raise Rejected(mistakes)
-    if not any(isinstance(cell, MessageCell) for row in rows for cell in row):
-        return schedule
-    return program_of(schedule, rows)
+    talks = any(isinstance(cell, MessageCell) for row in rows for cell in row)
+    # Fewer operations than a forward and a backward of each micro-batch on each stage: the rule "complete" says which
+    # are missing. To look for them in messages would take memory in proportion to the highest numbers of the file.
+    operations_due = 2 * header.stages * header.micro_batches
+    return program_of(schedule, rows) if talks and len(singles(chain(*operations))) >= operations_due else schedule
 
 
 def program_of(schedule: Schedule, rows: Sequence[Sequence[Cell]]) -> Program:

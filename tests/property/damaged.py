@@ -14,6 +14,8 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.ir.text.printer import show
 from chimera_ir.request import Request
 from chimera_ir.resources import schemes
+from chimera_ir.source import ENDINGS
+from chimera_ir.torch_text.csv_writer import unfit
 from tests.sizes import on_workers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,18 +86,21 @@ WORDS = re.compile(r"[A-Za-z_]\w*|-?\d+|[^\w\s]|\s+")
 def texts() -> tuple[tuple[str, str], ...]:
     """All texts with the suffixes of their files."""
     folders = [schemes(), ROOT / "docs" / "examples", ROOT / "examples", *(ROOT / "tests" / each for each in FOLDERS)]
-    paths = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".chim", ".sir")]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in ENDINGS]
     known = {(path.suffix, path.read_text(encoding="utf-8", errors="replace")) for path in paths}
-    return (*sorted(known), *((".sir", text) for name in library.names() for text in _levels(name)))
+    return (*sorted(known), *(level for name in library.names() for level in _levels(name)))
 
 
-FOLDERS = ("errors/front", "errors/middle", "e2e/schemes", "golden")
+FOLDERS = ("errors/front", "errors/middle", "errors/torch", "e2e/schemes", "golden")
 
 
-def _levels(name: str) -> list[str]:
-    """A plan, a schedule and a program of a library scheme."""
+def _levels(name: str) -> list[tuple[str, str]]:
+    """A plan, a schedule and a program of a library scheme, and both of the forms that torch can run."""
     compilation = Compilation(Request(library.source(name), on_workers(name, *SIZES)))
-    return [show(level) for level in (compilation.plan, compilation.schedule, compilation.program)]
+    levels = [(".sir", show(level)) for level in (compilation.plan, compilation.schedule, compilation.program)]
+    if not unfit(compilation.schedule):
+        levels += [(".csv", compilation.torch_csv), (".csv", compilation.torch_csv_comms)]
+    return levels
 
 
 def damaged(seed: int) -> tuple[str, bytes]:

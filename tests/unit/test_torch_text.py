@@ -160,6 +160,10 @@ def test_a_file_with_too_many_cells_is_refused_before_it_is_read() -> None:
         _ = compiled("," * 4_000_001).schedule
 
 
-def test_sizes_that_a_file_names_and_does_not_fill_take_no_memory() -> None:
+@pytest.mark.parametrize("messages", ["", "0SEND_F0"])
+def test_sizes_that_a_file_names_and_does_not_fill_take_no_memory(messages: str) -> None:
+    row = ",".join(f"{stage}F{131071 * (stage == 0)},{stage}B0" for stage in range(2000))
+    with pytest.raises(TextError, match="has no"):
+        _ = compiled(f"{row},{messages}\n").program
     with pytest.raises(TextError, match="no rank computes stage 0"):
         _ = compiled("65535F1048575,65535B1048575\n").schedule
