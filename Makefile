@@ -54,9 +54,9 @@ docs: $(READY)  ## build the site of the docs into build/site; a broken link is 
 browser:  ## install the headless browser that some tests need, where that is permitted
 	tests/browser.sh
 
-# What examples/hf_gpt2.py needs; without a package index its test is skipped.
-examples: $(READY)  ## install what examples/hf_gpt2.py needs beside torch
-	$(BIN)/python .ci/install.py $(VENV) examples || echo "no transformers: a test is skipped"
+# What --hf and examples/hf_gpt2.py need; without a package index their tests are skipped.
+examples: $(READY)  ## install what models of transformers need beside torch
+	$(BIN)/python .ci/install.py $(VENV) hf || echo "no transformers: their tests are skipped"
 
 # What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
 # from end to end, the core of the runtime, and some of the properties.

@@ -85,8 +85,8 @@ EVERYWHERE = {"plural"}
 """What any part may import: how one writes."""
 
 ROOMS = (
-    *("errors", "blame", "values", "program", "ranks", "model", "data", "stage", "lane", "start", "optimizer"),
-    *("update", "evaluate", "state", "pipeline", "adapter", "checkpoint", "tools"),
+    *("errors", "blame", "values", "program", "ranks", "model", "huggingface", "data", "stage", "lane", "start"),
+    *("optimizer", "update", "evaluate", "state", "pipeline", "adapter", "checkpoint", "tools"),
 )
 """Rooms of the runtime, from the bottom up: each may import of those before it. Files at the root are rooms as well."""
 

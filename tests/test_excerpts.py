@@ -48,6 +48,7 @@ WRITTEN = {
     "docs/howto/data.md": 1,
     "docs/howto/loop.md": 13,
     "docs/howto/rule.md": 3,
+    "docs/howto/transformers.md": 1,
     "docs/howto/watch.md": 1,
     "docs/reference/model_file.md": 3,
 }

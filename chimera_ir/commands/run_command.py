@@ -25,6 +25,7 @@ from chimera_runtime.tools.command.options import (
     COMMUNICATORS,
     MODEL,
     OPTIONS,
+    TEXT,
     Option,
     parse,
     path,
@@ -69,11 +70,9 @@ def _as_click(option: Option) -> Callable[[Function], Function]:
         return click.option(option.name, is_flag=True, help=help)
     kind: click.Choice[str] | click.Path | None = click.Choice(option.choices) if option.choices else None
     if option.type is path:
-        kind = click.Path(exists=True, dir_okay=False) if option.name == MODEL else click.Path()
-    required, completions = option.name == MODEL, _backends if option.name == BACKEND else None
-    return click.option(
-        option.name, type=kind, metavar=option.metavar, required=required, help=help, shell_complete=completions
-    )
+        kind = click.Path(exists=True, dir_okay=False) if option.name in (MODEL, TEXT) else click.Path()
+    completions = _backends if option.name == BACKEND else None
+    return click.option(option.name, type=kind, metavar=option.metavar, help=help, shell_complete=completions)
 
 
 def _backends(_context: click.Context, _option: click.Parameter, begun: str) -> list[str]:
@@ -97,6 +96,7 @@ class _WithModelArguments(SectionedCommand):
     cls=_WithModelArguments,
     sections={
         "Common options": "--model --set --micro-batch-size --steps --copies --check --out",
+        "A model of transformers": "--hf --text --tokenizer --length --learning-rate --checkpoint-layers",
         "Training": "--split --seed --data-workers --clip-norm --autocast --shard-optimizer --eval-every --stop-on-nan",
         "Checkpoints and weights": "--save --save-every --keep --resume --load --export",
         "What is recorded": (
@@ -129,7 +129,8 @@ def run_command(
     SCHEME is a .chim file, an IR text (.sir), a schedule of torch.distributed.pipelining (.csv) or the name of a
     library scheme (see chimera compile --list). It is compiled as by the command compile; then torchrun starts
     train.py in the output directory, with a rank for each worker of each of the W copies. What follows -- is
-    handed to MODEL.py, whose functions may take it as args.
+    handed to MODEL.py, whose functions may take it as args. With --hf a model of transformers is trained on a text,
+    without a MODEL.py.
 
     Exit status: 1 something is wrong in the scheme or the text of MODEL.py, 2 on the command line, 70 in the compiler,
     130 interrupted; once torchrun has started, its own.
@@ -137,15 +138,18 @@ def run_command(
     # Mistakes in the options of train.py, which every rank would refuse, and in the model file show before anything is
     # compiled.
     require_torch("training")
+    if options["hf"] is not None:
+        options = _with_transformer(options)
     of_compiler = {name: options[name] for name in _OF_COMPILER}
     training = {name: value for name, value in options.items() if name not in _OF_COMPILER}
     of_train = [*_words(training | {"communicators": options["communicators"]})]
     with as_misuse(Refused):
         given = parse(of_train)
-    try:
-        require_plausible(Path(training["model"]))
-    except Refused as error:
-        raise WrongText(str(error)) from error
+    if given.model is not None:
+        try:
+            require_plausible(given.model)
+        except Refused as error:
+            raise WrongText(str(error)) from error
     # Compile; then the options have to fit the program, as with the micro-batches of a replica.
     _, answer = answered(scheme, settings, of_compiler, None, no_cache)
     assert answer.output is not None, "a whole compilation has an output directory"
@@ -162,6 +166,20 @@ def run_command(
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} if ranks > 1 else {}
     variables = {"CHIMERA_PROGRAM": job.program, **threads}
     _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], variables)
+
+
+def _with_transformer(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the directory of a model of transformers, and the ties of its stages unless these are given.
+
+    A model that cannot be cut into layers is refused before anything is compiled.
+    """
+    from chimera_runtime.huggingface.layers import layers, local
+
+    with as_misuse(Refused):
+        source = local(options["hf"])
+        is_tied = bool(layers(source).tied(2))
+    ties = options["tied"] or ([["first", "last"]] if is_tied else [])
+    return options | {"hf": str(source), "tied": ties}
 
 
 def _words(training: Mapping[str, Any]) -> Iterator[str]:

@@ -29,6 +29,9 @@ def not_seconds(most: int) -> str:
 
 # Options that do not fit each other.
 
+MODEL_IS_MISSING = "the following arguments are required: --model, or --hf and --text"
+TEXT_IS_MISSING = "--hf needs --text FILE, to train on"
+
 BACKEND_HAS_NO_NAME = "--backend-module: --backend NAME says which backend the file registers"
 NCCL_IS_FOR_GPUS = "--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo"
 SAVE_HAS_NO_DIRECTORY = "--save-every says when: give --save DIR to say where"
@@ -36,6 +39,14 @@ SAVE_HAS_NO_DIRECTORY = "--save-every says when: give --save DIR to say where"
 NO_GRADIENTS = "computes no gradients and no loss"
 WEIGHTS_STAY = "leaves the weights alone"
 NOTHING_COMPUTED = "computes nothing"
+
+
+def needs_transformers(option: str) -> str:
+    return f"{option} goes with --hf: with --model the model file decides"
+
+
+def excludes_a_model_file(option: str) -> str:
+    return f"--hf: a model of transformers needs no model file; leave {option} out"
 
 
 def backend_is_unknown(backend: str) -> Misuse:

@@ -139,7 +139,8 @@ class ModelFile(Model):
     ``reference()`` returns the model for one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler
     for a number of updates, ``collate(items)`` makes a micro-batch from a list of items, ``sampler(dataset)`` returns
     the order of items, ``validation()`` returns held-out items, and ``on_step(pipe, outcome)`` is called after every
-    update. Stages and loss compute in the dtype ``autocast``, if there is one.
+    update. ``describe(directory)`` writes what a library needs to read a model besides its weights. Stages and loss
+    compute in the dtype ``autocast``, if there is one.
     """
 
     dataset: Callable[[], Any]
@@ -150,6 +151,7 @@ class ModelFile(Model):
     sampler: Callable[[Any], Any] | None = None
     validation: Callable[[], Any] | None = None
     on_step: Callable[[Any, Any], Any] | None = None
+    describe: Callable[[Path], None] | None = None
     autocast: torch.dtype | None = None
 
     def items(self) -> Any:

@@ -16,6 +16,7 @@ from chimera_runtime.blame import Located, ModelError, UserCode, describe
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, Misuse, Unwritable
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.errors import tools_command as of_command
+from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.model import load as load_model
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.compiled_program import load as load_program
@@ -92,6 +93,12 @@ def _options() -> tuple[argparse.Namespace, Misuse | Unwritable | None]:
         return argparse.Namespace(timeout=60.0), error
 
 
+def _transformer(options: argparse.Namespace) -> ModelFile:
+    from chimera_runtime.huggingface.model_file import model_file  # takes half a second, which other models need not
+
+    return model_file(options, options.split)
+
+
 def _run(
     train: Callable[[Run], None],
     compiled: CompiledProgram,
@@ -111,7 +118,7 @@ def _run(
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     with Located(rank, place.worker, lambda: memory_report(device, facts)):
-        model = load_model(options.model, offered, options.split)
+        model = _transformer(options) if options.hf else load_model(options.model, offered, options.split)
         run = Run(options, compiled, store, place, device, model, faults)
         train(run)
     dist.destroy_process_group()

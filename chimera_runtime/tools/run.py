@@ -192,7 +192,11 @@ class Run(Hooks):
                 write_error("train.py: SIGINT: saving after this update; Ctrl-C again ends at once")
 
         saving = Saving(
-            self.options, pipe, made, schedulers, shared={"data": loader}, write=write, termination=termination
+            *(self.options, pipe, made, schedulers),
+            shared={"data": loader},
+            write=write,
+            termination=termination,
+            describe=self.model.describe,
         )
         saving.begin()
         if optimizers is not None:

@@ -1,12 +1,14 @@
-"""The example with the transformers library trains as that library's own model does in one process."""
+"""Models of transformers train as they do in one process: in the example, and by --hf without a line of code."""
 
 import math
 import re
 import subprocess
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import forking
 from tests.e2e.ranks import PATIENCE, Job, compiled, environment, run_all
@@ -15,12 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "hf_gpt2.py"
 DOUBLE = Path(__file__).resolve().parent / "loops" / "hf_double.py"
 STEPS = "20"
-IMPORTS = ("transformers.masking_utils", "transformers.models.gpt2.modeling_gpt2", "transformers.optimization")
+IMPORTS = (
+    *("transformers.masking_utils", "transformers.models.gpt2.modeling_gpt2", "transformers.optimization"),
+    "transformers.models.mixtral.modeling_mixtral",
+)
 PROGRAM = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[examples]'"),
+    pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[hf]'"),
 ]
 
 
@@ -37,13 +42,39 @@ def lines(printed: str) -> list[list[float]]:
     return [[float(figure) for figure in figures] for figures in read]
 
 
+def experts(folder: Path, dapple: Path, chimera: Path) -> Iterator[Job]:
+    """A small mixture of experts from a directory, by --hf: checked, and exported after a step of no length."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=256,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=4,
+        head_dim=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        output_router_logits=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        router_aux_loss_coef=0.1,
+        tie_word_embeddings=True,
+    )
+    transformers.MixtralForCausalLM(config).save_pretrained(folder / "experts", max_shard_size="20KB")
+    (folder / "text.txt").write_bytes(EXAMPLE.read_bytes())
+    of_model = f"--hf={folder}/experts", f"--text={folder}/text.txt", "--length=32", "--micro-batch-size=2"
+    exporting = "--check", "--steps=1", "--learning-rate=1e-30", "--checkpoint-layers", f"--export={folder}/again"
+    yield Job("experts", dapple / "train.py", (*of_model, "--check-only"), model=None, imports=IMPORTS)
+    yield Job("experts-exported", chimera / "train.py", (*of_model, *exporting), model=None, imports=IMPORTS)
+
+
 def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Path) -> None:
     """On workers that hold one end of the tie each, and on those that hold both; in float64.
 
     In float32 the example runs as it is: other weights are drawn then. Without the mask losses would
     differ by 2e-3, without the tie by 1e-2.
     """
-    exported = tmp_path / "gpt2.safetensors"
+    exported = tmp_path / "gpt2"
     dapple, chimera, halves = (
         str(compiled(tmp_path, name, ("first,last",), D=4, N=4)) for name in ("dapple", "chimera", "zb_h1")
     )
@@ -58,9 +89,10 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
             Job(
                 "example",
                 EXAMPLE,
-                (dapple, "--steps", STEPS, "--export", str(tmp_path / "gpt2.safetensors")),
+                (dapple, "--steps", STEPS, "--export", str(exported)),
                 model=None,
             ),
+            *experts(tmp_path, Path(dapple), Path(chimera)),
         ],
     )
     alone = in_one_process(STEPS)
@@ -68,11 +100,24 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
     assert [step for step, *_ in expected] == [10, 20]
     for name, outcome in outcomes.items():
         outcome.assert_passed()
+        if name.startswith("experts"):
+            continue
         printed = lines(outcome.said[0])
         assert printed[-1][-1] < 0.7 * math.log(256), "it learns"
         if name != "example":
             for mine, theirs in zip(printed, expected, strict=True):
                 assert mine == pytest.approx(theirs, rel=0, abs=2e-6)
+    for name in ("experts", "experts-exported"):
+        assert re.search(r"^check: passed$", outcomes[name].said[0], re.M)
+        assert re.search(r"^  reference\(\): 38 parameters; loss off by", outcomes[name].said[0], re.M)
+    before, after = (same_model(tmp_path / name) for name in ("experts", "again"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], value) for name, value in after.items())
     judged = in_one_process(str(exported))
     last = lines(outcomes["example"].said[0])[-1][-1]
     assert float(judged.stdout) == pytest.approx(last, rel=0, abs=5e-6), "what was exported is the same model there"
+
+
+def same_model(directory: Path) -> dict[str, torch.Tensor]:
+    transformers = pytest.importorskip("transformers")
+    return dict(transformers.AutoModelForCausalLM.from_pretrained(directory).state_dict())

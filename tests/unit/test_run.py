@@ -172,7 +172,7 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
     ("arguments", "words"),
     [
         ((), "Missing argument 'SCHEME'"),
-        (("gems",), "Missing option '--model'"),
+        (("gems",), "required: --model, or --hf and --text"),
         (("gems", "--model", "nowhere.py"), "nowhere.py"),
         (("gems", "--model", "."), "is a directory"),
         (("gems", *MODEL, "--steps", "0"), "--steps"),

@@ -118,11 +118,20 @@ class Option(NamedTuple):
 
 
 MODEL, BACKEND, COMMUNICATORS = "--model", "--backend", "--communicators"
+HF, TEXT = "--hf", "--text"
+_OF_HF = (TEXT, "--tokenizer", "--length", "--learning-rate", "--checkpoint-layers")
+"""Options that only go with a model of transformers."""
 
 _EXCLUSIVE = ("--check", "--check-only", "--rehearse")
 
 OPTIONS = (
     Option(MODEL, "Python file with build_stage or layers, loss, dataset, optimizer", "MODEL.py", path),
+    Option(HF, "in its place a model of transformers: a directory, a configuration, a name", "PATH_OR_NAME", str),
+    Option(TEXT, "with --hf: train on this file", "FILE", path),
+    Option("--tokenizer", "tokens of the text (default: that of --hf, else its bytes)", "DIR", path),
+    Option("--length", "tokens of an item (default: 512, or as many as the model has positions)", "T", _count),
+    Option("--learning-rate", "of AdamW, with --hf (default: 5e-5)", "RATE", _norm, 5e-5),
+    Option("--checkpoint-layers", "with --hf: transformer layers keep only inputs, and run again"),
     Option("--split", "first layer of each stage (default: equal numbers of layers)", "0,L,..", _split),
     Option("--steps", "weight updates (default: 10)", "STEPS", _count, 10),
     Option("--micro-batch-size", "items of a micro-batch (default: 1)", "B", _count, 1),
@@ -189,7 +198,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         if type is None:
             add(name, action="store_true", help=help)
         else:
-            add(name, help=help, metavar=metavar, type=type, default=default, choices=choices, required=name == MODEL)
+            add(name, help=help, metavar=metavar, type=type, default=default, choices=choices)
 
     # The words after -- belong to the model file.
     words, for_model = list(arguments), []
@@ -199,6 +208,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.args = for_model
 
     # Combinations that argparse cannot exclude.
+    if options.model is None and options.hf is None:
+        raise mistakes.cannot_be_parsed(mistakes.MODEL_IS_MISSING)
+    if options.hf is None and (option := next((name for name in _OF_HF if _differs(parser, options, name)), None)):
+        raise mistakes.cannot_be_parsed(mistakes.needs_transformers(option))
+    if options.hf is not None and (option := _first_given(options, MODEL) or (options.args and "--")):
+        raise mistakes.cannot_be_parsed(mistakes.excludes_a_model_file(option))
+    if options.hf is not None and options.text is None:
+        raise mistakes.cannot_be_parsed(mistakes.TEXT_IS_MISSING)
     if options.backend in BUILT_IN and options.backend_module is not None:
         raise mistakes.cannot_be_parsed(mistakes.BACKEND_HAS_NO_NAME)
     if options.backend not in BUILT_IN and options.backend_module is None:
@@ -218,6 +235,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise mistakes.check_only_records_nothing(option)
     options.ranges |= options.torch_profile is not None
     return options
+
+
+def _differs(parser: argparse.ArgumentParser, options: argparse.Namespace, name: str) -> bool:
+    """Whether an option has another value than its default."""
+    attribute = name[2:].replace("-", "_")
+    return bool(getattr(options, attribute) != parser.get_default(attribute))
 
 
 def _first_given(options: argparse.Namespace, *names: str) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from chimera_runtime.checkpoint.checkpoints import Checkpoints
 from chimera_runtime.checkpoint.entries import Stateful
 from chimera_runtime.errors import INTERRUPTED, TERMINATED
+from chimera_runtime.errors.state import weights_cannot_be_written
 from chimera_runtime.errors.tools import optimizer_cannot_be_saved
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.state.exporting import require_writable
@@ -32,7 +33,8 @@ class Saving:
 
     ``write`` writes a line for the user; it does nothing on other ranks than 0. ``termination`` returns the name of the
     signal that has come to any rank, such as SIGTERM; None if there was none. ``shared`` are other objects with a state
-    that is the same on all ranks, for `Checkpoints`: the position in the data. ``is_over`` says that training ends
+    that is the same on all ranks, for `Checkpoints`: the position in the data. ``describe`` writes into the directory
+    of ``--export`` what it has besides weights; without it ``--export`` is a file. ``is_over`` says that training ends
     before its last update, because a rank has called `Pipeline.ask_to_stop`.
     """
 
@@ -43,6 +45,7 @@ class Saving:
     shared: Mapping[str, Stateful]
     write: Callable[[str], None]
     termination: Callable[[], str | None]
+    describe: Callable[[Path], None] | None = None
     is_over: bool = False
     _checkpoints: Checkpoints | None = None
     _outcomes: deque[Outcome] = field(default_factory=deque)
@@ -63,7 +66,9 @@ class Saving:
         """
         options = self.options
         if options.export is not None:
-            require_writable(options.export)
+            if self.describe is not None:
+                _make_directory(options.export)
+            require_writable(self._exported)
         if options.load is not None:
             unknown = self.pipe.load_weights(options.load)
             if unknown:
@@ -81,6 +86,12 @@ class Saving:
                     self.write(f"nothing left to do: {resumed.update} of {updates} updates are done (--steps)")
         if options.save is not None and self._checkpoints is not None:
             self._checkpoints.claim()
+
+    @property
+    def _exported(self) -> Path:
+        """The file of ``--export``."""
+        path: Path = self.options.export
+        return path if self.describe is None else path / "model.safetensors"
 
     def is_due(self, outcome: Outcome | None) -> bool:
         """Whether to save after an update with this outcome.
@@ -112,8 +123,17 @@ class Saving:
         if self.is_over and (name := self.termination()) is not None:
             raise Terminated(name, self.pipe.updates, options.save)
         if options.export is not None:
-            self.pipe.export_weights(options.export)
+            self.pipe.export_weights(self._exported)
+            if self.describe is not None and self.pipe.copy == self.pipe.worker == 0:
+                self.describe(options.export)
             self.write(f"exported to {options.export}")
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise weights_cannot_be_written(path, str(error.strerror)) from error
 
 
 def _saveable(optimizers: Iterable[Any]) -> list[torch.optim.Optimizer]:

@@ -1,0 +1,111 @@
+"""Messages about models of transformers: their configuration, their weights, and architectures that do not fit."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from chimera_runtime.errors import Misuse
+
+NOT_INSTALLED = "models of transformers need the package transformers: pip install 'chimera_ir[hf]'"
+
+
+def source_cannot_be_read(source: str, why: str) -> Misuse:
+    return Misuse(
+        f"{source}: {why}; give a directory with config.json, a configuration file, or the name of a model of the hub"
+    )
+
+
+# Architectures that do not fit.
+
+QUANTIZED = "its weights are quantized, so that they have no gradients"
+LAYERS_SEE_TOKENS = "its layers get something that is computed from the tokens, not only hidden states"
+ROUTERS_ARE_UNKNOWN = (
+    "its auxiliary loss is not the one that output_router_logits asks for in other mixtures of experts"
+)
+NO_LOGITS = "its result has no logits"
+
+
+def does_not_fit(architecture: str, reason: str) -> Misuse:
+    return Misuse(
+        f"the architecture {architecture} cannot be cut into layers: {reason}; write a model file for it, in which "
+        "build_stage(stage, num_stages) says what a stage is"
+    )
+
+
+def no_list_of_layers(count: int) -> str:
+    return f"it has {count} lists of num_hidden_layers layers, not one"
+
+
+def layers_are_skipped(reached: int, count: int) -> str:
+    return f"its forward runs {reached} of its {count} layers"
+
+
+def runs_between_layers(name: str) -> str:
+    return f"{name} runs between its layers"
+
+
+def layer_gets_something_else(index: int) -> str:
+    return f"layer {index} gets something else than the output of the layer before"
+
+
+def layer_gets_a_value_of_weights(index: int) -> str:
+    return f"layer {index} gets, besides hidden states, a value that is computed with weights outside the layer"
+
+
+def module_has_no_side(name: str) -> str:
+    return f"{name} has parameters and does not run either before its layers or after them"
+
+
+def forward_fails(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")
+    return f"its forward fails on shapes alone ({type(error).__name__}: {first})"
+
+
+# Weights.
+
+NOT_AN_INDEX = "it does not say which file has which weight"
+
+
+def weights_are_missing(directory: Path, names: Sequence[str]) -> Misuse:
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return Misuse(f"{directory}: its safetensors have no {names[0]}{others}, which the configuration asks for")
+
+
+def weights_have_another_shape(directory: Path, name: str, shape: Sequence[int], wanted: Sequence[int]) -> Misuse:
+    return Misuse(f"{directory}: {name} has the shape {tuple(shape)}, and by the configuration {tuple(wanted)}")
+
+
+def weights_are_no_safetensors(directory: Path, file: str) -> Misuse:
+    return Misuse(
+        f"{directory} has {file} and no safetensors, of which a rank can read its part: convert it with "
+        "from_pretrained(..).save_pretrained(..)"
+    )
+
+
+def weights_cannot_be_read(file: Path, why: str) -> Misuse:
+    return Misuse(f"{file}: {why}")
+
+
+# Text.
+
+
+def text_cannot_be_read(path: Path, why: str) -> Misuse:
+    return Misuse(f"--text {path}: {why}")
+
+
+def text_is_too_short(path: Path, tokens: int, length: int) -> Misuse:
+    return Misuse(f"--text {path}: it has {tokens} tokens, fewer than the {length} of one item (--length)")
+
+
+def tokens_are_outside(path: Path, largest: int, size: int) -> Misuse:
+    return Misuse(
+        f"--text {path}: token {largest} is outside the model's vocabulary of {size}: give the tokenizer of the model "
+        "with --tokenizer DIR"
+    )
+
+
+def tokenizer_cannot_be_read(path: Path, why: str) -> Misuse:
+    return Misuse(f"--tokenizer {path}: {why}")
+
+
+def sequence_is_too_long(length: int, most: int) -> Misuse:
+    return Misuse(f"--length {length}: the model has {most} positions")

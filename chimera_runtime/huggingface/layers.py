@@ -1,0 +1,245 @@
+"""A causal language model of transformers as `Layers`, with its ties, names, loss, reference and export."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import huggingface as mistakes
+from chimera_runtime.errors.state import weights_cannot_be_written
+from chimera_runtime.huggingface.parts import Embedding, Head, Surroundings, TransformerLayer
+from chimera_runtime.huggingface.routing import Routing
+from chimera_runtime.huggingface.skeleton import Skeleton
+from chimera_runtime.huggingface.weights import SavedWeights, fill
+from chimera_runtime.model.layers import Layers
+
+IGNORED = -100
+"""The label of a token that does not count in the loss."""
+
+WEIGHTS_FILE = "model.safetensors"
+
+_OF_TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab.*",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template*",
+)
+
+
+@dataclass(frozen=True)
+class TransformerLayers(Layers):
+    """A causal language model of transformers: its embeddings, each of its transformer layers, and its head.
+
+    It is used as `Layers` are; its methods are further arguments of a `Pipeline`::
+
+        model = huggingface.layers("path/of/model")
+        with Pipeline("chimera.out", model, model.loss, example, tied=model.tied, name=model.name) as pipe:
+
+    An item is tokens of shape (T), labels of the same shape and, if some tokens are padding, a dict with their
+    ``attention_mask``. ``position_ids`` may be in that dict as well.
+    """
+
+    skeleton: Skeleton = field(kw_only=True, repr=False)
+    routing: Routing | None = field(kw_only=True, repr=False)
+    directory: Path | None = field(default=None, kw_only=True)
+
+    @property
+    def config(self) -> Any:
+        """The configuration of transformers."""
+        return self.skeleton.config
+
+    def tied(self, _num_stages: int) -> list[list[tuple[int, str]]]:
+        """The parameters that layers share: in most models with ties, the embeddings and the projection to words."""
+        return [[(layer, self._inside(layer, name)) for layer, name in ends] for ends in self.skeleton.ties]
+
+    def name(self, layer: int, parameter: str) -> str:
+        """The name that transformers has for a parameter of a layer."""
+        inside = parameter.partition(".")[2]
+        is_end = layer in (0, self.skeleton.count + 1)
+        return inside if is_end else f"{self.skeleton.path}.{layer - 1}.{inside}"
+
+    def loss(self, output: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cross entropy of every label after the first by the logits before it, in nats: its sum, and their number.
+
+        Labels of -100 do not count. The auxiliary loss of a mixture of experts, where the configuration has
+        ``output_router_logits``, is added to the mean.
+        """
+        logits, *sums = (output,) if isinstance(output, torch.Tensor) else output
+        predicted, following = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
+        total = torch.nn.functional.cross_entropy(predicted, following, reduction="sum", ignore_index=IGNORED)
+        count = (following != IGNORED).sum()
+        if self.routing is not None:
+            choices, probabilities, tokens = sums
+            total = total + self.routing.loss((choices, probabilities, tokens)) * count
+        return total, count
+
+    def reference(self) -> torch.nn.Module:
+        """The model of transformers in one piece, which returns what the last layer returns."""
+        with torch.device("cpu"):
+            model = import_module("transformers").AutoModelForCausalLM.from_config(
+                deepcopy(self.config), dtype=self.skeleton.model.dtype
+            )
+        routing = self.routing
+
+        def forward(
+            tokens: torch.Tensor,
+            attention_mask: torch.Tensor | None = None,
+            position_ids: torch.Tensor | None = None,
+            *,
+            whole: Callable[..., Any] = model.forward,
+        ) -> Any:
+            result = whole(input_ids=tokens, attention_mask=attention_mask, position_ids=position_ids, use_cache=False)
+            if routing is None:
+                return result.logits
+            return result.logits, *routing.add(routing.begin(result.logits), result.router_logits, attention_mask)
+
+        model.forward = forward
+        return model  # type: ignore[no-any-return]
+
+    def export(self, pipe: Any, directory: Path | str) -> None:
+        """Writes the model of a pipeline as a directory that ``from_pretrained`` reads; every rank must call it.
+
+        The files of the tokenizer go with it, if the model came from a directory that has them.
+        """
+        directory = Path(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise weights_cannot_be_written(directory, str(error.strerror)) from error
+        pipe.export_weights(directory / WEIGHTS_FILE)
+        if pipe.copy == pipe.worker == 0:
+            self.describe(directory)
+
+    def describe(self, directory: Path) -> None:
+        """Writes what ``from_pretrained`` needs besides the weights: the configuration, and files of the tokenizer."""
+        config = deepcopy(self.config)
+        config.architectures, config.dtype = [type(self.skeleton.model).__name__], self.skeleton.model.dtype
+        config.save_pretrained(directory)
+        if self.directory is None:
+            return
+        for file in (file for pattern in _OF_TOKENIZER for file in sorted(self.directory.glob(pattern))):
+            if not (directory / file.name).exists():
+                shutil.copyfile(file, directory / file.name)
+
+    def _inside(self, layer: int, name: str) -> str:
+        return f"{'model' if layer in (0, self.skeleton.count + 1) else 'block'}.{name}"
+
+
+def layers(
+    source: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    checkpoints: bool = False,
+    split: Sequence[int] | None = None,
+) -> TransformerLayers:
+    """Returns a causal language model of transformers as layers.
+
+    Layer 0 is everything up to the first transformer layer; the last layer is everything behind them.
+
+    Parameters
+    ----------
+    source
+        A configuration, whose weights will be random; a model; or the path of a directory, or the name of a model of
+        the hub. A rank reads only the weights of its layers from safetensors. A directory without weights, or the path
+        of a configuration file, is a configuration.
+    dtype
+        Of the parameters; torch's default dtype if it is None.
+    checkpoints
+        Whether each transformer layer keeps only its input, and runs again for the backward.
+    split
+        The first layer of each stage, as for `Layers`.
+
+    Raises
+    ------
+    Misuse
+        If the source cannot be read, the architecture cannot be cut, or transformers is not installed.
+    """
+    transformers = library()
+    tensors: dict[str, torch.Tensor] = {}
+    directory: Path | None = None
+    if isinstance(source, transformers.PreTrainedModel):
+        config, tensors = source.config, source.state_dict()
+    elif isinstance(source, transformers.PretrainedConfig):
+        config = source
+    else:
+        directory, config = read_config(source)
+    skeleton = Skeleton(config, torch.get_default_dtype() if dtype is None else dtype)
+    routing = Routing.of(skeleton.model, skeleton.config)
+    tied = skeleton.tied_names
+    weights = None
+    if tensors:
+        weights = SavedWeights(Path(type(source).__name__), {}, tensors, tied)
+    elif directory is not None:
+        weights = SavedWeights.of_directory(directory, tied)
+    surroundings = Surroundings(skeleton, fill)
+
+    def embedding() -> torch.nn.Module:
+        part = Embedding(skeleton, routing)
+        fill(part.model, weights)
+        return part
+
+    def layer(index: int) -> torch.nn.Module:
+        model = skeleton.with_layer(index)
+        fill(model, weights)
+        block = model.get_submodule(f"{skeleton.path}.{index}")
+        return TransformerLayer(block, index, surroundings, routing, checkpoints)
+
+    def head() -> torch.nn.Module:
+        part = Head(skeleton)
+        fill(part.model, weights)
+        return part
+
+    makers: list[Callable[[], torch.nn.Module]] = [embedding, *(partial(layer, i) for i in range(skeleton.count)), head]
+    return TransformerLayers(makers, split, skeleton=skeleton, routing=routing, directory=directory)
+
+
+def library() -> Any:
+    """The package transformers.
+
+    Raises `Misuse` if it is not installed.
+    """
+    try:
+        return import_module("transformers")
+    except ImportError as error:
+        raise Misuse(mistakes.NOT_INSTALLED) from error
+
+
+def local(source: Path | str) -> Path:
+    """Returns the path of a model: ``source`` if there is such a path, else where the files of the hub's model are.
+
+    Raises `Misuse` if there is neither.
+    """
+    library()
+    path = Path(source)
+    if path.exists():
+        return path
+    try:
+        download = import_module("huggingface_hub").snapshot_download
+        return Path(download(str(source), allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
+    except (OSError, ValueError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise mistakes.source_cannot_be_read(str(source), first) from error
+
+
+def read_config(source: Path | str) -> tuple[Path | None, Any]:
+    """Returns the directory and the configuration of a model, of a path or of the hub.
+
+    The directory of a configuration file is None: it has no weights.
+    """
+    path = local(source)
+    try:
+        config = library().AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise mistakes.source_cannot_be_read(str(source), first) from error
+    return (path if path.is_dir() else None), config

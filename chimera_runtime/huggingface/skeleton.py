@@ -1,0 +1,278 @@
+"""A causal language model of transformers without memory, from which layers are cut.
+
+The model stays what the library makes of its configuration: nothing here knows an architecture. `Skeleton` runs the
+model's own forward on the meta device with stand-ins for its transformer layers. That shows which modules run before
+the layers and which after, and that the model is a chain: each layer gets the output of the layer before, and nothing
+else that depends on tokens or weights.
+"""
+
+from collections.abc import Callable, Collection
+from copy import deepcopy
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_flatten
+
+from chimera_runtime.errors import huggingface as mistakes
+
+Visit = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+"""Takes the place of a layer: gets its index and its arguments, and returns its result."""
+
+_INTERNALS = frozenset(vars(torch.nn.Module()))
+
+
+class LayersReached(Exception):
+    """Ends a forward at a layer, which was to get the states ``hidden``."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+class StandIn(torch.nn.Module):
+    """A layer without parameters: it has the plain attributes of the layer, and calls ``visit`` in its place."""
+
+    stands_for: int
+    visit: Visit
+
+    def __init__(self, layer: torch.nn.Module, index: int, visit: Visit) -> None:
+        super().__init__()
+        self.__dict__.update({name: value for name, value in vars(layer).items() if name not in _INTERNALS})
+        self.__dict__.update(stands_for=index, visit=visit)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Calls ``visit`` with the index of the layer."""
+        return self.visit(self.stands_for, arguments, keywords)
+
+
+class Absent(torch.nn.Module):
+    """A module that another part of the model has. Its result is not used, and only has to be a tensor that adds."""
+
+    def forward(self, value: Any = None, *_: Any, **__: Any) -> torch.Tensor:
+        """Returns hidden states as they are, and zero in place of anything else."""
+        is_hidden = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 2
+        return value if is_hidden else torch.zeros(())
+
+
+class Skeleton:
+    """A model on the meta device, cut at its transformer layers.
+
+    ``path`` is the name of the list of layers in the model and ``count`` its length. ``before`` and ``after`` are the
+    names of the modules with parameters that run before and after the layers, and ``as_result`` turns hidden states
+    into what a layer returns.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        automatic = import_module("transformers").AutoModelForCausalLM
+        self.config = deepcopy(config)
+        self.architecture = str(config.model_type)
+        if dtype is torch.float64:  # for which torch has no grouped product of matrices
+            self.config._experts_implementation = "eager"
+        if getattr(config, "quantization_config", None) is not None:
+            raise mistakes.does_not_fit(self.architecture, mistakes.QUANTIZED)
+        try:
+            with torch.device("meta"):
+                self.model: Any = automatic.from_config(deepcopy(self.config), dtype=dtype)
+        except ValueError as error:
+            raise mistakes.does_not_fit(self.architecture, str(error).splitlines()[0]) from error
+        self.model.tie_weights()
+        # The layers report what routers choose themselves: see `Routing`.
+        self.model.config.output_router_logits = False
+        self.path, self._blocks = self._find_layers()
+        self.count = len(self._blocks)
+        self._set_layers(self.model, torch.nn.ModuleList())
+        self.before: frozenset[str] = frozenset()
+        self.after: frozenset[str] = frozenset()
+        self.as_result: Callable[[torch.Tensor], Any] = _tensor
+        self._cut()
+
+    @property
+    def names(self) -> dict[str, tuple[int, str]]:
+        """The place of each parameter and saved buffer: its layer, and its name there without that of the part."""
+        state = self.model.state_dict(keep_vars=True)
+        places = {name: (0 if _owner(name) in self.before else self.count + 1, name) for name in state}
+        for index, block in enumerate(self._blocks):
+            inside = block.state_dict(keep_vars=True)
+            places |= {f"{self.path}.{index}.{name}": (index + 1, name) for name in inside}
+        return places
+
+    @property
+    def ties(self) -> list[list[tuple[int, str]]]:
+        """The parameters that several layers share, by the places of `names`."""
+        owners: dict[torch.nn.Parameter, list[tuple[int, str]]] = {}
+        places = self.names
+        prefixes = [("", self.model), *((f"{self.path}.{i}.", block) for i, block in enumerate(self._blocks))]
+        for prefix, module in prefixes:
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                owners.setdefault(parameter, []).append(places[prefix + name])
+        return [sorted(ends) for ends in owners.values() if len({layer for layer, _ in ends}) > 1]
+
+    @property
+    def tied_names(self) -> frozenset[str]:
+        """The names of parameters that get their value from another layer."""
+        later = {end for _, *ends in self.ties for end in ends}
+        return frozenset(name for name, place in self.names.items() if place in later)
+
+    def surroundings(self, present: Collection[str], visit: Visit) -> Any:
+        """Returns a copy of the model whose modules with parameters are absent except for those that are ``present``.
+
+        Stand-ins that call ``visit`` take the place of its layers.
+        """
+        model = deepcopy(self.model)
+        for name in _owners(model) - {*present}:
+            _set_module(model, name, Absent())
+        stand_ins = (StandIn(block, index, visit) for index, block in enumerate(self._blocks))
+        self._set_layers(model, torch.nn.ModuleList(stand_ins))
+        return model
+
+    def with_layer(self, index: int) -> Any:
+        """Returns a copy of the model that has one layer, at its name, and no other parameters."""
+        model = self.surroundings((), _unused)
+        layers = torch.nn.ModuleList()
+        layers._modules[str(index)] = deepcopy(self._blocks[index])
+        self._set_layers(model, layers)
+        return model
+
+    def _set_layers(self, model: Any, layers: torch.nn.Module) -> None:
+        _set_module(model, self.path, layers)
+
+    def _find_layers(self) -> tuple[str, torch.nn.ModuleList]:
+        depth = getattr(self.config, "num_hidden_layers", None)
+        lists = [
+            (name, module)
+            for name, module in self.model.named_modules()
+            if isinstance(module, torch.nn.ModuleList) and len(module) == depth
+        ]
+        outside = [pair for pair in lists if not any(pair[0].startswith(f"{name}.") for name, _ in lists)]
+        if len(outside) != 1:
+            raise mistakes.does_not_fit(self.architecture, mistakes.no_list_of_layers(len(outside)))
+        return outside[0]
+
+    def _cut(self) -> None:
+        """Finds out what runs before and after the layers, and in which form layers return their results."""
+        failure: Exception | None = None
+        for as_result in (_tensor, _in_tuple):
+            self.as_result = as_result
+            try:
+                with FakeTensorMode(allow_non_fake_inputs=True):  # which transformers takes for a compiler's shapes
+                    tokens = torch.zeros((2, 3), dtype=torch.int64, device="meta")
+                    by_tokens = self._traced(input_ids=tokens)
+                    by_embeddings = self._traced(inputs_embeds=by_tokens.hidden[0].detach())
+            except _NotAChain as error:
+                failure = failure or error
+                continue
+            except Exception as error:  # of any kind: the code is that of the architecture
+                failure = failure or error
+                continue
+            if by_tokens.forms != by_embeddings.forms:
+                failure = _NotAChain(mistakes.LAYERS_SEE_TOKENS)
+                break
+            self.before, self.after = frozenset(by_tokens.before), frozenset(by_tokens.after)
+            if other := sorted(_owners(self.model) - self.before - self.after) or sorted(self.before & self.after):
+                failure = _NotAChain(mistakes.module_has_no_side(other[0]))
+                break
+            return
+        assert failure is not None
+        reason = str(failure) if isinstance(failure, _NotAChain) else mistakes.forward_fails(failure)
+        raise mistakes.does_not_fit(self.architecture, reason) from failure
+
+    def _traced(self, **inputs: torch.Tensor) -> "_ChainTrace":
+        trace = _ChainTrace(self.count, self.as_result)
+        self._set_layers(
+            self.model, torch.nn.ModuleList(StandIn(b, i, trace.visit) for i, b in enumerate(self._blocks))
+        )
+        hooks = [
+            self.model.get_submodule(name).register_forward_pre_hook(partial(_called, trace, name))
+            for name in _owners(self.model)
+        ]
+        try:
+            result = self.model(**inputs, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._set_layers(self.model, torch.nn.ModuleList())
+        if len(trace.hidden) != self.count:
+            raise _NotAChain(mistakes.layers_are_skipped(len(trace.hidden), self.count))
+        if not isinstance(getattr(result, "logits", None), torch.Tensor):
+            raise _NotAChain(mistakes.NO_LOGITS)
+        return trace
+
+
+class _NotAChain(Exception):
+    """The model is not a chain of layers; the message says why."""
+
+
+class _ChainTrace:
+    """Record of a forward with stand-ins: hidden states and forms of the other arguments of layers, and modules."""
+
+    def __init__(self, count: int, as_result: Callable[[torch.Tensor], Any]) -> None:
+        self.count, self.as_result = count, as_result
+        self.hidden: list[torch.Tensor] = []
+        self.forms: list[Any] = []
+        self.before: list[str] = []
+        self.after: list[str] = []
+
+    def called(self, name: str) -> None:
+        """Notes that a module with parameters runs."""
+        reached = len(self.hidden)
+        if 0 < reached < self.count:
+            raise _NotAChain(mistakes.runs_between_layers(name))
+        (self.after if reached else self.before).append(name)
+
+    def visit(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Requires that a layer gets the output of the layer before, and nothing else that weights decide."""
+        hidden, others = apart(arguments, keywords)
+        if index != len(self.hidden) or (self.hidden and hidden is not self.hidden[-1]):
+            raise _NotAChain(mistakes.layer_gets_something_else(index))
+        leaves, form = tree_flatten(others)
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            raise _NotAChain(mistakes.layer_gets_a_value_of_weights(index))
+        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves]
+        self.forms.append((str(form), shapes))
+        self.hidden.append(torch.empty_like(hidden).requires_grad_())
+        return self.as_result(self.hidden[-1])
+
+
+def apart(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Splits the arguments of a layer into the hidden states, which are the first of them, and all others."""
+    if arguments:
+        return arguments[0], (arguments[1:], keywords)
+    first = next(iter(keywords))
+    return keywords[first], ((), {name: value for name, value in keywords.items() if name != first})
+
+
+def _tensor(hidden: torch.Tensor) -> Any:
+    return hidden
+
+
+def _in_tuple(hidden: torch.Tensor) -> Any:
+    return (hidden,)
+
+
+def _unused(_index: int, _arguments: tuple[Any, ...], _keywords: dict[str, Any]) -> Any:
+    raise AssertionError("a layer that was replaced")
+
+
+def _called(trace: _ChainTrace, name: str, _module: torch.nn.Module, _inputs: Any) -> None:
+    trace.called(name)
+
+
+def _owners(model: torch.nn.Module) -> set[str]:
+    """The names of modules that have parameters; one inside another belongs to that."""
+    owners: set[str] = set()
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)) and not any(name.startswith(f"{o}.") for o in owners):
+            owners.add(name)
+    return owners
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _set_module(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)

@@ -1,0 +1,181 @@
+"""Models of transformers as layers compute what the library's own models do; what does not fit is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from chimera_runtime import Misuse
+from chimera_runtime.huggingface import layers, weights
+from tests.unit.runtime.huggingface.small import CONFIGS, WORDS, loss_in_one_piece, parameters, stack, whole
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, labels of which some are ignored, and a mask of the padding in front."""
+    tokens = torch.randint(3, WORDS, (2, 8), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(tokens)
+    mask[0, :2] = 0
+    return tokens, tokens.masked_fill(mask == 0, -100), mask
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_have_the_loss_and_the_gradients_of_the_model_in_one_piece(name: str) -> None:
+    model = whole(CONFIGS[name]).train()
+    cut = layers(model, dtype=torch.float64, checkpoints=True)
+    made = stack(cut).train()
+    mine, theirs = parameters(cut, made), dict(model.named_parameters(remove_duplicate=False))
+    assert mine.keys() == theirs.keys()
+    # Masks, and none, and masks again: what layers share is made anew for each micro-batch.
+    for seed, is_masked in enumerate((True, False, True)):
+        tokens, labels, mask = batch(seed)
+        keywords = {"attention_mask": mask} if is_masked else {}
+        made.zero_grad()
+        model.zero_grad()
+        total, count = cut.loss(made(tokens, **keywords), labels)
+        expected = loss_in_one_piece(model, tokens, labels, **keywords)
+        (total / count).backward()
+        expected.backward()
+        assert (total / count).item() == pytest.approx(expected.item(), rel=1e-12)
+        for parameter, other in theirs.items():
+            torch.testing.assert_close(mine[parameter].grad, other.grad, rtol=0, atol=1e-12, msg=parameter)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_a_layer_reads_its_part_of_a_directory_and_the_whole_goes_back_bitwise(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = whole(CONFIGS[name], torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert len([*tmp_path.glob("*.safetensors")]) > 2
+    opened: list[str] = []
+    original = weights._safe_open
+    monkeypatch.setattr(weights, "_safe_open", lambda file: opened.append(file.name) or original(file))
+    cut = layers(tmp_path)
+    cut.layers[-1]()
+    assert len(opened) < len([*tmp_path.glob("*.safetensors")])
+    read = parameters(cut, stack(cut))
+    theirs = dict(model.named_parameters())
+    assert all(torch.equal(read[parameter], value) for parameter, value in theirs.items())
+
+    again = tmp_path / "again"
+    again.mkdir()
+    save_file(
+        {parameter: read[parameter].detach() for parameter in theirs}, again / "model.safetensors", {"format": "pt"}
+    )
+    cut.describe(again)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(again).state_dict()
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[parameter], value) for parameter, value in model.state_dict().items())
+
+
+def test_initial_weights_are_drawn_as_the_architecture_draws_them() -> None:
+    """GPT-2 begins with smaller projections to its shortcuts, and with biases of 0."""
+    config = transformers.GPT2Config(**{**CONFIGS["gpt2"].to_dict(), "n_embd": 64, "n_layer": 8})
+    torch.manual_seed(0)
+    block = layers(config).layers[3]().block
+    assert block.mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.03)
+    assert block.mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 4, rel=0.03)
+    assert not block.mlp.c_fc.bias.any()
+
+
+def test_the_auxiliary_loss_is_only_added_where_the_configuration_asks_for_it() -> None:
+    config = transformers.MixtralConfig(**{**CONFIGS["mixtral"].to_dict(), "output_router_logits": False})
+    cut = layers(config)
+    assert cut.routing is None
+    assert isinstance(stack(cut)(batch()[0]), torch.Tensor)
+
+
+def test_the_reference_is_the_model_in_one_piece() -> None:
+    cut = layers(CONFIGS["qwen3_moe"])
+    made, reference = stack(cut), cut.reference()
+    with torch.no_grad():
+        for name, parameter in parameters(cut, made).items():
+            reference.get_parameter(name).copy_(parameter)
+    tokens, labels, mask = batch()
+    mine, theirs = (cut.loss(module(tokens, attention_mask=mask), labels)[0] for module in (made, reference))
+    torch.testing.assert_close(mine, theirs)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no causal model": (transformers.T5Config(), "Unrecognized configuration class"),
+    "values of weights for layers": (
+        transformers.Gemma3nTextConfig(num_hidden_layers=2, hidden_size=16, vocab_size=WORDS, num_kv_shared_layers=0),
+        "layer 0 gets, besides hidden states, a value that is computed with weights outside the layer",
+    ),
+    "quantized": (
+        transformers.LlamaConfig(**CONFIGS["llama"].to_dict() | {"quantization_config": {"quant_method": "fp8"}}),
+        "its weights are quantized",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_architecture_that_does_not_fit_is_refused_with_the_reason(case: str) -> None:
+    config, reason = REFUSED[case]
+    with pytest.raises(Misuse, match=f"the architecture {config.model_type} cannot be cut into layers: {reason}"):
+        layers(config)
+
+
+def spoiled(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Changes what Llama's forward gives a layer: ``change`` takes the layer's index, and its arguments."""
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    original = LlamaModel.forward
+
+    def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        for index, layer in enumerate(self.layers):
+            layer.register_forward_pre_hook(
+                lambda _layer, inputs, by_name, index=index: change(self, index, inputs, by_name), with_kwargs=True
+            )
+        return original(self, *arguments, **keywords)
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+
+
+def test_a_model_that_computes_between_its_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiled(monkeypatch, lambda _model, _index, inputs, by_name: ((inputs[0] * 2,), by_name))
+    with pytest.raises(Misuse, match="layer 1 gets something else than the output of the layer before"):
+        layers(CONFIGS["llama"])
+
+
+def test_a_model_that_gives_its_layers_values_of_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(model: Any, _index: int, inputs: Any, by_name: Any) -> Any:
+        return inputs, by_name | {"words": model.embed_tokens.weight * 2}
+
+    spoiled(monkeypatch, change)
+    with pytest.raises(Misuse, match="layer 0 gets, besides hidden states, a value that is computed with weights"):
+        layers(CONFIGS["llama"])
+
+
+def test_a_directory_that_lacks_weights_names_them(tmp_path: Path) -> None:
+    whole(CONFIGS["llama"], torch.float32).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    cut = layers(tmp_path)
+    cut.layers[1]()
+    with pytest.raises(Misuse, match=r"have no model\.layers\.1\.mlp\.up_proj\.weight, which the configuration asks"):
+        cut.layers[2]()
+    save_file(tensors | {"model.layers.1.mlp.up_proj.weight": torch.zeros(3)}, file, {"format": "pt"})
+    with pytest.raises(Misuse, match=r"up_proj\.weight has the shape \(3,\), and by the configuration \(24, 16\)"):
+        layers(tmp_path).layers[2]()
+
+
+def test_weights_of_which_no_part_can_be_read_are_refused(tmp_path: Path) -> None:
+    CONFIGS["llama"].save_pretrained(tmp_path)
+    assert layers(tmp_path).layers[1]().block.mlp.up_proj.weight.any(), "without weights they are random"
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(Misuse, match=r"pytorch_model\.bin and no safetensors"):
+        layers(tmp_path)
+
+
+def test_a_source_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"give a directory with config\.json, a configuration file, or the name"):
+        layers(tmp_path)
