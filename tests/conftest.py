@@ -6,10 +6,12 @@ import signal
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests import forking
 from tests.repeatable import PROFILE
 
 settings.load_profile(PROFILE)
@@ -32,6 +34,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what the compiler says as what is expected")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Has all workers of pytest-xdist fork from one process that has imported torch, where tests of ranks may run."""
+    ranks = TESTS / "e2e"
+    asked = (Path(word.partition("::")[0]).resolve() for word in node.config.args)
+    if any(path.is_relative_to(ranks) or ranks.is_relative_to(path) for path in asked):
+        node.workerinput |= forking.served()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if address := getattr(config, "workerinput", {}).get(forking.SERVER):
+        forking.use_server(address)
+
+
 @pytest.fixture
 def update_goldens(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-goldens"))
@@ -40,13 +56,18 @@ def update_goldens(request: pytest.FixtureRequest) -> bool:
 TESTS = Path(__file__).resolve().parent
 
 LONGEST = (
-    *("e2e/test_examples", "e2e/test_training", "e2e/test_benchmarks", "e2e/test_strict", "e2e/test_failures"),
-    *("e2e/test_adoption", "test_docs", "e2e/test_checkpoints", "e2e/test_gpu", "e2e/test_transformers"),
-    *("e2e/test_nodes", "e2e/test_run", "e2e/test_ends", "e2e/test_streams", "e2e/test_meshes", "e2e/test_memory"),
-    *("e2e/test_split_backwards", "e2e/test_ties", "e2e/test_trace", "e2e/test_packaging", "e2e/test_old_bugs"),
-    *("e2e/test_site", "e2e/test_pipeline_streams", "e2e/test_evaluation", "e2e/test_profiling", "unit/test_caching"),
-    *("property/test_stream_mutations", "unit/test_plan", "unit/test_cli", "literature/test_tables"),
-    *("unit/test_codegen", "unit/test_profile_source", "unit/test_communicators", "unit/test_limits"),
+    *("e2e/test_failures", "e2e/test_benchmarks", "e2e/test_training", "e2e/test_differences", "e2e/test_strict"),
+    *("e2e/test_examples", "e2e/test_checkpoints", "unit/test_cli", "e2e/test_transformers"),
+    *("e2e/test_split_backwards", "e2e/test_old_bugs", "unit/test_communicators", "unit/test_limits"),
+    *("e2e/test_streams", "e2e/test_profiling", "e2e/test_ties", "e2e/test_ends", "e2e/test_data"),
+    *("e2e/test_mini_batches", "literature/test_tables", "e2e/test_layers", "property/test_replay"),
+    *("property/test_planned", "e2e/test_trace", "e2e/test_meshes", "e2e/test_check", "e2e/test_gpu"),
+    *("property/test_stream_mutations", "unit/runtime/tools/fail/test_faults", "e2e/test_adoption"),
+    *("property/test_pairs", "unit/test_output", "e2e/test_pipeline", "unit/test_codegen", "unit/test_plan"),
+    *("test_docs", "unit/runtime/data/test_data_workers", "e2e/test_packaging", "e2e/test_run", "e2e/test_memory"),
+    *("e2e/test_pipeline_streams", "unit/test_standard_streams", "unit/test_waiting"),
+    *("unit/runtime/stage/test_splitting", "unit/test_scripts", "e2e/test_evaluation", "test_architecture"),
+    *("property/test_mutations",),
 )
 """Files in which a worker is longest, the longest first. A worker has a file to itself: one that began such a file last
 would work on while the others have nothing to do."""

@@ -197,11 +197,16 @@ def replace_torchrun(words: Sequence[str]) -> NoReturn:
     _until_end(_launch, words)
 
 
-def _become_served(address: str, words: Sequence[str]) -> NoReturn:
-    """Has a server of another process fork torchrun, passes signals on to it, and ends as it ends."""
+def use_server(address: str) -> None:
+    """Makes a server of another process the one that forks for this process."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
     server.ensure_running = lambda: None
+
+
+def _become_served(address: str, words: Sequence[str]) -> NoReturn:
+    """Has a server of another process fork torchrun, passes signals on to it, and ends as it ends."""
+    use_server(address)
     streams = [f"/proc/{os.getpid()}/fd/{number}" for number in (1, 2)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     process = _SERVER.Process(target=_become, args=(_launch, [*words], environment, Path.cwd(), *streams))

@@ -16,7 +16,7 @@ from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.findings import Rule
 from site_hooks import navigation
-from tests.e2e.ranks import forking_environment
+from tests.e2e.ranks import served_environment
 from tests.pages import PAGES, page_of, page_text
 from tests.patience import PATIENCE
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def ended(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, f"docs/{script}"],
-        env=forking_environment(),
+        env=served_environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,

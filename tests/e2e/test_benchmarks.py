@@ -25,11 +25,12 @@ def torchrun(words, variables={}):
     print(done.stderr, file=sys.stderr)
     done.check_returncode()
 
+forking.use_server(os.environ.pop(forking.SERVER))
 commands.torchrun = torchrun
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a benchmark with a torchrun that forks."""
+"""Runs a benchmark with a torchrun that is forked from the server of the test's process."""
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +39,8 @@ def table(name: str, *arguments: str) -> list[dict[str, str]]:
     """The rows of the table that a benchmark prints, by the heads of their columns."""
     path = os.pathsep.join([str(BENCHMARKS), str(BENCHMARKS.parent)])
     words = (str(BENCHMARKS / name), *arguments)
-    done = forking.python(PROGRAM, words, environment() | {"PYTHONPATH": path}, BENCHMARKS, PATIENCE)
+    variables = environment() | forking.served() | {"PYTHONPATH": path}
+    done = forking.python(PROGRAM, words, variables, BENCHMARKS, PATIENCE)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
 
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import Figures
@@ -47,6 +46,8 @@ def test_zb_v_at_the_size_that_others_computed() -> None:
 
 @pytest.mark.parametrize(("P", "N"), [*SIZES, *FEW])
 def test_every_lane_of_zb_v_is_in_the_order_of_torch(P: int, N: int) -> None:
+    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+
     schedule = compilation("zb_v", EQUAL, P=P, N=N).schedule
     theirs = SimpleNamespace(pp_group_size=P, num_stages=2 * P, _n_microbatches=N)
     for worker, lane in enumerate(schedule.lanes):  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.commands.plan_command import plan_command
 from chimera_ir.compilation import Compilation
 from chimera_ir.request import Request
-from tests.repeatable import tries
+from tests.repeatable import part, tries
 from tests.sizes import all_sizes
 from tests.unit.test_plan import cluster, profile
 
@@ -97,7 +97,7 @@ def test_the_library_compiles_in_whatever_size_it_allows(name: str) -> None:
     """Which is why the planner does not verify it again."""
     source = library.source(name)
     accepted = [settings for settings, _ in all_sizes(source, (1, 2, 4, 6), (1, 2, 3, 4, 6, 8, 12), 500)]
-    for settings in accepted:
+    for settings in part(accepted, 3):
         assert Compilation(Request(source, settings), warn=lambda warning: pytest.fail(warning.code)).verified
     assert accepted
 

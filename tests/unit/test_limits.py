@@ -102,7 +102,7 @@ SEARCHED = {"a cycle of ir"}
 @pytest.mark.parametrize("name", [name for name in TEXTS if name not in SEARCHED])
 def test_the_work_for_a_text_grows_like_the_text(name: str) -> None:
     size, make = TEXTS[name]
-    size = min(size // 40, 2000)
+    size = min(size // 40, 1000)
     said, calls = counted(make(size))
     again, more = counted(make(2 * size))
     assert more < 2.5 * calls + CALLS / 10

@@ -8,7 +8,6 @@ import re
 from functools import cache
 
 import pytest
-from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 import chimera_ir
 from chimera_ir.compilation import Compilation
@@ -40,7 +39,9 @@ def text_of(rows: list[Row]) -> str:
 
 @cache
 def rows_of(name: str, size: tuple[int, int], *, comms: bool = False, deferred: bool = False) -> list[Row]:
-    """What the installed torch generates."""
+    """What the installed torch generates; most workers that collect this file never ask."""
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.ERROR)
     rows = get_schedule_ops(name, *size, with_comms=comms, defer_pp_recv=deferred)
     return [["" if action is None else str(action) for action in row] for row in rows]
