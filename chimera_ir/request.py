@@ -83,10 +83,11 @@ def parsed(request: Request) -> Scheme | Level:
     """
     source, most = request.source, request.max_operations
     if source.is_csv:
+        from chimera_ir.torch_text.cells import count_cells
         from chimera_ir.torch_text.csv_reader import parse as parse_csv
 
-        if (cells := source.text.count(",") + source.text.count("\n")) > 4 * most:
-            raise TooLarge(f"the text has {cells:,} cells, and the limit is {4 * most:,}")
+        if (cells := count_cells(source.text)) > most:
+            raise AboveMaxOperations("the text", cells, most)
         return parse_csv(source, lambda stages: groups(request.ties, stages))
     if source.is_scheme:
         from chimera_ir.syntax.parser import parse as parse_scheme

@@ -82,6 +82,11 @@ _OF_BEFORE_2025 = {"B": "I", "BW": "B"}
 _DIGITS = 10
 
 
+def count_cells(text: str) -> int:
+    """The number of cells of a text that are not empty."""
+    return sum(1 for _ in _CELL.finditer(text))
+
+
 def rows_of(source: Source) -> list[list[Cell]]:
     """The cells of each row, those that are empty left out.
 

@@ -159,7 +159,7 @@ def _upkeep(row: Sequence[Cell]) -> Iterator[Diagnostic]:
             elif cell.word == REDUCE_GRAD:
                 last = sums.pop(cell.stage, None)
                 if last not in summed:
-                    yield say.ReducedTooSoon(*where)
+                    yield say.WrongReduction(*where)
             elif states[cell.stage] == (cell.word == UNSHARD):
                 yield (say.UnshardedTwice if states[cell.stage] else say.WrongUpkeep)(*where)
             else:

@@ -67,14 +67,22 @@ def _with_upkeep(lane: Iterable[object]) -> Iterator[Cell]:
     parts = [part for line in lines if isinstance(line, Compute | Pair) for part in line.parts]
     firsts = {part.stage: part for part in reversed(parts)}
     lasts, last_sums = ({part.stage: part for part in parts if part.kind.sums >= sums} for sums in (False, True))
+    ended: list[WeightsCell] = []
     for line in lines:
-        if isinstance(line, Send | Recv):
+        # What an operation makes leaves before its stage is reduced.
+        if isinstance(line, Send):
+            yield _message_cell(line)
+            continue
+        yield from ended
+        ended = []
+        if isinstance(line, Recv):
             yield _message_cell(line)
             continue
         yield from (WeightsCell(UNSHARD, part.stage, part.origin) for part in line.parts if firsts[part.stage] is part)
         yield line
         for word, ends in ((REDUCE_GRAD, last_sums), (RESHARD, lasts)):
-            yield from (WeightsCell(word, part.stage, part.origin) for part in line.parts if ends[part.stage] is part)
+            ended += [WeightsCell(word, part.stage, part.origin) for part in line.parts if ends[part.stage] is part]
+    yield from ended
 
 
 def _message_cell(post: Send | Recv) -> MessageCell:

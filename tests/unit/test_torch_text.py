@@ -11,8 +11,10 @@ import pytest
 
 import chimera_ir
 from chimera_ir.compilation import Compilation
-from chimera_ir.errors import CompileError, TextError
+from chimera_ir.errors import CompileError, TextError, TooLarge
+from chimera_ir.ir.ops import AllReduce
 from chimera_ir.ir.text.printer import show
+from chimera_ir.options import Options
 from chimera_ir.source import Source
 from tests.executor import TRANSPORTS, Executor
 from tests.torch_rows import Reading, Row
@@ -157,8 +159,16 @@ def test_a_row_of_ten_thousand_cells_is_shown_around_the_mistake() -> None:
 
 
 def test_a_file_with_too_many_cells_is_refused_before_it_is_read() -> None:
-    with pytest.raises(chimera_ir.errors.TooLarge, match="4,000,001 cells"):
-        _ = compiled("," * 4_000_001).schedule
+    with pytest.raises(TooLarge, match="the text has 5 operations, and the limit is 4"):
+        _ = chimera_ir.compile(Source("x.csv", "0F0,0F1,,2F9?\n0B0,0B1"), options=Options(max_operations=4)).schedule
+
+
+def test_stages_that_share_parameters_are_an_option_and_are_summed_at_the_end() -> None:
+    for comms in (False, True):
+        text = text_of(rows_of("Interleaved1F1B", (2, 4), comms=comms))
+        program = chimera_ir.compile(Source("t.csv", text), options=Options(tied=[("first", "last")])).program
+        assert all(AllReduce((0, 3)) in lane for lane in program.lanes)
+        assert Executor(program, "tagged", seed=1).run()
 
 
 @pytest.mark.parametrize("messages", ["", "0SEND_F0"])

@@ -127,9 +127,9 @@ StrangersWeights = WrongUpkeep.worded(
     label="not computed in this row",
     help="remove the cell",
 )
-ReducedTooSoon = WrongUpkeep.worded(
-    "ReducedTooSoon",
-    title="`{cell}` comes before the last gradients of stage {stage}",
-    label="the sum would lack gradients",
+WrongReduction = WrongUpkeep.worded(
+    "WrongReduction",
+    title="`{cell}` is not the one sum after the last gradients of stage {stage}",
+    label="too early, or a second time",
     help="put it once, after the last B or W of stage {stage}",
 )
