@@ -236,7 +236,7 @@ class Compilation:
 
     @_level
     def replay(self) -> "Replay":
-        """The program event by event: on the cluster, or with free messages where no profile is given."""
+        """The replay of the program, event by event: on the cluster or, if no profile is given, with free messages."""
         from chimera_ir.predict.replay import free_replay
 
         return self.prediction.replay if self.prediction else free_replay(self.verified.program, self._durations)

@@ -17,8 +17,8 @@ from chimera_ir.resources import grammar
 def parser_of(name: str, more: str = "", **options: object) -> Lark:
     """The parser of the grammar ``name`` with ``more`` lines; lark's further ``options`` have no address in their repr.
 
-    Its tables take longer to compute than most texts to parse, so they are written to a file. They are computed again
-    if the lines, the options, lark or Python have changed, or the file is damaged.
+    The parser's tables take longer to compute than most texts take to parse, so they are written to a file. They are
+    computed again if the lines, the options, lark or Python have changed, or the file is damaged.
     """
     source = grammar(name)
     text = source.read_text(encoding="utf-8") + more

@@ -105,17 +105,17 @@ class Source:
 
     @cached_property
     def is_ir(self) -> bool:
-        """Whether it is an IR text: by the ending of its name or, without one of `ENDINGS`, by its first word."""
+        """Whether the text is an IR text: by the ending of its name or, without one of `ENDINGS`, by its first word."""
         return self._ending == ".sir" or (not self._ending and _IR.match(self.text) is not None)
 
     @cached_property
     def is_csv(self) -> bool:
-        """Whether it is a schedule of torch: by the ending of its name or, without one of `ENDINGS`, by its cells."""
+        """Whether the text is a CSV of torch: by the ending of its name or, without one of `ENDINGS`, by its cells."""
         return self._ending == ".csv" or (not self._ending and _CSV.match(self.text) is not None)
 
     @property
     def is_scheme(self) -> bool:
-        """Whether it is a scheme, and no level of operations."""
+        """Whether the text is a scheme, and no level of operations."""
         return not (self.is_ir or self.is_csv)
 
     @property

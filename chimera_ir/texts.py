@@ -10,7 +10,7 @@ from chimera_ir.source import ENDINGS, Source, contents
 
 
 def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
-    """The text that a program names by a string, as in `scheme_or_ir` with ``directories``, a path, or a `Source`."""
+    """The text that a caller names by a string (as in `scheme_or_ir`, with ``directories``), a path or a `Source`."""
     match text:
         case Source():
             return text

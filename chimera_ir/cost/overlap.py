@@ -21,9 +21,9 @@ from chimera_ir.ir.levels import Header
 def steady_period(header: Header, net: Net, durations: Sequence[int], path: CriticalPath) -> Fraction:
     """The steady period of a synchronous schedule in ticks: the limit of the makespan of k iterations divided by k.
 
-    It is the largest ratio of a cycle, as in `flow.cycles`. Only the first operation of a lane waits for the iteration
-    before, so the nodes of the cycle are lanes: one run of an iteration gives the longest paths between all of them,
-    and no list of waits is made.
+    The period is the largest ratio of a cycle, as in `flow.cycles`. Only the first operation of a lane waits for the
+    iteration before, so the nodes of the cycle are lanes: one run of an iteration gives the longest paths between all
+    of them, and no list of waits is made.
 
     The period is never longer than the makespan. Both are equal if the first operation of the critical ``path`` waits
     for the last operation of the path in the iteration before.

@@ -38,7 +38,7 @@ def meaning(described: type) -> str:
 
 
 def pattern(template: str) -> str:
-    """``template``, a title or help, with ``<field>`` for each field, as in ``worker <worker> has no stage``."""
+    """A title or help with its fields in angle brackets, as in ``worker <worker> has no stage``."""
     return _FIELD.sub(r"<\1>", template.replace("{{", "{").replace("}}", "}"))
 
 

@@ -123,7 +123,7 @@ _COUNTED = re.compile(r"\b(m|v|micro-batch |version |update )([0-9]+)\b")
 
 
 def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Drops repetitions: of a line that is wrong in several turns the middle one, of the steady state, is left."""
+    """Drops repetitions: if a line is wrong in several turns, only the middle turn, of the steady state, is left."""
     listed = tuple(diagnostics)
     turns: dict[tuple[str, int], set[tuple[int, ...]]] = {}
     for diagnostic in listed:

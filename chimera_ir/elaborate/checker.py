@@ -94,7 +94,7 @@ def _names_in(expression: ast.Expression) -> tuple[str, ...]:
 
 
 def _size_of(expression: ast.Expression, known: Mapping[str, _FormulaSize]) -> _FormulaSize:
-    """The size of a formula with the formulas behind its names written out, whose sizes are in ``known``."""
+    """The size of a formula if its names were replaced by the formulas they stand for, whose sizes are in ``known``."""
     nodes = list(ast.walk(expression))
     return _FormulaSize(len(nodes) + sum(_behind(node, known).operands for node in nodes), _levels(expression, known))
 
@@ -261,8 +261,8 @@ class _Checker:
     ) -> Type | None:
         """Checks a whole formula and returns its type; None if a mistake keeps the type from being known.
 
-        Its type must be ``expected``, unless that is None. ``place`` names its place in messages; ``defining`` is the
-        name that it defines, if any.
+        The type must be ``expected``, unless that is None. ``place`` is the formula's place, in words for messages;
+        ``defining`` is the name that the formula defines, if any.
         """
         inferred = self._type(expression, scope, defining)
         self._expect(expression, inferred, expected, place)

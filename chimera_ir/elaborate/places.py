@@ -38,7 +38,7 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pi
 
 
 def _recomputing(shape: Shape) -> Iterator[Stage]:
-    """The stages of a pipe that recompute, ascending: by its line ``recompute``, or as a recomputation has a clock.
+    """The stages of a pipe that recompute, ascending: those of its line ``recompute``, else of its recomputations.
 
     A formula that has no value is left to the elaboration of the operations, which reports it.
     """

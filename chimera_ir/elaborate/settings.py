@@ -148,7 +148,7 @@ class _GlobalsEvaluator:
         return reduce(or_, (self._parameters_of.get(name, 0) for name in names), 0)
 
     def _value(self, expression: ast.Expression) -> int:
-        """The value of an expression; if it has none, raises the diagnostics so far or, without any, its own."""
+        """The value of an expression; if it has none, raises the diagnostics so far or, if there are none, why."""
         try:
             return evaluate(expression, self.scope, Instance())
         except Rejected as rejected:

@@ -148,7 +148,7 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -
 def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:
     """The diagnostic of a scheme with more operations, or pairs of micro-batches and stages, than the limit.
 
-    They are counted, not enumerated. ``turn``, ``turns`` and ``period`` may be lower bounds.
+    Their number is computed from the ranges alone. ``turn``, ``turns`` and ``period`` may be lower bounds.
     """
     stages = len(shapes[0].stage_range)
     lines = sum(

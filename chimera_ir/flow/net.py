@@ -76,10 +76,10 @@ def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
 
 
 def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterable[tuple[int, ...]]:
-    """The operations of a lane that each of its operations follows, all by their ``numbers``.
+    """The operations that each operation of a lane follows, all by their ``numbers``.
 
-    It begins where the last one before it that occupies the worker's lane is over and, if it occupies another resource,
-    the last one that occupies that.
+    An operation follows the last one before it that occupies the worker's lane and, if it occupies another resource,
+    also the last one before it that occupies that resource.
     """
     if header.lanes_only:
         return chain([()][: len(numbers)], zip(numbers[:-1], strict=True))
@@ -97,8 +97,8 @@ def _queued_by_resource(lane: Iterable[Operation], numbers: range) -> Iterator[t
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
     """Yields the waits for steps between updates: an operation, and the operations that it waits for.
 
-    They are the first operation of a lane on each resource that waits for the step of an update, and the last
-    operations that add to the update. Later operations on the resource then wait for the step as well.
+    The first operation of a lane on each resource that needs the step of an update waits for the last operations that
+    add to the update. Later operations on the resource then wait for the step as well.
     """
     if not schedule.header.steps_inside:
         return

@@ -330,7 +330,7 @@ def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
 
 
 def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
-    """The kinds that can have made each value which a kind reads: of its makers those that need not come later."""
+    """The kinds that can have made each value, for each kind that reads it: makers that may come before the reader."""
     rows = tuple(kinds)
     before = preceding(rows)
     return {

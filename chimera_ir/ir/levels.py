@@ -51,7 +51,7 @@ class Quantity(Enum):
 
     @property
     def in_bytes(self) -> bool:
-        """Whether it is counted in bytes, which follow from a profile."""
+        """Whether the quantity is counted in bytes, which follow from a profile."""
         return self in (Quantity.BYTES, Quantity.HOST_BYTES)
 
 

@@ -215,7 +215,7 @@ def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> 
 
 
 class _Work:
-    """Counts FLOP with torch's flop counter. A step of an optimizer counts as 0: that counter sees none in it."""
+    """Counts FLOP with torch's flop counter. An optimizer's step counts as 0, as that counter sees no FLOP there."""
 
     def passes(self, cut: ModelCut, _number: int, station: Station) -> tuple[_Passes, float | None]:
         turn, totals = MeasuredTurn.of(0), [0]

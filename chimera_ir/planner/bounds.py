@@ -1,6 +1,6 @@
 """Bounds on the bytes that each worker needs, from its compute operations alone.
 
-They decide for most configurations whether they fit, without messages and buffers. Both bounds count what a worker
+For most configurations the bounds show whether they fit, without messages and buffers. Both count what a worker
 keeps all the time, the versions of its weights, and what waits for a backward; they differ in the messages under way:
 `least` counts none, `most` as many as there can be.
 """

@@ -67,7 +67,7 @@ class Judged:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is data parallelism with the model as one stage that recomputes nothing."""
+        """Whether the configuration is plain data parallelism: the model as one stage that recomputes nothing."""
         return self.is_alone and self.choice.stages == 1 and not self.recomputes
 
     @property

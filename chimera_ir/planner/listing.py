@@ -119,7 +119,7 @@ def _sentence(said: str) -> str:
 def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
     """Yields how many configurations were left out for each reason.
 
-    They come with an example for each reason if no configuration remains or, if ``why``, for each scheme and reason.
+    An example for each reason is added if no configuration remains; with ``why`` there is one per scheme and reason.
     """
 
     def key(left_out: LeftOut) -> tuple[str, str]:

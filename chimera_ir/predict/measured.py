@@ -120,7 +120,7 @@ def _exact(seconds: float) -> Fraction:
 
 @lru_cache(maxsize=2**8)
 def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
-    """Returns for each of ``into`` new stages of equal size the old stages in it, each with the share that is in it."""
+    """Returns for each of ``into`` new stages of equal size the old stages in it, each with the share of it there."""
     size = Fraction(stages, into)
     return tuple(
         tuple(

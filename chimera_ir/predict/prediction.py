@@ -121,7 +121,7 @@ class Forecast:
     def within_bounds(self, level: Schedule | ScheduleStream | Program | ProgramStream) -> "Forecast":
         """The forecast with the fastest split of the profile's layers that keeps declared bounds in bytes.
 
-        It is the same forecast if it has a split, if the profile has no layers, or if no split keeps the bounds.
+        This forecast is returned if it has a split, if the profile has no layers, or if no split keeps the bounds.
         ``level`` is a program, or a verified schedule.
         """
         header, layers = level.header, self.inputs.counts.layers

@@ -68,8 +68,8 @@ class Setting:
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
         """Time of an operation outside a pair, as a sum of terms, each F_t or B_t in seconds and a factor on it.
 
-        An operation over a part of a micro-batch takes that part of the time, except for the overhead that every
-        operation has, of whatever size: a second term adds the rest of it.
+        An operation over a part of a micro-batch takes that part of the time, but all of the overhead that an operation
+        of any size has: a second term adds what the first one lacks.
         """
         timing, times = self.over(stage, len(operation.micros), header.parts)
         seconds = timing.seconds(operation.kind.letter), times
@@ -100,7 +100,7 @@ class Setting:
         return -(-self.stages[stage].optimizer // self.shares(header, stage))
 
     def step(self, header: Header, stage: Stage) -> float:
-        """Seconds of a stage's optimizer step: of a rank's share of the state, and to gather the weights."""
+        """Seconds of a stage's optimizer step: to step a rank's share of the parameters, and to gather the weights."""
         shares = self.shares(header, stage)
         return self.stages[stage].step / shares + self.cluster.sums.all_gather(self.stages[stage].gradients, shares)
 

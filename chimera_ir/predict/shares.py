@@ -55,7 +55,7 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 
 
 class _Flows:
-    """Wires under way: for each the rest, in seconds that it would take alone, and its share of its ports' bandwidth.
+    """Wires under way: for each the seconds that its rest would take alone, and its share of its ports' bandwidth.
 
     ``seconds_of`` has the seconds that each finished wire took, ``next`` the time at which the next wire ends, if no
     other begins before it, and the number of that wire.

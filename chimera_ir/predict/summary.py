@@ -111,7 +111,7 @@ class Bytes:
 
     @property
     def fits(self) -> bool:
-        """Whether every worker has as much as it needs."""
+        """Whether every worker has as much memory as it needs."""
         return self.too_full == 0
 
     def as_json(self) -> _Json:
@@ -259,7 +259,7 @@ def exposed(replay: Replay) -> dict[WeightGroup, float]:
 
 
 def hiding_time(report: Report) -> dict[WeightGroup, Fraction]:
-    """Idle time that can hide each sum over several workers, on the worker of the group that has the least of it."""
+    """The idle time that can hide each sum over several workers, on the worker that has the least of it."""
     members: defaultdict[WeightGroup, list[Fraction]] = defaultdict(list)
     for launched in report.launches:
         members[launched.group].append(launched.free + launched.flush)

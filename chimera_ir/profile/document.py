@@ -111,7 +111,7 @@ class Table:
         self._withdrawn: list[str] = []
 
     def has(self, name: str) -> bool:
-        """Whether there is such an entry."""
+        """Whether the object has an entry ``name``."""
         return name in self._entries
 
     def place(self, name: str) -> Span:

@@ -94,7 +94,7 @@ def _opening(layers: Sequence[Times], overhead: Times, weights: float) -> dict[s
 def _released(timings: Sequence[Timing]) -> int:
     """Bytes that the first half of a backward frees.
 
-    They belong to the last layers: activations that a layer keeps for its weights hold the graph of all layers before.
+    Only the last layers free any: activations that a layer keeps for its weights hold the graph of all layers before.
     """
     released = 0
     for timing in reversed(timings):

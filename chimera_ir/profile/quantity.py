@@ -124,7 +124,13 @@ def show_work(flop: float) -> str:
 
 
 def show_rate(flop_per_second: float) -> str:
-    """Floating-point operations per second."""
+    """A number of floating-point operations per second.
+
+    Examples
+    --------
+    >>> show_rate(312e12)
+    '312 TFLOP/s'
+    """
     return _shown(Decimal(repr(flop_per_second)), _powers("FLOP/s"))
 
 

@@ -41,8 +41,8 @@ def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
 def like_typical(header: Header, updates: int, typical: int) -> int:
     """Index, among ``updates`` predicted updates, of the one that is most like ``typical``, an update of a run.
 
-    It is the middle one. Without a flush, even and odd updates differ: if only one of the
-    middle update and ``typical`` is even, it is the update before the middle one.
+    The middle update is taken. Without a flush, even and odd updates differ: if only one of the middle update and
+    ``typical`` is even, the update before the middle one is taken.
     """
     shown = updates // 2
     return shown - (shown - typical) % 2 if header.asynchronous and shown > 1 else shown

@@ -38,7 +38,7 @@ class Communication:
 
     @property
     def finishes(self) -> bool:
-        """Whether the program is proven to finish with them."""
+        """Whether the program is proven to finish with these communicators."""
         return self.played is not None
 
 

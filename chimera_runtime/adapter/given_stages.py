@@ -27,7 +27,7 @@ class GivenStages:
 
     @classmethod
     def of(cls, stages: Any, job: Job) -> Self:
-        """Takes PipelineStage objects, one of them, or modules by the number of the stage.
+        """Takes one or several PipelineStage objects, or modules by the numbers of their stages.
 
         Raises `Misuse` if a PipelineStage is for another number of stages, or runs weight gradients by itself.
         """

@@ -64,7 +64,7 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
 
 
 def _require(batch: Triple, names: KeywordNames | None, cut: int | None) -> None:
-    """Passes if a batch has the right keyword arguments and, if its number of items is given as ``cut``, can be cut."""
+    """Raises `Misuse` if a batch has the wrong keyword arguments or, with ``cut`` items, cannot be cut."""
     if names is not None:
         names.require(batch[2], _BATCH)
     if cut is not None:

@@ -205,7 +205,7 @@ class Loader:
         return length_of_stream(self._loading.dataset) if self._is_stream else self._order.count(epoch)
 
     def _require_enough(self) -> None:
-        """Passes if the epoch may have a mini-batch. Called for each epoch, as a sampler may give fewer items later."""
+        """Raises `Misuse` if the epoch has no mini-batch. Called for each, as a sampler may give fewer items later."""
         count = self._count
         if count is not None and self._drop_last:
             require_enough(count, self._share)

@@ -94,7 +94,7 @@ class Batches(MicroBatchSource):
         return ItemOrder(self.dataset, self.seed, sampler=self.sampler)
 
     def component(self, update: int, micro: int, number: int) -> Any:
-        """Collates the micro-batch, or takes one that was collated by the call before."""
+        """One of the three parts of a micro-batch, which is collated unless the call before has done so."""
         later, place_in_update = divmod(micro, self.micro_batches * self.parts)
         uncut, part = divmod(place_in_update, self.parts)
         place = update + later, uncut

@@ -92,7 +92,7 @@ def states_are_missing(what: str, name: str, rank: int, without: int) -> Misuse:
 def states_differ(
     what: str, name: str, ranks: tuple[int, int], key: str, values: tuple[str | None, str | None], instead: str
 ) -> Misuse:
-    """``instead`` are the parameters of `Checkpoints` that take states which differ."""
+    """A state differs between two ranks; ``instead`` are the parameters of `Checkpoints` for states that may."""
     (first, rank), (value, other) = ranks, ("absent" if value is None else value for value in values)
     return Misuse(
         f"{what}[{name!r}] is not the same on rank {first} and on rank {rank}: {key} is "
@@ -104,7 +104,7 @@ def states_differ(
 
 
 def cannot_be_resumed(path: Path, why: str, others: Sequence[str]) -> BadCheckpoint:
-    """``others`` are the names of the other checkpoints in the directory."""
+    """The checkpoint at ``path`` is of no use; ``others`` are the names of the other ones in its directory."""
     instead = f"; beside it there is {', '.join(others)}" if others else ""
     return BadCheckpoint(f"{path} cannot be resumed from: {why}{instead}")
 
@@ -121,7 +121,10 @@ def shapes_differ(name: str, saved: tuple[int, ...], here: tuple[int, ...]) -> s
 
 
 def model_entry_is_missing(kind: str, name: str, saved: Iterable[str]) -> str:
-    """``kind`` is the first part of a path in the checkpoint; ``saved`` are the names of its entries of that kind."""
+    """The checkpoint lacks an entry of the model; ``saved`` are the names of its entries of that ``kind``.
+
+    A kind is the first part of a path in the checkpoint.
+    """
     near = get_close_matches(name, [*saved], 1)
     noun = {"model": "parameter", "replicas": "buffer", "extra": "entry of a state_dict"}[kind]
     return f"it has no {noun} {name}, which this model has{f' (but {near[0]})' if near else ''}"
@@ -153,7 +156,7 @@ _UNKNOWN = {
 
 
 def name_is_unknown(kind: str, name: str) -> str:
-    """``kind`` says what has the name: the first part of a path in the checkpoint, or ``optimizer`` for a state."""
+    """The checkpoint has an entry that nothing here has; ``kind`` is the first part of its path, or ``optimizer``."""
     entry = {"replicas": "the buffer ", "optimizer": "the optimizer state of "}.get(kind, "")
     return f"it has {entry}{name}, {_UNKNOWN[kind]}"
 

@@ -140,7 +140,7 @@ def mini_batch_has_another_size(rows: int, size: int, micro_batches: int) -> Mis
 
 
 def sizes_differ(wanted: str, sizes: Iterable[int]) -> Misuse:
-    """``wanted`` is `ONE_MICRO_BATCH` or `ONE_BATCH`; ``sizes`` are those of dimension 0 of the tensors."""
+    """Tensors differ in dimension 0, which has ``sizes``; ``wanted`` is `ONE_MICRO_BATCH` or `ONE_BATCH`."""
     text = " and ".join(map(str, sorted(sizes)))
     return Misuse(f"{wanted} {f'tensors with {text} there' if text else 'no tensor'}")
 

@@ -76,7 +76,7 @@ def settings_differ(first: str, other: str, setting: str, of_first: str, of_othe
 
 
 def optimizers_were_apart(first: str, other: str, entries: Sequence[str] = ()) -> str:
-    """``entries`` are those of their state that differ; if there are none, their schedulers differ."""
+    """Two parameters differ in these entries of the optimizer's state or, if none is given, in their schedulers."""
     how = f"its {', '.join(entries)} differed" if entries else "their schedulers were at different points"
     return (
         f"one optimizer steps {first} and {other}, and when they were saved {how}: make the optimizers that there "

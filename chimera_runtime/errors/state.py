@@ -43,7 +43,7 @@ def cannot_be_saved(what: str, error: Exception) -> Misuse:
 
 
 def entry_differs_in_file(name: str, in_file: object, here: object) -> BadCheckpoint:
-    """``in_file`` and ``here`` are shapes, or say what the entries are."""
+    """An entry differs from the model's: ``in_file`` and ``here`` are its shapes, or say what it is in each."""
     return BadCheckpoint(f"{name} is {in_file} in it, and {here} in this model")
 
 

@@ -42,7 +42,7 @@ def directory_cannot_be_written(option: str, path: Path | str, why: str | None) 
 
 
 def path_is_yours(option: str, path: Path, other: str) -> Misuse:
-    """``other`` says what to choose another one of."""
+    """The path has a file or directory of the user's; ``other`` is the word for what to choose instead."""
     return Misuse(f"{option} {path}: exists and was not written by {option}; choose another {other} or remove it")
 
 
@@ -96,7 +96,7 @@ def peak_is_unknown(device: str, dtype: str) -> Misuse:
 
 
 def memory_is_too_little(limit: str, need: str, others: int, can_shard: bool) -> Misuse:
-    """``need`` is that of the fullest rank, in words; ``others`` is the number of other ranks beyond the limit."""
+    """The fullest rank needs more than the limit, ``need`` in words; ``others`` is how many other ranks do as well."""
     more = f"; {others} other rank{'s need' if others > 1 else ' needs'} too much as well" if others else ""
     further = ", or --shard-optimizer" if can_shard else ""
     return Misuse(

@@ -37,13 +37,13 @@ def gradients_differ(error: float, parameter: str, bound: float) -> CheckFailed:
 
 
 def parameters_are_missing(names: Sequence[str], stage: int, nearest: str | None) -> str:
-    """``nearest`` is the name in the user's model that is most like the first of ``names``."""
+    """The user's model lacks parameters of a stage; its name ``nearest`` is most like the first of ``names``."""
     hint = "" if nearest is None else f"; the nearest to the first is {nearest}"
     return f"it has no {', '.join(names)} of stage {stage}{hint}. name(stage, parameter) returns its names"
 
 
 def parameters_are_on_no_stage(module: str | None, names: Sequence[str]) -> str:
-    """``module`` is the name of a module of which no stage has any parameter."""
+    """No stage has these parameters of the user's model; if they are all of a module's, ``module`` is its name."""
     what = f"its {module} ({', '.join(names)})" if module is not None else f"its {', '.join(names)}"
     return f"no stage holds {what}: a layer that was left out, or another name in name(stage, parameter)"
 

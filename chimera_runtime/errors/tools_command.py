@@ -7,7 +7,7 @@ from chimera_runtime.errors import Misuse
 
 
 def cannot_be_parsed(message: str) -> Misuse:
-    """``message`` is that of argparse, or one of this file about options that do not fit each other."""
+    """The command line is wrong: ``message`` is argparse's, or one of this file about options that do not fit."""
     return Misuse(f"{message} (see --help)")
 
 
@@ -87,7 +87,7 @@ def micro_batch_is_not_divisible(size: int, schedule: str, parts: int) -> Misuse
 
 
 def rehearsal_lacks_durations(kinds: Iterable[str], schedule: str, example: Mapping[str, float]) -> Misuse:
-    """``example`` has a duration for each kind of operation of the program."""
+    """The program has operations of ``kinds`` without a duration; ``example`` has one for each kind that it has."""
     durations = ",".join(f"{kind}={seconds:g}" for kind, seconds in example.items())
     return Misuse(f"--rehearse lacks {' and '.join(kinds)}: {schedule} has such operations; give {durations}")
 

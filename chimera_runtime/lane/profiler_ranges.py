@@ -95,7 +95,10 @@ class WrappedStage(WrappedPart):
 def wrapped(
     components: LaneComponents, around: Around, begun: Callable[[int], None] = lambda _update: None
 ) -> LaneComponents:
-    """Wraps stages, ties and links of a lane: ``around`` replaces each method that runs a line of the program."""
+    """Wraps stages, ties and links of a lane: ``around`` replaces each method that runs a line of the program.
+
+    ``begun`` is called with the number of an update before a stage begins it.
+    """
 
     def link(kind: str, route: Route, part: Any) -> WrappedPart:
         ends, worker, verb = f"s{route.source}->s{route.target}", route.worker, f"{kind} {route.value}".rstrip()

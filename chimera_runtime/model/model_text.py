@@ -23,7 +23,7 @@ _DYNAMIC_ATTRIBUTES = {"__dict__", "import_module", "modules"}
 def require_plausible(path: Path) -> None:
     """Raises `Misuse` if the text of a model file is not Python, or does not define a required function.
 
-    It passes unless the file is certain to fail when ranks import it.
+    There is no error unless the file is certain to fail when ranks import it.
     """
     if path.suffix != ".py" or not path.is_file():
         return

@@ -20,7 +20,7 @@ GroupSettings = tuple[str, type, int, list[Any], Mapping[str, Any]]
 
 
 class _TrackedOptimizer:
-    """An optimizer that was seen to step, with its number of parameter groups, and of steps since the last `take`."""
+    """An optimizer that was seen to step: the number of its parameter groups, and of its steps since `take`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)

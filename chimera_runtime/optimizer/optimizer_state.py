@@ -167,7 +167,7 @@ def restore(optimizers: Iterable[torch.optim.Optimizer], names: NameOf, saved: O
 def _undo_conversions(optimizer: torch.optim.Optimizer, state: Mapping[Any, Mapping[str, Any]]) -> None:
     """Puts back the state of parameters that torch's ``load_state_dict`` has converted.
 
-    It converts tensors to the dtype of the parameter, and anything that can be iterated, texts too, to iterators.
+    torch converts tensors to the dtype of the parameter, and anything that can be iterated, texts too, to iterators.
     """
     parameters = parameters_of(optimizer)
     for index, saved_values in state.items():

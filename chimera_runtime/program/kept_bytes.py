@@ -1,4 +1,4 @@
-"""Bytes that a worker keeps at a moment of the schedule. The compiler and train.py count them here alike.
+"""Bytes that a worker keeps at a moment of the schedule. Both the compiler and train.py count them with this module.
 
 The compiler has the sizes of a micro-batch from a profile, train.py (``--memory-limit``) from the first micro-batch.
 """

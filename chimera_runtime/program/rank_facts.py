@@ -120,7 +120,7 @@ class RankFacts:
 
     @property
     def initial(self) -> dict[Group, tuple[int, int]]:
-        """``initial`` of each weight group, as in `StageFacts`."""
+        """Two versions for each weight group, see ``initial`` in `StageFacts`."""
         stages = {(stage,): facts.initial for stage, facts in self.stages.items()}
         return stages | {tie.stages: tie.initial for tie in self.ties}
 

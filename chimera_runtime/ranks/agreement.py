@@ -133,9 +133,9 @@ class FactComparison:
     def _is_harmful(self, parts: Set[int]) -> bool:
         """Whether ranks of a copy must not differ in these parts of the data.
 
-        They must not differ in a part that several of them use. If a single rank uses the inputs, the others may draw
-        other variants of them, and the same holds for targets. If both differ, inputs of one mini-batch would meet
-        targets of another.
+        The ranks must not differ in a part that several of them use. If only one rank uses the inputs, the others may
+        draw other variants of them, and the same holds for targets. If both differ, inputs of one mini-batch would
+        meet targets of another.
         """
         return len(parts) > 1 or any(self._users[part] > 1 for part in parts)
 

@@ -23,8 +23,8 @@ _SETTINGS = ("trim_threshold", "mmap_threshold", "mmap_max")
 def keep_memory(environ: Mapping[str, str] = os.environ) -> bool:
     """Makes the C library keep the memory that the main thread frees; returns whether it does.
 
-    It does not if it is not GNU's, or if the environment has such settings already. Memory that other threads free
-    still goes back to the kernel, and nothing changes where another malloc has been preloaded.
+    Nothing is done if the library is not GNU's, or if the environment has such settings already. Memory that other
+    threads free still goes back to the kernel. If another malloc has been preloaded, nothing changes.
     """
     tunables = environ.get("GLIBC_TUNABLES", "")
     if any(f"MALLOC_{name.upper()}_" in environ or f"glibc.malloc.{name}=" in tunables for name in _SETTINGS):

@@ -69,7 +69,7 @@ def fresh_store(timeout: float = 1800.0) -> dict[str, Any]:
 def require_own_store() -> None:
     """Raises `Misuse` if torchrun may start ranks again that get the same store for their default process group.
 
-    They would look for each other at the addresses of dead ranks.
+    The new ranks would look for each other at the addresses of the dead ones, which the store still has.
     """
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) < 1:
         return

@@ -96,7 +96,7 @@ class GradientSum:
         self._absent = [p for p in self._absent if p.grad is None]
 
     def launch(self) -> "GradientSum":
-        """Posts the sum of the flat buffer over the members, where they are several."""
+        """Posts the sum of the flat buffer over the members, if there are several; returns itself."""
         if self.group is None:
             return self
         # The sum needs a value from every rank: a parameter without a gradient gives zeros, and says so at the end.

@@ -156,7 +156,7 @@ class RecomputedForwards:
             raise mistakes.second_run_changes_state(self._stage, strays)
 
     def compare(self, update: int, micro: int, saved: SavedInput, values: Callable[[], Iterable[Any]]) -> None:
-        """Compares the second run with the first; errors as in `RerunComparison.compare`."""
+        """Compares the second run of a forward with the first; errors as in `RerunComparison.compare`."""
         if saved.digest is not None:
             compared = _tensors(values)
             digest = whole(compared) if saved.micro_batches == 1 else sampled(compared)

@@ -224,7 +224,7 @@ def _called_again(forks: Sequence[LateFork]) -> EdgeGradients:
 
 
 def _fitted(edge: GradientEdge, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient in the shape and dtype that the engine expects: operators leave broadcasts to the engine."""
+    """A gradient in the shape and dtype of its input; without this, torch's engine would undo a broadcast or a cast."""
     expected: Any = edge.node._input_metadata[edge.output_nr]
     if gradient.is_complex() and not expected.dtype.is_complex:
         gradient = gradient.real

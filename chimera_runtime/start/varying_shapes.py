@@ -76,7 +76,7 @@ class VaryingShapes:
         return self._boundaries[shapes]
 
     def check(self, update: int) -> None:
-        """Passes if no tensor of an update is larger than in the example; errors as in `require_fitting`."""
+        """Raises `Misuse`, as `require_fitting` does, if a tensor of the update does not fit."""
         self.require_fitting(self._first_inputs(update))
 
     def require_fitting(self, inputs: FirstInputs) -> None:

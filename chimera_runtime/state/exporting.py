@@ -31,7 +31,7 @@ _PATIENCE = 3600.0
 
 
 def require_writable(path: Path) -> None:
-    """Passes if the path is free or a file, its directory exists, and safetensors is installed if it is needed."""
+    """Raises `Misuse` if the path is no file, its directory is missing, or safetensors is needed and not installed."""
     if path.suffix == _SAFE:
         _safetensors()
     if path.exists() and not path.is_file():
@@ -93,7 +93,7 @@ def _complaint(path: Path, values: dict[str, Any], state: State) -> str | None:
 
 
 def _require_readable(path: Path, values: Mapping[str, Any]) -> None:
-    """Passes if `load_weights` could read all values from a file of this format, also those that are no tensors."""
+    """Raises `Misuse` if a value is no tensor, and `load_weights` could not read it from a file of this format."""
     others = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
     if path.suffix == _SAFE and others:
         name, value = next(iter(others.items()))

@@ -92,7 +92,7 @@ class State:
         self._take_extra(extra)
 
     def require_trainable(self, updates: int) -> None:
-        """Raises `Misuse` as `require_values` and, in some updates only, as `require_known`."""
+        """Raises `Misuse` as `require_values` does, and in some of the updates also as `require_known` does."""
         self.require_values()
         if not self._is_known or is_due(updates):
             self.require_known()
@@ -241,7 +241,7 @@ class State:
         return ((number, name, buffer) for number, name, buffer, is_saved in self._all_buffers() if is_saved)
 
     def _all_buffers(self) -> Iterator[tuple[int, str, torch.Tensor, bool]]:
-        """Replica, name, buffer, and whether the module saves it, for all buffers."""
+        """Yields for each buffer: replica, name in the model, the buffer, and whether the module saves it."""
         for stage, module in self.modules.items():
             names = names_in_model(self.model, stage, module)
             left_out = {

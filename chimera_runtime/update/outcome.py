@@ -122,7 +122,7 @@ class Outcomes:
         self._under_way: deque[Outcome] = deque()
 
     def require_agreement(self) -> None:
-        """Passes unless a sum has shown that ranks differ."""
+        """Raises `RanksDiffer` if a sum has shown that ranks differ."""
         if self._difference is not None:
             raise self._difference
 

@@ -103,7 +103,7 @@ class StreamFacts:
     _noted: defaultdict[int, dict[Key, Callable[[], Fact]]] = field(default_factory=lambda: defaultdict(dict))
 
     def note_step(self, group: Group, update: int) -> None:
-        """Notes settings and weights of a weight group; call it after the step of the group in an update, from 0."""
+        """Notes settings and weights of a weight group, after its step in ``update``, which is counted from 0."""
         for key, settings in self.optimizers.take([group]).items():
             self._noted[update][key] = lambda settings=settings: settings  # type: ignore[misc]
         if is_due(update + 1):

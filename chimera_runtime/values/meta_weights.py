@@ -12,10 +12,10 @@ _MARK = "_has_no_value_yet"
 def give_memory(module: torch.nn.Module, device: torch.device, where: str) -> None:
     """Gives memory, filled with zeros, to the parameters and buffers of a module that are on the meta device.
 
-    They remain the same objects, so that a parameter with two names stays one parameter.
+    A parameter remains the same object, so if it has two names, both still mean one parameter.
 
-    Raises `Misuse` if one is a buffer that is not in the state dict, so that nothing could fill it; ``where`` names the
-    stage.
+    Raises `Misuse` if a buffer on the meta device is not in the state dict, so that nothing could fill it; ``where``
+    names the stage.
     """
     saved = module.state_dict(keep_vars=True)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

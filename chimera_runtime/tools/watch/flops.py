@@ -86,7 +86,7 @@ def peak_seconds(
 def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     """Floating-point operations of a forward and a backward of one micro-batch; a sum and a product are two.
 
-    They are counted by running both, on the first items of the dataset, or on zeros instead of other stages' outputs.
+    To count them, both are run, on the first items of the dataset, or on zeros instead of other stages' outputs.
     `torch.utils.flop_counter` counts products of matrices, convolutions and attention. The stage is restored.
     """
     boundaries, source, world = context.probed.boundaries, context.source, context.world

@@ -154,9 +154,9 @@ class RankNeed:
         return sum(micros * sizes[letter] for letter, micros in facts.sending.items())
 
     def _message(self, letter: str, stage: int, is_before: bool) -> int:
-        """Bytes of a value in the messages of a micro-batch between a stage and those that feed it, or that it feeds.
+        """Bytes of a value in a micro-batch's messages with the stages that feed a stage, or, without, that it feeds.
 
-        ``is_before`` says that the former are meant.
+        ``is_before`` chooses the stages that feed it.
         """
         job = self.context.world.job
         ends = job.feeding[stage] if is_before else (stage,) if job.fed[stage] else ()

@@ -15,7 +15,8 @@ RECORDED = 3
 def torch_profile(directory: Path, rank: int, updates: int) -> torch.profiler.profile:
     """Makes a profiler that records the updates of a run from the second to the fourth; call ``step`` after each.
 
-    It is a context for the run, and writes ``rank_<r>.json``, a Chrome trace for Perfetto or chrome://tracing.
+    Run the updates within the profiler as a context, which writes ``rank_<r>.json``, a Chrome trace for Perfetto or
+    chrome://tracing.
 
     Raises `Misuse` if the run has fewer than two updates, or the directory cannot be made.
     """
