@@ -29,7 +29,7 @@ from chimera_ir.ir.turns import Ring, Shelf, extent, shelf, shifted
 from chimera_ir.lower.comm import Posting, Traffic, communicate
 from chimera_ir.lower.insertion import with_inserted
 from chimera_ir.lower.sync import Duration, Insertions
-from chimera_ir.lower.updates import update
+from tests.unrolled_updates import update
 
 
 class Initial(NamedTuple):
@@ -360,7 +360,7 @@ def _lane(
 ) -> list[Instruction]:
     instructions = [
         *insertions.after.get(-1, ()),
-        *with_inserted(lane, range(len(lane)), traffic, recv_slots, insertions),
+        *with_inserted(lane, traffic, recv_slots, insertions),
     ]
     instructions += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered]
     return [*instructions, *insertions.at_end]

@@ -56,7 +56,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     """
     best = NO_CYCLE
     while True:
-        ends, steps = _longest_paths(waits, weights, best.ratio)
+        ends, steps = longest_paths(waits, weights, best.ratio)
         better = list(cycles_among(steps, weights))
         if not better:
             return Critical(best, _tight(waits, weights, best.ratio, ends))
@@ -81,11 +81,11 @@ def steady_run(waits: Waits, weights: Sequence[int], earliest: Sequence[int]) ->
     """
     ratio = critical(waits, weights).cycle.ratio
     unit = ratio.denominator
-    ends, _ = _longest_paths(waits, weights, ratio, [end * unit for end in earliest])
+    ends, _ = longest_paths(waits, weights, ratio, [end * unit for end in earliest])
     return SteadyRun([Fraction(end, unit) for end in ends], ratio)
 
 
-def _longest_paths(
+def longest_paths(
     waits: Waits, weights: Sequence[int], ratio: Fraction, starts: Iterable[int] | None = None
 ) -> tuple[list[int], Steps]:
     """Returns the length and the last step of the longest path to each node; stops once a path closes a cycle.
@@ -131,7 +131,7 @@ def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:
-    """The tight waits of each node: those on a longest path to it, by the lengths ``ends`` of `_longest_paths`."""
+    """The tight waits of each node: those on a longest path to it, by the lengths ``ends`` of `longest_paths`."""
     turn, unit = ratio.numerator, ratio.denominator
     return [
         [(before, ago) for before, ago in waits[node] if ends[node] == ends[before] - ago * turn + weight * unit]

@@ -207,7 +207,7 @@ def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instructi
     """
     turn = turn_number(header, instruction)
     if isinstance(instruction, ops.Compute):
-        return ops.Compute(instruction.kind, _later(instruction.micros, -turn * header.period), instruction.stage), turn
+        return ops.Compute(instruction.kind, moved(instruction.micros, -turn * header.period), instruction.stage), turn
     placed = later(header, instruction, -turn)
     return (replace(placed, slot=Slot(0)) if isinstance(placed, ops.Recv) else placed), turn
 
@@ -216,7 +216,7 @@ def _computed(operation: ops.Compute, micros: int, versions: int) -> ops.Compute
     """An operation ``micros`` and ``versions`` later, as a lane has it: with no version below 0."""
     read = operation.version
     version = None if read is None else Version(max(read + versions, 0))
-    return ops.Compute(operation.kind, _later(operation.micros, micros), operation.stage, operation.origin, version)
+    return ops.Compute(operation.kind, moved(operation.micros, micros), operation.stage, operation.origin, version)
 
 
 def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruction:
@@ -245,7 +245,7 @@ def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.
     match instruction:
         case ops.Compute():
             read = None if instruction.version is None else Version(instruction.version + updates)
-            numbers = _later(instruction.micros, micros)
+            numbers = moved(instruction.micros, micros)
             return ops.Compute(instruction.kind, numbers, instruction.stage, instruction.origin, read)
         case ops.Pair(forward, backward, origin):
             first, second = shifted(forward, micros, updates), shifted(backward, micros, updates)
@@ -271,8 +271,9 @@ def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.
 
 
 def _of_later(message: ops.Message, by: int) -> ops.Message:
-    return ops.Message(_later(message.micros, by), *message.edge)
+    return ops.Message(moved(message.micros, by), *message.edge)
 
 
-def _later(micros: tuple[Micro, ...], by: int) -> tuple[Micro, ...]:
+def moved(micros: tuple[Micro, ...], by: int) -> tuple[Micro, ...]:
+    """Micro-batches with ``by`` added to their numbers."""
     return tuple([Micro(micro + by) for micro in micros]) if len(micros) > 1 else (Micro(micros[0] + by),)

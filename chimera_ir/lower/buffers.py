@@ -68,33 +68,36 @@ def _lowest(uses: list[tuple[int, int]]) -> list[Slot]:
 
 
 def rings(
-    postings: Iterable[Posting], places: range, start: int, period: int
+    postings: Iterable[Posting], length: int, period: int
 ) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
-    """Returns the slot of each receive of a turn, in a lane that repeats, and the number of slots of each shelf.
+    """Returns the slot of each receive of turn 0 of a stream, and the number of slots of each shelf.
 
     The slots of a shelf are used round and round, as a ring, so the slot of a message follows from its number in the
     shelf. Slot 0 goes to the first message about a micro-batch of turn 0 or later. A shelf has as many slots as
     receives are posted, at most, from the posting of a message to its last use, the message included.
 
-    ``postings`` are the receives of the turn and of the turns around it; those of the turn are posted before ``places``
-    of the lane. The turn has ``period`` micro-batches, from ``start`` on.
+    Among ``postings`` are the receives of turn 0, which has ``length`` operations on ``period`` micro-batches.
     """
-    # ``posted`` has all receives of each shelf, ``receives`` those of the turn, with their number among all.
-    posted: dict[Shelf, list[int]] = defaultdict(list)
-    receives: dict[Shelf, list[tuple[int, int, int]]] = defaultdict(list)
+    receives: dict[Shelf, list[Posting]] = defaultdict(list)
     keys: list[Shelf] = []
-    for before, transfer in postings:
-        key = shelf(transfer.message)
-        if before in places:
-            receives[key].append((transfer.message.micros[0] - start, len(posted[key]), transfer.over))
-            keys.append(key)
-        posted[key].append(before)
+    for posting in postings:
+        if 0 <= posting.before < length:
+            keys.append(shelf(posting.transfer.message))
+            receives[keys[-1]].append(posting)
     slots_of: dict[Shelf, Iterator[Slot]] = {}
     sizes: list[tuple[Shelf, int]] = []
     for key, messages in receives.items():
-        size = max(bisect_right(posted[key], last_use) - number for _, number, last_use in messages)
+        # Of each message that one in every turn is like, as many are posted as turns begin before the last use.
+        size = max(
+            sum((transfer.over - before) // length + 1 for before, _ in messages[number:])
+            + sum((transfer.over - before) // length for before, _ in messages[:number])
+            for number, (_, transfer) in enumerate(messages)
+        )
         # The number, counted from the turn's first receive, of the message that gets slot 0.
-        first = min(-(micro // period) * len(messages) + place for place, (micro, *_) in enumerate(messages))
-        slots_of[key] = iter([Slot((place - first) % size) for place in range(len(messages))])
+        first = min(
+            -(transfer.message.micros[0] // period) * len(messages) + number
+            for number, (_, transfer) in enumerate(messages)
+        )
+        slots_of[key] = iter([Slot((number - first) % size) for number in range(len(messages))])
         sizes.append((key, size))
     return tuple(next(slots_of[key]) for key in keys), tuple(sizes)

@@ -96,7 +96,7 @@ class Transfer(NamedTuple):
     over: int
 
 
-_Link = tuple[Worker, Worker]
+Link = tuple[Worker, Worker]
 """A directed pair of workers."""
 
 
@@ -152,20 +152,24 @@ def communicate(
     direction only. ``communicators`` says which messages share one: all from one worker to another, or all between two
     workers.
     """
-    traffics = _gathered(schedule, ahead, run, communicators)[::-1]
+    return in_order(_gathered(schedule, ahead, run, communicators), 0)
+
+
+def in_order(traffics: list[Traffic], start: int) -> Iterator[Traffic]:
+    """Yields the traffic of each lane in the order of the lane, which begins at place ``start``."""
+    traffics = traffics[::-1]
     while traffics:  # each is freed with its lane: all together take as much memory as the program
         traffic = traffics.pop()
         for transfers in (traffic.unanswered, *traffic.retired.values()):
             transfers.sort(key=attrgetter("produced"))
-        # Of several postings with the same place, the lower sender stays first. Negative places are the lane's start.
+        # Of several postings with the same place, the lower sender stays first. None is before the start of the lane.
         traffic.postings.sort(key=attrgetter("before"))
-        traffic.postings = [Posting(max(0, before), transfer) for before, transfer in traffic.postings]
+        traffic.postings = [Posting(max(start, before), transfer) for before, transfer in traffic.postings]
         yield traffic
 
 
 def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[Traffic]:
-    """The traffic of every lane, not yet in the order of the lane; a receive may be posted before a negative place."""
-    traffics = [Traffic() for _ in schedule.lanes]
+    """The traffic of every lane as in `placed`."""
     # The hand-overs between workers are the messages. Without answers it is decided now where their sends are waited
     # for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
@@ -173,6 +177,22 @@ def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communica
     waits = {} if run is None else _waits(links, run)
     if run is not None:
         links = _kept_for_sends(schedule.header, places, links, waits)
+    return placed(links, [len(lane) for lane in schedule.lanes], waits, ahead, communicators)
+
+
+def placed(
+    links: Mapping[Link, list[Transfer]],
+    ends: Sequence[int],
+    waits: Mapping[Message, int],
+    ahead: int,
+    communicators: Communicators,
+) -> list[Traffic]:
+    """The traffic of every lane, not yet in the order of the lane; a receive may be posted before the lane's start.
+
+    ``links`` has the messages of every directed pair of workers, in the order in which they are sent. ``ends`` has the
+    end of each lane. ``waits`` has the place at which each send is waited for if no message answers another.
+    """
+    traffics = [Traffic() for _ in ends]
     for (sender, receiver), transfers in links.items():
         at_receiver, at_sender = traffics[receiver], traffics[sender]
         answers = links.get((receiver, sender), [])
@@ -186,20 +206,20 @@ def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communica
             at_receiver.received[transfer.used].append(transfer)
             at_sender.sent[transfer.produced].append(transfer)
         # Sends are waited for when an answer proves that they are over, or else by the times of the earliest run.
-        end = len(schedule.lanes[sender])
-        retired = _answered(transfers, answers, end) if run is None else (waits[sent.message] for sent in transfers)
+        end = ends[sender]
+        retired = (waits[sent.message] for sent in transfers) if waits else _answered(transfers, answers, end)
         for place, transfer in zip(retired, transfers, strict=True):
             (at_sender.retired[place] if place < end else at_sender.unanswered).append(transfer)
     return traffics
 
 
-def _links(schedule: Schedule, places: Flow) -> dict[_Link, list[Transfer]]:
+def _links(schedule: Schedule, places: Flow) -> dict[Link, list[Transfer]]:
     """The messages of every directed pair of workers, in the order in which they are sent.
 
     ``places`` is the flow of values; it numbers operations by their places in the lanes.
     """
     header = schedule.header
-    links: dict[_Link, list[Transfer]] = defaultdict(list)
+    links: dict[Link, list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(schedule.lanes):
         worker = Worker(number)
         for produced, message, peer in crossing(header, worker, enumerate(lane)):
@@ -245,7 +265,7 @@ def _answered(transfers: Iterable[Transfer], answers: list[Transfer], end: int) 
     return (uses[bisect_left(produced, transfer.used)] for transfer in transfers)
 
 
-def _waits(links: Mapping[_Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
+def _waits(links: Mapping[Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
     """The place in its sender's lane before which each message's send is waited for; it may be the end of the lane."""
     return {
         transfer.message: bisect_left(run.begins[transfer.sender], run.ends[transfer.receiver][transfer.used])
@@ -255,8 +275,8 @@ def _waits(links: Mapping[_Link, Iterable[Transfer]], run: EarliestRun) -> dict[
 
 
 def _kept_for_sends(
-    header: Header, places: Flow, links: Mapping[_Link, Iterable[Transfer]], waits: Mapping[Message, int]
-) -> dict[_Link, list[Transfer]]:
+    header: Header, places: Flow, links: Mapping[Link, Iterable[Transfer]], waits: Mapping[Message, int]
+) -> dict[Link, list[Transfer]]:
     """Returns the messages, where none are answered, with ``over`` at the place after which their memory is free.
 
     A stage may make its output in the memory of its input. So the memory of a message is free when no value made from

@@ -10,26 +10,26 @@ from chimera_ir.lower.sync import Insertions
 
 
 def with_inserted(
-    lane: Sequence[Operation], places: range, traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
+    lane: Sequence[Operation], traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
-    """Returns the operations at ``places`` of a lane, with the instructions to insert right before and after each.
+    """Returns the operations of a lane, or of turn 0, with the instructions to insert right before and after each.
 
-    ``slots`` are those of the receives that are posted at ``places``. An inserted instruction has the origin of the
-    operation that it serves.
+    ``slots`` are those of the receives that are posted there. An inserted instruction has the origin of the operation
+    that it serves, which of a stream may be in another turn.
     """
+    length = len(lane)
     posted: dict[int, list[Recv]] = defaultdict(list)
-    postings = (posting for posting in traffic.postings if posting.before in places)
+    postings = (posting for posting in traffic.postings if 0 <= posting.before < length)
     for (before, transfer), slot in zip(postings, slots, strict=True):
-        posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used].origin))
+        posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used % length].origin))
     lines: list[Instruction] = []
-    for place in places:
-        operation = lane[place]
+    for place, operation in enumerate(lane):
         lines += posted.get(place, ())
         lines += insertions.before.get(place, ())
         for transfer in traffic.received.get(place, ()):
             lines.append(WaitRecv(transfer.message, operation.origin))
         for transfer in traffic.retired.get(place, ()):
-            lines.append(WaitSend(transfer.message, lane[transfer.produced].origin))
+            lines.append(WaitSend(transfer.message, lane[transfer.produced % length].origin))
         lines.append(operation)
         for transfer in traffic.sent.get(place, ()):
             lines.append(Send(transfer.message, transfer.receiver, operation.origin))

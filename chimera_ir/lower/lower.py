@@ -82,7 +82,7 @@ def _lane(
 ) -> tuple[Instruction, ...]:
     return (
         *insertions.after.get(-1, ()),
-        *with_inserted(lane, range(len(lane)), traffic, recv_slots, insertions),
+        *with_inserted(lane, traffic, recv_slots, insertions),
         *(WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered),
         *insertions.at_end,
     )

@@ -1,4 +1,4 @@
-"""The pass from a schedule without end to a program without end: one turn is lowered, among others.
+"""The pass from a schedule without end to a program without end: one turn of each worker is lowered.
 
 worker 0:                     worker 0:
   F m s0 v-1                    recv m-1 s1->s0 from w1 into 0 of 1
@@ -13,76 +13,104 @@ worker 0:                     worker 0:
                                 drop s0 v-2
                                 all_reduce s0 v
 
-It is the turn in the middle of the view that is verified, because that turn is one of the steady state.
+Places of a lane are counted on from turn to turn, from the start of turn 0 of the worker; those before it are negative.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter
+from sys import maxsize
 
+from chimera_ir.flow.flow import Flow, crossing
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.ids import Slot
-from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ids import Micro, Worker
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Compute, Message
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream
-from chimera_ir.ir.turns import Shelf, Turn, later, lines_before
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, computes
+from chimera_ir.ir.turns import Turn, moved
 from chimera_ir.lower.buffers import rings
-from chimera_ir.lower.comm import AHEAD, Traffic, communicate
+from chimera_ir.lower.comm import Link, Transfer, in_order, placed
 from chimera_ir.lower.insertion import with_inserted
-from chimera_ir.lower.sync import Duration, Insertions
+from chimera_ir.lower.sync import Duration
 from chimera_ir.lower.updates import update
 
 
 def lower_stream(
     stream: ScheduleStream, net: Net, ahead: int, duration: Duration, communicators: Communicators
 ) -> ProgramStream:
-    """The program without end that runs a schedule without end; other arguments as in `lower.lower`.
+    """The program without end that runs a schedule without end; arguments as in `lower.lower`."""
+    header, turns = stream.header, list[Turn]()
+    links = _links(stream, ahead)
+    traffics = in_order(placed(links, [maxsize] * header.workers, {}, ahead, communicators), -maxsize)
+    for turn, traffic, insertions in zip(stream.turns, traffics, update(stream, net, duration), strict=True):
+        lane = tuple(computes(turn.instructions))
+        slots, sizes = rings(traffic.postings, len(lane), header.period)
+        turns.append(Turn(tuple(with_inserted(lane, traffic, slots, insertions)), sizes))
+    return ProgramStream(header, tuple(turns))
 
-    ``net`` is that of a view in whose middle is a turn of the steady state. Only that turn is put together.
+
+def _links(stream: ScheduleStream, ahead: int) -> dict[Link, list[Transfer]]:
+    """The messages of every directed pair of workers, in the order in which they are sent, around turn 0.
+
+    They are those of as many turns as decide where the messages of turn 0 are posted and waited for.
     """
-    traffics = communicate(net.schedule, ahead, communicators=communicators)
-    number = net.schedule.header.updates // stream.header.per_turn // 2
-    turns = _middle_turns(stream, net.schedule, traffics, list(update(net, duration)))
-    return ProgramStream(
-        stream.header,
-        tuple(
-            Turn(tuple(later(stream.header, line, -number) for line in turn.instructions), turn.slots) for turn in turns
-        ),
+    lengths = [len(turn.instructions) for turn in stream.turns]
+    links = _of_turn(stream, lengths)
+    # For each message, the turns of its sender and of its receiver in which it is sent and used.
+    ends = {
+        link: [(t.produced // lengths[t.sender], t.used // lengths[t.receiver]) for t in transfers]
+        for link, transfers in links.items()
+    }
+    reach = 2 * max((abs(sent - used) for sent, used in chain(*ends.values())), default=0) + 2 + ahead
+    return {
+        link: _around(transfers, reach, {*chain(*ends[link])}, stream.header, lengths)
+        for link, transfers in links.items()
+    }
+
+
+def _of_turn(stream: ScheduleStream, lengths: Sequence[int]) -> Mapping[Link, list[Transfer]]:
+    """The messages about the micro-batches of turn 0, by their first one; ``lengths`` has the lengths of the turns."""
+    header, period = stream.header, stream.header.period
+    lanes = [list(enumerate(computes(turn.instructions))) for turn in stream.turns]
+    # Each operation as the one on a micro-batch of turn 0.
+    by_micro = (
+        (place - micro // period * length, Compute(operation.kind, (Micro(micro % period),), operation.stage))
+        for lane, length in zip(lanes, lengths, strict=True)
+        for place, operation in lane
+        for micro in operation.micros
     )
+    flow = Flow(header, sorted(by_micro, key=itemgetter(0)))
+    links: dict[Link, list[Transfer]] = defaultdict(list)
+    for worker, (lane, length) in enumerate(zip(lanes, lengths, strict=True)):
+        of_turn = (
+            (place - turn * length, Compute(operation.kind, moved(operation.micros, -turn * period), operation.stage))
+            for place, operation in lane
+            for turn in [operation.micros[0] // period]
+        )
+        for produced, message, peer in crossing(header, Worker(worker), of_turn):
+            over = max(
+                flow.last_use(message._replace(micros=(Micro(micro % period),))) + micro // period * lengths[peer]
+                for micro in message.micros
+            )
+            links[Worker(worker), peer].append(
+                Transfer(message, Worker(worker), peer, produced, flow.consumer(message), over)
+            )
+    return links
 
 
-def with_messages(stream: ScheduleStream, schedule: Schedule) -> ProgramStream:
-    """The stream with messages but without sums and steps, for its memory; ``schedule`` is a view as in `lower_stream`.
+def _around(
+    transfers: Sequence[Transfer], reach: int, ends: Collection[int], header: Header, lengths: Sequence[int]
+) -> list[Transfer]:
+    """The messages of a link that are sent or used up to ``reach`` turns before or after turn 0, as they are sent.
 
-    It takes less time than the whole program. Micro-batches have the numbers of the view's middle turn.
+    ``transfers`` are those of one turn, which have their ends in the turns ``ends``.
     """
-    traffics = communicate(schedule, AHEAD)
-    turns = _middle_turns(stream, schedule, traffics, [Insertions({}, {})] * len(stream.turns))
-    return ProgramStream(stream.header, tuple(turns))
-
-
-def _middle_turns(
-    stream: ScheduleStream, schedule: Schedule, traffics: Iterable[Traffic], inserted: Iterable[Insertions]
-) -> Iterator[Turn]:
-    """Yields the turn in the middle of each lane of a view, with the numbers of the view."""
-    for lane, middle, insertions in zip(schedule.lanes, _middles(stream, schedule, traffics), inserted, strict=True):
-        lines = with_inserted(lane, middle.places, middle.traffic, middle.slots, insertions)
-        yield Turn(tuple(lines), middle.sizes)
-
-
-class _Middle(NamedTuple):
-    """The turn in the middle of a lane, by places, with the traffic of the lane; slots are as `rings` gives them."""
-
-    places: range
-    traffic: Traffic
-    slots: tuple[Slot, ...]
-    sizes: tuple[tuple[Shelf, int], ...]
-
-
-def _middles(stream: ScheduleStream, schedule: Schedule, traffics: Iterable[Traffic]) -> Iterator[_Middle]:
-    """Yields the turn in the middle of each lane of a schedule, which is a view of the stream."""
-    header, updates = stream.header, schedule.header.updates
-    number = updates // header.per_turn // 2
-    for turn, traffic in zip(stream.turns, traffics, strict=True):
-        before = lines_before(header, turn, number, updates)
-        places = range(before, before + len(turn.instructions))
-        yield _Middle(places, traffic, *rings(traffic.postings, places, number * header.period, header.period))
+    messages: list[Transfer] = []
+    for turn in range(-reach - max(ends), reach + 1 - min(ends)):
+        for message, sender, receiver, produced, used, over in transfers:
+            sent, received = turn * lengths[sender], turn * lengths[receiver]
+            later = Message(moved(message.micros, turn * header.period), *message.edge)
+            messages.append(Transfer(later, sender, receiver, produced + sent, used + received, over + received))
+    return sorted(messages, key=attrgetter("produced"))

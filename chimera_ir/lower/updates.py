@@ -31,24 +31,25 @@ that can run only after the sum of the update before, if that operation comes be
 
 All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch, in the
 earliest run. A sum is over as soon as all workers have launched it; communication and steps take no time.
+
+Places of a lane are counted on from turn to turn, as in `streaming`: what is at place p in one turn is at p + n in the
+next, where a turn has n operations, and its version is later by the updates of a turn.
 """
 
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from itertools import accumulate
+from functools import cache
+from sys import maxsize
 from typing import NamedTuple
 
-from chimera_ir.flow.cycles import steady_run
-from chimera_ir.flow.engine import play
-from chimera_ir.flow.fold import fold
-from chimera_ir.flow.live import most_at_once
-from chimera_ir.flow.net import Net, net_of, newest, places_after
-from chimera_ir.ir.ids import Stage, Version, WeightGroup
-from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Operation, Stash, Step, WaitAllReduce, singles
+from chimera_ir.flow.cycles import longest_paths, steady_run
+from chimera_ir.flow.fold import FoldedTurn, fold
+from chimera_ir.flow.net import Net, newest
+from chimera_ir.ir.ids import Version, WeightGroup
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
+from chimera_ir.ir.streams import ScheduleStream, computes
 from chimera_ir.ir.turns import in_turn
 from chimera_ir.lower.sync import Duration, Insertions
 
@@ -65,172 +66,187 @@ class _GroupUpdate(NamedTuple):
 
     ``launch`` is the gap right after the worker's last backward of the update or, without one, after the step before.
     The step must be made before the operation at ``step``; ``last`` is the place of the last operation that reads the
-    version that the step supersedes.
+    version that the step supersedes, before ``step`` if there is none.
     """
 
     group: WeightGroup
-    version: Version
+    version: int
     launch: _Gap
     step: int
     last: int
 
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """The places of everything that an update has in a lane."""
+        return self.launch.place, self.step, self.last
 
-def update(net: Net, duration: Duration) -> Iterator[Insertions]:
-    """The sums, steps, stashes and drops of every lane, by the policy above; ``duration`` is in any unit.
 
-    ``net`` is that of some updates of a stream. Its operations read the versions of the steady state, except in the
-    first turns: there version 0 may stand for versions below 0.
+_Marks = dict[WeightGroup, list[tuple[int, int]]]
+"""The operations of a turn that have to do with a group: the place and an update or a version of each."""
+
+
+class _EndlessLane:
+    """The lane of a worker: its operations in turn 0 and, by group, what they need, read and add to.
+
+    ``summed`` counts the updates of a group that are surely summed when an operation runs, for groups to which some
+    worker adds nothing in an update.
     """
-    updates_by_lane = _all_updates(net.schedule, net)
-    agreed = _agreed(net, duration, updates_by_lane)
-    for lane, updates in zip(net.schedule.lanes, updates_by_lane, strict=True):
-        yield _insertions(
-            lane, sorted(updates, key=lambda group_update: agreed[group_update.version, group_update.group])
+
+    def __init__(self, header: Header, operations: Sequence[Compute]) -> None:
+        self.operations, self.length, self.per_turn = operations, len(operations), header.per_turn
+        self.needs: _Marks = defaultdict(list)
+        self.reads: _Marks = defaultdict(list)
+        self.sums: _Marks = defaultdict(list)
+        self.summed: _Marks = {}
+        for place, operation in enumerate(operations):
+            for group in header.groups_with[operation.stage]:
+                self.needs[group].append((place, newest(header, operation)))
+                self.reads[group].append((place, operation.version or 0))
+                if operation.kind.sums:
+                    self.sums[group].append((place, header.update_of(operation.micros)))
+
+    @property
+    def uneven(self) -> Iterator[WeightGroup]:
+        """The groups to whose gradients the worker adds nothing in some update."""
+        updates = range(self.per_turn)
+        return (group for group in self.needs if None in [self._last(self.sums[group], update) for update in updates])
+
+    def of_turn(self) -> Iterator[_GroupUpdate]:
+        """Yields the updates of turn 0: of each group, as many as a turn makes, from the one that makes version 1."""
+        return (self.update(group, version) for group in self.needs for version in range(1, self.per_turn + 1))
+
+    def update(self, group: WeightGroup, version: int) -> _GroupUpdate:
+        """The update that makes a version of a group, in any turn."""
+        last, step = self._last(self.sums[group], version - 1), self._step(group, version)
+        read = self._last(self.reads[group], version - 1)
+        # An update is launched after its last backward, or else behind the step before.
+        launch = (last + 1, False) if last is not None else (self._step(group, version - 1), True)
+        return _GroupUpdate(group, version, _Gap(*launch), step, step - 1 if read is None else read)
+
+    def _step(self, group: WeightGroup, version: int) -> int:
+        """The place of the step that makes a version.
+
+        The step before an update without backwards is made early, so that its launch keeps no worker waiting.
+        """
+        early = self.summed[group] if self._last(self.sums[group], version) is None else []
+        # The first place, in any turn, that needs this version or a later one.
+        return min(
+            place - self.length * ((need - version) // self.per_turn) for place, need in (*self.needs[group], *early)
         )
 
-
-def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
-    """Yields for each worker the most copies of each stage's weights at any time: the newest and the stashed ones."""
-    for stages, updates in zip(schedule.header.stages_of, _all_updates(schedule), strict=True):
-        # Time 2p is before place p, when a version is stashed, and time 2p+1 behind it, when one is dropped.
-        stashed = most_at_once(
-            (group_update.group, 2 * group_update.step, 2 * group_update.last + 1) for group_update in updates
-        )
-        yield {stage: 1 + stashed.get((stage,), 0) for stage in stages}
+    def _last(self, marks: Iterable[tuple[int, int]], number: int) -> int | None:
+        """The last place, in any turn, that has this number; None if there is no such place."""
+        turns = ((place, *divmod(number - have, self.per_turn)) for place, have in marks)
+        return max((place + self.length * turn for place, turn, rest in turns if not rest), default=None)
 
 
-def _insertions(lane: tuple[Operation, ...], updates: list[_GroupUpdate]) -> Insertions:
+def update(stream: ScheduleStream, net: Net, duration: Duration) -> Iterator[Insertions]:
+    """The sums, steps, stashes and drops of turn 0 of every lane, by the policy above; ``duration`` is in any unit.
+
+    ``net`` is that of a view of the stream, which has the earliest run.
+    """
+    header, lanes = stream.header, _lanes(stream, net)
+    order = _agreed(header, lanes, net, duration)
+    for lane in lanes:
+        # An update has lines in some turns. Launches that are as many turns earlier may delay its launch.
+        turns = [place // lane.length for update in lane.of_turn() for place in update.places]
+        first, last = min(turns, default=0), max(turns, default=0)
+        versions = range(1 + (first - 2 * last - 1) * header.per_turn, 1 + (2 - first) * header.per_turn)
+        updates = [lane.update(group, version) for group in lane.needs for version in versions]
+        yield _insertions(lane, sorted(updates, key=order))
+
+
+def _insertions(lane: _EndlessLane, updates: Iterable[_GroupUpdate]) -> Insertions:
+    """The lines of updates, which come in the agreed order of their launches."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
-    # Updates come in the agreed order of their launches. A launch is delayed to the one before it in this order.
-    gap = _Gap(0, behind_steps=False)
-    for group, version, launch, step, last in updates:
-        gap = max(gap, launch)
-        origin = lane[min(launch.place - (not launch.behind_steps), len(lane) - 1)].origin
+    gap = _Gap(-maxsize, behind_steps=False)
+    for group, number, launch, step, last in updates:
+        gap = max(gap, launch)  # a launch is delayed to the one before it in the agreed order
+        version, superseded = Version(number), Version(number - 1)
+        origin = lane.operations[(launch.place - (not launch.behind_steps)) % lane.length].origin
         launches = before[gap.place] if gap.behind_steps else after[gap.place - 1]
         launches.append(AllReduce(group, origin, version))
         before[step].append(WaitAllReduce(group, origin, version))
         if last >= step:
-            before[step].append(Stash(group, Version(version - 1), origin))
-            after[last].append(Drop(group, Version(version - 1), lane[last].origin))
+            before[step].append(Stash(group, superseded, origin))
+            after[last].append(Drop(group, superseded, lane.operations[last % lane.length].origin))
         before[step].append(Step(group, origin, version))
     return Insertions(before, after)
 
 
-def _all_updates(schedule: Schedule, net: Net | None = None) -> list[list[_GroupUpdate]]:
-    """The updates of every lane; ``net`` is the schedule's net if the caller has it."""
-    header = schedule.header
-    uneven = {group for number, lane in enumerate(schedule.lanes) for group in _uneven(header, number, lane)}
-    summed = {group: _summed(net or net_of(schedule), group) for group in uneven}
-    ends = accumulate(map(len, schedule.lanes))
-    return [
-        list(_updates(header, lane, {group: counts[end - len(lane) : end] for group, counts in summed.items()}))
-        for lane, end in zip(schedule.lanes, ends, strict=True)
-    ]
+def _lanes(stream: ScheduleStream, net: Net) -> list[_EndlessLane]:
+    header = stream.header
+    lanes = [_EndlessLane(header, tuple(computes(turn.instructions))) for turn in stream.turns]
+    uneven = {group for lane in lanes for group in lane.uneven}
+    if not uneven:
+        return lanes
+    turn = fold(net)
+    for group in uneven:
+        nodes = [[_node(header, lane, turn, place) for place in range(lane.length)] for lane in lanes]
+        needs = [-maxsize] * len(turn.waits)
+        for lane, of_lane in zip(lanes, nodes, strict=True):
+            for place, need in lane.needs.get(group, ()):
+                node, later = of_lane[place]
+                needs[node] = max(needs[node], need - later * header.per_turn)
+        # The most that any operation before needs: of an operation a turn earlier, less by the updates of a turn.
+        counts, _ = longest_paths(turn.waits, [0] * len(needs), Fraction(header.per_turn), needs)
+        for lane, of_lane in zip(lanes, nodes, strict=True):
+            lane.summed[group] = [
+                (place, counts[node] + later * header.per_turn) for place, (node, later) in enumerate(of_lane)
+            ]
+    return lanes
 
 
-def _summed(net: Net, group: WeightGroup) -> Sequence[int]:
-    """The number of updates of a group that are surely summed when an operation runs, by the operation's number."""
-    header, counts = net.schedule.header, [0] * len(net.operations)
-    for number in net.order:
-        needs = [newest(header, part) for part in net.operations[number].parts if part.stage in group]
-        counts[number] = max([*needs, *map(counts.__getitem__, net.predecessors[number])], default=0)
-    return counts
+def _node(header: Header, lane: _EndlessLane, turn: FoldedTurn, place: int) -> tuple[int, int]:
+    """The node of the operation at a place of a lane, and the turn of its micro-batches."""
+    later, inside = divmod(place, lane.length)
+    operation, number = in_turn(header, lane.operations[inside])
+    return turn.nodes[operation], number + later
 
 
-def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[WeightGroup]:
-    """The groups of a worker to whose gradients the worker adds nothing in some update."""
-    added = {
-        (group, header.update_of(operation.micros))
-        for operation in singles(lane)
-        if operation.kind.sums
-        for group in header.groups_with[operation.stage]
-    }
-    updates = Counter(group for group, _ in added)
-    return (group for group in header.groups_of[worker] if updates[group] < header.updates)
-
-
-def _updates(
-    header: Header, lane: Sequence[Operation], summed: Mapping[WeightGroup, Sequence[int]]
-) -> Iterator[_GroupUpdate]:
-    """The updates of a lane, group by group; a step that no operation waits for is made at the end of the lane.
-
-    ``summed`` counts the updates that are surely summed at each place, for groups to which some worker adds nothing in
-    an update.
-    """
-    # The last backward of each update, and the last reader of each version.
-    backwards: dict[tuple[WeightGroup, int], int] = {}
-    lasts: dict[tuple[WeightGroup, int], int] = {}
-    for place, operation in enumerate(singles(lane)):
-        for group in header.groups_with[operation.stage]:
-            lasts[group, operation.version or 0] = place
-            if operation.kind.sums:
-                backwards[group, header.update_of(operation.micros)] = place
-    for group, steps in places_after(header, lane).items():
-        steps += [len(lane)] * (header.updates - len(steps))
-        # The step before an update without backwards is made early, so that its launch keeps no worker waiting.
-        for number in range(1, header.updates):
-            if (group, number) not in backwards:
-                steps[number - 1] = min(steps[number - 1], bisect_left(summed[group], number))
-        # An update is launched after its last backward, or else behind the step before.
-        for number, step in enumerate(steps):
-            last = backwards.get((group, number))
-            behind = _Gap(steps[number - 1] if number else 0, behind_steps=True)
-            launch = behind if last is None else _Gap(last + 1, behind_steps=False)
-            yield _GroupUpdate(group, Version(number + 1), launch, step, lasts.get((group, number), -1))
+def _by_version(update: _GroupUpdate) -> tuple[Fraction, int]:
+    return Fraction(update.version), 0
 
 
 def _agreed(
-    net: Net, duration: Duration, updates: list[list[_GroupUpdate]]
-) -> Mapping[tuple[Version, WeightGroup], tuple[Fraction, int]]:
-    """The sort key of every sum in the order of the launches; of sums with the same time, the later group is first."""
-    header = net.schedule.header
-    # The operations after which each sum is launched.
-    launched: dict[tuple[Version, WeightGroup], list[int]] = defaultdict(list)
-    for lane, group_updates in zip(net.lanes, updates, strict=True):
-        for group, version, launch, *_ in group_updates:
-            launched[version, group] += lane[launch.place - 1 : launch.place]
-    if all(len(groups) < 2 for groups in header.groups_of):
-        return {(version, group): (Fraction(version), 0) for version, group in launched}
-    if any(update.launch.behind_steps for lane in updates for update in lane):
-        net = _with_joins(net, updates, launched)
-    end, numbers = _steady_ends(net, [*map(duration, net.operations)]), header.group_numbers
-    # A sum is not over before the one for the version before it.
-    latest: dict[WeightGroup, Fraction] = defaultdict(Fraction)
-    agreed: dict[tuple[Version, WeightGroup], tuple[Fraction, int]] = {}
-    for version, group in sorted(launched):
-        latest[group] = max([latest[group], *map(end, launched[version, group])])
-        agreed[version, group] = latest[group], -numbers[group]
-    return agreed
+    header: Header, lanes: Sequence[_EndlessLane], net: Net, duration: Duration
+) -> Callable[[_GroupUpdate], tuple[Fraction, int]]:
+    """The sort key of an update in the order of the launches; of sums with the same time, the later group is first.
 
-
-def _with_joins(
-    net: Net, updates: Iterable[list[_GroupUpdate]], launched: Mapping[tuple[Version, WeightGroup], list[int]]
-) -> Net:
-    """The net in which steps also wait for the workers that launch a sum with nothing to add."""
-    before = [*net.predecessors]
-    for lane, group_updates in zip(net.lanes, updates, strict=True):
-        for group, version, _, step, _ in group_updates:
-            for number in lane[step : step + 1]:
-                before[number] += tuple(launched[version, group])
-    return replace(net, predecessors=tuple(before), order=play(net.lanes, before).order)
-
-
-def _steady_ends(net: Net, durations: Sequence[int]) -> Callable[[int], Fraction]:
-    """The end of an operation in a run that repeats every turn, so that the order of its sums is that of every turn.
-
-    The run is the earliest one that ends no operation of a turn earlier than the earliest run of all updates does in
-    its middle turn. Mostly that has come to repeat by then.
+    The times are those of a run that repeats every turn: the earliest one that ends no operation of a turn earlier than
+    the earliest run of the view does in its middle turn. Mostly that has come to repeat by then.
     """
-    if len(net.order) < len(net.operations):
-        return lambda _: Fraction(0)  # workers wait for each other in a cycle, whatever the order
-    turn, header, ends = fold(net), net.schedule.header, net.ends(durations)
-    steady = steady_run(
-        turn.waits, [durations[number] for number in turn.numbers], [ends[number] for number in turn.middle]
-    )
+    if all(len(groups) < 2 for groups in header.groups_of) or len(net.order) < len(net.operations):
+        return _by_version
+    turn, durations, numbers = fold(net), [*map(duration, net.operations)], header.group_numbers
 
-    def end(number: int) -> Fraction:
-        place, later_turns = in_turn(header, net.operations[number])
-        return steady.ends[turn.nodes[place]] + later_turns * steady.ratio
+    @cache
+    def launched(group: WeightGroup, version: int) -> list[tuple[int, int]]:
+        """The operations after which a sum is launched, by node and turn."""
+        updates = [(lane, lane.update(group, version)) for lane in lanes if group in lane.needs]
+        return [_node(header, lane, turn, update.launch.place - 1) for lane, update in updates]
 
-    return end
+    waits = [*turn.waits]
+    if any(lane.summed for lane in lanes):
+        # Steps also wait for the workers that launch a sum with nothing to add.
+        for lane in lanes:
+            for update in lane.of_turn():
+                node, step = _node(header, lane, turn, update.step)
+                sums = launched(update.group, update.version)
+                waits[node] = (*waits[node], *((other, step - number) for other, number in sums))
+    ends = net.ends(durations)
+    lengths, earliest = [durations[number] for number in turn.numbers], [ends[number] for number in turn.middle]
+    try:
+        run = steady_run(waits, lengths, earliest)
+    except ValueError:  # workers wait for each other in a cycle, whatever the order
+        return _by_version
+
+    @cache
+    def time(group: WeightGroup, version: int) -> Fraction:
+        """The time at which a sum is over; it is not over before the one for the version before it."""
+        earlier = range(version - header.per_turn + 1, version + 1)
+        sums = [operation for number in earlier for operation in launched(group, number)]
+        return max(run.ends[node] + number * run.ratio for node, number in sums)
+
+    return lambda update: (time(update.group, update.version), -numbers[update.group])

@@ -21,9 +21,7 @@ from chimera_ir.ir.ops import Compute, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
-from chimera_ir.lower.streaming import with_messages
 from chimera_ir.lower.sync import launches
-from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.splits import StageLoad
@@ -119,15 +117,10 @@ class CompiledScheme:
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
         """The most copies of the weights of each stage that each worker keeps at once."""
-        schedule = self._schedule
-        if not schedule.header.asynchronous:
-            return tuple(dict.fromkeys(stages, 1) for stages in schedule.header.stages_of)
-        return tuple(copies(schedule))
-
-    @cached_property
-    def messages(self) -> ProgramStream | None:
-        """The stream with messages but without sums and steps; None with a flush."""
-        return with_messages(self.level, self._schedule) if isinstance(self.level, ScheduleStream) else None
+        if isinstance(self.level, Schedule):
+            return tuple(dict.fromkeys(stages, 1) for stages in self.level.header.stages_of)
+        program = lower(self.level, net=self.structure.net)
+        return tuple(dict(of_worker.copies) for of_worker in holdings(program))
 
     @cached_property
     def waiting(self) -> tuple[tuple[list[Stage], list[int]], ...]:
@@ -271,17 +264,7 @@ class Variant:
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
         """The holdings of each worker, from which its memory follows; they are the same in every setting."""
-        messages = self.compiled.messages
-        if self._holdings:
-            return self._holdings
-        if messages is None:
-            self._holdings = tuple(holdings(self.lowered(setting)))
-        else:
-            held = holdings(replace(messages, header=header_of(self.header, messages.header.updates)))
-            self._holdings = tuple(
-                replace(of_worker, copies=tuple(counts.items()))
-                for of_worker, counts in zip(held, self.compiled.copies, strict=True)
-            )
+        self._holdings = self._holdings or tuple(holdings(self._lowering(setting).level))
         return self._holdings
 
     def _lowering(self, setting: Setting) -> "_Lowering":
