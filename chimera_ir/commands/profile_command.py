@@ -63,6 +63,7 @@ def profile_command() -> None:
 
 _MODEL_SECTIONS = {
     "Common options": "--stages --micro-batch-size --out --split --count",
+    "A model of transformers": "--hf --length",
     "Measurement": "--every --device --threads --rounds --seed",
     "Output": "--force --json --quiet",
 }
@@ -72,7 +73,11 @@ _measuring = all_of(as_json("Print what is written as JSON, too."), general)
 """Adds to a command's function the options of every command that measures."""
 
 _of_a_model = all_of(
-    click.argument("model", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="MODEL.py"),
+    click.argument(
+        "model", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="[MODEL.py]", required=False
+    ),
+    click.option("--hf", metavar="PATH_OR_NAME", help="In place of MODEL.py a model of transformers."),
+    click.option("--length", type=click.IntRange(min=2), metavar="T", help="With --hf: tokens of an item."),
     click.option(
         "--micro-batch-size",
         "sizes",
@@ -137,7 +142,9 @@ def layers(every: bool, **options: Any) -> None:
 def _measure(
     depths: tuple[int, ...],
     split: tuple[int, ...] | None,
-    model: Path,
+    model: Path | None,
+    hf: str | None,
+    length: int | None,
     sizes: tuple[int, ...],
     out: Path,
     count: bool,
@@ -151,6 +158,12 @@ def _measure(
 ) -> None:
     """Writes the profile of a model cut to each of ``depths``, or of layers; ``once`` measures one of equal ones."""
     require_torch("measuring")
+    if (model is None) == (hf is None):
+        raise WrongCommand("give either MODEL.py or --hf PATH_OR_NAME")
+    if model is None and count:
+        raise WrongCommand("--count: models of transformers look at values of their masks; measure, without --count")
+    if hf is None and length is not None:
+        raise WrongCommand(f"--length {length} goes with --hf: the dataset of MODEL.py decides")
     from chimera_ir.measure import model as measure
     from chimera_ir.measure.stages import StageRequest
 
@@ -160,10 +173,11 @@ def _measure(
         request = StageRequest(depths, sizes, rounds, seed, split, once)
         noise: tuple[str, ...] = ()
         with _bar() as progress:
-            if count:
+            if count and model is not None:
                 text = write_profile(measure.counted(model, request, progress))
             else:
-                measured = measure.timed(model, request, device, threads, progress)
+                load = measure.of_transformer(str(hf), length) if model is None else measure.of_file(model)
+                measured = measure.timed(load, request, device, threads, progress)
                 noise, text = measured.noise, write_profile(measured.profile)
         _warn(tuple(f"{warning}; {visible(str(out))} lists them" for warning in noise[:1]))
         write_file(out, text + _commented("", (*_warnings(noise[:1]), *noise[1:])), MARK, force)

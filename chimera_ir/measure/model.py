@@ -1,6 +1,6 @@
 """One process of ``chimera profile stages``: from a model file to its profile."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from chimera_ir.profile.work import WorkProfile
 from chimera_runtime import blame
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel, Misuse
-from chimera_runtime.model.model import load
+from chimera_runtime.model.model import ModelFile, load
 from chimera_runtime.ranks.cpu_allocator import keep_memory
 
 _OFFERED: dict[str, list[str]] = {"args": []}
@@ -23,6 +23,22 @@ _OFFERED: dict[str, list[str]] = {"args": []}
 
 class BadFile(Exception):
     """The model cannot be measured; the message says why and what to do."""
+
+
+Load = Callable[[tuple[int, ...] | None], ModelFile]
+"""Loads a model, whose layers are cut by a split."""
+
+
+def of_file(file: Path) -> Load:
+    """Loads a model file."""
+    return lambda split: load(file, _OFFERED, split)
+
+
+def of_transformer(source: str, length: int | None) -> Load:
+    """Loads a model of transformers, with items of ``length`` tokens."""
+    from chimera_runtime.huggingface.model_file import without_text
+
+    return lambda split: without_text(source, length, split)
 
 
 def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkProfile:
@@ -35,8 +51,8 @@ def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkPr
     return replace(work, counts=replace(work.counts, file=str(file)))
 
 
-def timed(file: Path, request: StageRequest, device: str, threads: int, progress: ShowProgress) -> TimedProfile:
-    """The times of a model file's stages on ``device``, and which of them are too noisy to use.
+def timed(load_model: Load, request: StageRequest, device: str, threads: int, progress: ShowProgress) -> TimedProfile:
+    """The times of a model's stages on ``device``, and which of them are too noisy to use.
 
     ``threads`` is the number of threads that torch uses on a CPU.
 
@@ -48,8 +64,9 @@ def timed(file: Path, request: StageRequest, device: str, threads: int, progress
     if device == "cpu":
         keep_memory()
     with _refusals():
-        measured = stages.timed(load(file, _OFFERED, request.split), request, torch.device(device), progress)
-    return replace(measured, profile=replace(measured.profile, file=str(file)))
+        model = load_model(request.split)
+        measured = stages.timed(model, request, torch.device(device), progress)
+    return replace(measured, profile=replace(measured.profile, file=str(model.file)))
 
 
 @contextmanager

@@ -93,7 +93,9 @@ def text_cannot_be_read(path: Path, why: str) -> Misuse:
 
 
 def text_is_too_short(path: Path, tokens: int, length: int) -> Misuse:
-    return Misuse(f"--text {path}: it has {tokens} tokens, fewer than the {length} of one item (--length)")
+    return Misuse(
+        f"--text {path}: it has {tokens} tokens, and the fewest are {2 * length}, two items (--length {length})"
+    )
 
 
 def tokens_are_outside(path: Path, largest: int, size: int) -> Misuse:

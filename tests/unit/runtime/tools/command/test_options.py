@@ -51,6 +51,20 @@ def test_without_a_model_nothing_starts() -> None:
         parse([])
 
 
+def test_a_model_of_transformers_takes_the_place_of_a_model_file() -> None:
+    options = parse(["--hf", "gpt2", "--text", "book.txt"])
+    assert (options.hf, options.text, options.learning_rate) == ("gpt2", Path("book.txt"), 5e-5)
+    for words, complaint in (
+        (["--hf", "gpt2"], "--hf needs --text FILE, to train on"),
+        ([*MODEL, "--hf", "gpt2", "--text", "t"], "a model of transformers needs no model file; leave --model out"),
+        (["--hf", "gpt2", "--text", "t", "--", "x"], "leave -- out"),
+        ([*MODEL, "--length", "4"], "--length goes with --hf"),
+        ([*MODEL, "--checkpoint-layers"], "--checkpoint-layers goes with --hf"),
+    ):
+        with pytest.raises(Misuse, match=complaint):
+            parse(words)
+
+
 @pytest.mark.parametrize("option", ["--steps", "--micro-batch-size"])
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many", "²", "9" * 5000])
 def test_a_count_is_a_positive_whole_number(option: str, text: str) -> None:
