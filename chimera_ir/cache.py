@@ -101,7 +101,7 @@ def _load(path: Path) -> Answer | None:
 
 
 def _store(directory: Path, key: str, answer: Answer) -> None:
-    """Write an answer whole or not at all, even if other processes write the same one."""
+    """Writes an answer whole or not at all, even if other processes write the same one."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = answer.as_json().encode()
     handle, part = tempfile.mkstemp(prefix=f"{key}.", suffix=".part", dir=directory)
@@ -119,7 +119,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def _drop(directory: Path) -> None:
-    """Remove the answers that were used least recently until the rest is within the limit; other files stay."""
+    """Removes the answers that were used least recently until the rest is within the limit; other files stay."""
     ours = [(path.lstat(), path) for path in directory.iterdir() if _OURS.fullmatch(path.name)]
     kept = 0
     for state, path in sorted(ours, key=lambda entry: entry[0].st_mtime, reverse=True):

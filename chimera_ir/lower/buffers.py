@@ -42,7 +42,7 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
 
 
 def _few(uses: list[tuple[int, int]]) -> list[Slot]:
-    """The slot of each message of a shelf; ``uses`` has the places before its posting, and of its last use."""
+    """The slot of each message of a shelf; ``uses`` has the place before which each is posted, and of its last use."""
     lowest = _lowest(uses)
     # The number of slots that the shelf needs if they are used round and round.
     posted = [before for before, _ in uses]

@@ -72,7 +72,7 @@ def lower(
 
 
 def _of_view(stream: ScheduleStream, net: Net | None) -> Net:
-    """The net of a view of a stream that shows all that ever happens: ``net`` if that does."""
+    """The net of a view of a stream that shows all that ever happens: ``net`` itself if it is of such a view."""
     shown = stream.updates_shown
     return net if net and net.schedule.header.updates >= shown else net_of(stream.view(shown))
 

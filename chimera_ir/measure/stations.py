@@ -119,18 +119,18 @@ class Station:
             slot.copy_(tensor)
 
     def forward(self, micro: int) -> None:
-        """A forward; the first stage loads the input, and the last stage also computes the loss."""
+        """Runs a forward; the first stage loads the input, and the last stage also computes the loss."""
         loaded = self.load_input(micro) if self.handed is None else self.stage.inputs[0]
         self.stage.forward(micro, loaded, self.load_target(micro) if self.after is None else None)
         if self.after is not None:
             self.stage.outputs(micro)
 
     def backward(self, micro: int) -> None:
-        """A whole backward, which runs the forward again for the recomputed micro-batch of a round."""
+        """Runs a whole backward, which runs the forward again for the recomputed micro-batch of a round."""
         self._backward(self.stage.backward, micro)
 
     def backward_input(self, micro: int) -> None:
-        """The first half of a backward."""
+        """Runs the first half of a backward."""
         self._backward(self.stage.backward_input, micro)
 
     def _backward(self, run: Callable[[int, Tensors], None], micro: int) -> None:

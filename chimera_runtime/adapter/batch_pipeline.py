@@ -16,7 +16,7 @@ from chimera_runtime.values.nested import to_device
 
 
 class BatchPipeline(Pipeline):
-    """A `Pipeline` of modules that are there, whose last stage leaves its losses and outputs in ``results``."""
+    """A `Pipeline` of modules that exist already, whose last stage leaves its losses and outputs in ``results``."""
 
     def __init__(
         self,

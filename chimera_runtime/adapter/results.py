@@ -31,7 +31,7 @@ class Results:
     _keeps_outputs: bool = False
 
     def clear(self, *, keeps_outputs: bool = False) -> None:
-        """Forgets all results; those that follow have outputs or not."""
+        """Forgets all results; later ones have outputs only if ``keeps_outputs``."""
         self.by_micro.clear()
         self._keeps_outputs = keeps_outputs
 

@@ -226,7 +226,7 @@ class Checkpoints:
         dist.destroy_process_group(self._exchange.group)
 
     def claim(self) -> None:
-        """Locks the directory for this job; else the first `save` does, when an error loses work. Errors as there."""
+        """Locks the directory for this job now: in the first `save` an error would lose work. Errors as in `save`."""
         if self._is_locked:
             return
         complaint = None

@@ -92,7 +92,7 @@ def states_are_missing(what: str, name: str, rank: int, without: int) -> Misuse:
 def states_differ(
     what: str, name: str, ranks: tuple[int, int], key: str, values: tuple[str | None, str | None], instead: str
 ) -> Misuse:
-    """A state differs between two ranks; ``instead`` are the parameters of `Checkpoints` for states that may."""
+    """A state differs between two ranks; ``instead`` names the parameters of `Checkpoints` for what may differ."""
     (first, rank), (value, other) = ranks, ("absent" if value is None else value for value in values)
     return Misuse(
         f"{what}[{name!r}] is not the same on rank {first} and on rank {rank}: {key} is "

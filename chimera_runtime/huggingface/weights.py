@@ -17,7 +17,7 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class SavedWeights:
-    """SavedWeights under the names of a checkpoint, of which a part of a model reads those that it has.
+    """Weights under the names of a checkpoint, of which a part of a model reads those that it has.
 
     ``files`` has the file of safetensors of each name, ``tensors`` the tensors of a model in memory. Names and forms
     of older checkpoints become those of the model, as in ``from_pretrained``. ``tied`` are names that a
@@ -121,7 +121,7 @@ def _safe_open(file: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the progress bar of a loading: each layer is one."""
+    """Hides the progress bar that transformers shows when it loads: each layer is loaded by itself."""
     logging = import_module("transformers.utils.logging")
     was_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -221,6 +221,6 @@ def plain(group: SavedGroup) -> dict[str, Any]:
 
 
 def group_of(plain: Mapping[str, Any]) -> SavedGroup:
-    """The inverse of `plain`."""
+    """Returns the group that `plain` has returned as containers."""
     schedulers = [(TorchClass(*of), GroupStates(common, of_group)) for of, common, of_group in plain["schedulers"]]
     return SavedGroup(plain["settings"], plain["entries"], TorchClass(*plain["kind"]), schedulers)

@@ -64,7 +64,7 @@ def share(count: int, size: int, parts: int) -> int:
 def on_other_workers(
     neighbours: Iterable[int], stage: int, worker: int, placement: Iterable[Sequence[int]]
 ) -> list[int]:
-    """The neighbours of a stage of a worker whose values it receives: it holds none of them in a pipe of the stage.
+    """The neighbours of a stage that ``worker`` holds in no pipe in which it holds the stage: it receives their values.
 
     ``placement`` has the worker of each stage, pipe by pipe.
     """

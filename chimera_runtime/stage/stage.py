@@ -347,7 +347,7 @@ class Stage(WeightGroup):
         return input_leaves, (*roots, *auxiliary), (*self._output.gradients(roots, gradients), *shares), counts
 
     def _graph(self, micro: int) -> SavedGraph:
-        """Returns the graph of a micro-batch, which is saved, or which the forward makes now that runs again."""
+        """Returns the graph of a micro-batch: the saved one or, if it is recomputed, that of a second run, made now."""
         saved = self._saved.pop(micro)
         if isinstance(saved, SavedGraph):
             return saved

@@ -308,7 +308,7 @@ def packed(value: Any, what: str) -> bytes:
 
 
 def unpacked(saved: bytes) -> Any:
-    """Inverse of `packed`; tensors are on the CPU."""
+    """Returns the value that `packed` has pickled; its tensors are on the CPU."""
     return torch.load(BytesIO(saved), map_location="cpu", weights_only=False)
 
 

@@ -127,7 +127,7 @@ class Outcomes:
             raise self._difference
 
     def explain(self) -> None:
-        """Raises RanksDiffer if a sum that has arrived shows a difference: it may be why another rank has ended."""
+        """Raises RanksDiffer if a sum that has arrived shows a difference, which may be why another rank has ended."""
         with suppress(PeerLost):  # a sum that failed with the lost rank counts as arrived
             while self._under_way and self._under_way[0].is_there:
                 self._under_way.popleft().settle()

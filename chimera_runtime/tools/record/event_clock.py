@@ -74,7 +74,7 @@ class EventClock(HostClock):
 
 
 def clock_of(device: torch.device) -> HostClock:
-    """Makes the clock for operations on a device. That of a GPU has not run on one."""
+    """Makes the clock for operations on a device. The clock for a GPU has not been tried on a GPU."""
 
     def new_event() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

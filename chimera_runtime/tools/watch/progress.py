@@ -161,7 +161,7 @@ class Progress:
             self.write_line(self._line)
 
     def evaluated(self, held_out: float) -> None:
-        """Reports the loss on held-out items after the updates so far; the time of the evaluation counts for none.
+        """Reports the loss on held-out items after the updates so far; no update's time includes the evaluation.
 
         Every rank calls it, and has no update under way.
         """
