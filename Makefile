@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 COMPILED := $(VENV)/.compiled
 ACTIVATE = @echo "chimera is installed in $(VENV): source $(BIN)/activate makes it a command of this shell"
 
-.PHONY: help demo quick test check docs browser examples gpu test-torch clean
+.PHONY: help demo quick test check docs browser examples torchtitan gpu test-torch clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -58,6 +58,13 @@ browser:  ## install the headless browser that some tests need, where that is pe
 examples: $(READY)  ## install what models of transformers need beside torch
 	$(BIN)/python .ci/install.py $(VENV) hf || echo "no transformers: their tests are skipped"
 
+# What examples/torchtitan needs, apart from what other tests import: without what torchtitan needs for its trainer.
+# Without a package index its test is skipped.
+TITAN := torchtitan==0.3.0 spmd_types==0.2.3 tyro==1.0.17 docstring_parser==0.18.0
+torchtitan: $(READY)  ## install torchtitan for the test of examples/torchtitan
+	@test -d $(VENV)/torchtitan || $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --no-deps \
+	  --target $(VENV)/torchtitan $(TITAN) || echo "no torchtitan: a test is skipped"
+
 # What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
 # from end to end, the core of the runtime, and some of the properties.
 QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_types docs names)) tests/errors chimera_ir/diagnostics chimera_ir/syntax \
@@ -84,7 +91,7 @@ checked:
 
 # Tests write some hundred thousand small files: into memory, where it has room for them.
 tests: export TMPDIR := $(or $(TMPDIR),$(shell $(PYTHON) -c 'import shutil; print("/dev/shm" * (shutil.disk_usage("/dev/shm").free > 4 << 30))' 2>/dev/null))
-tests: $(COMPILED) browser examples
+tests: $(COMPILED) browser examples torchtitan
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch

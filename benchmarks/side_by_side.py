@@ -18,9 +18,11 @@ class Contender:
     """A system.
 
     ``kind`` and ``name`` are "generated" or "loop" and a library scheme, whose steps are made in the lane or after it;
-    "torch" and the class of a schedule of one stage on each rank, "torch, listed" and that of one that takes a list of
-    stages, "torch, v" and that of one with two stages on each rank, down and up again; or "alone" and the number of
-    threads of the one process. ``workers`` is the parameter of a library scheme that gives the number of ranks.
+    "pipeline" or "interface" and a library scheme, which gets mini-batches as torch's do, by `Pipeline` or
+    `CompiledSchedule`; "torch" and the class of a schedule of one stage on each rank, "torch, listed" and that of one
+    that takes a list of stages, "torch, v" and that of one with two stages on each rank, down and up again; or "alone"
+    and the number of threads of the one process. ``workers`` is the parameter of a library scheme that gives the number
+    of ranks.
     """
 
     label: str
@@ -95,7 +97,7 @@ def _contenders(comparison: Comparison, place: Path) -> list[tuple[str, str, str
             each.label,
             each.kind,
             str(_compiled(place, each.name, comparison.stages, comparison.micro_batches, each.workers))
-            if each.kind in ("generated", "loop")
+            if each.kind in ("generated", "loop", "pipeline", "interface")
             else each.name,
         )
         for each in comparison.contenders

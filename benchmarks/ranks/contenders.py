@@ -1,6 +1,6 @@
 """The systems that are compared: each makes one update of the same model on the same ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -119,15 +119,35 @@ def _world(world: World, job: Job, name: str) -> World:
     return world
 
 
-class Peer:
-    """A schedule of torch.distributed.pipelining, used as its documentation says."""
+class WholeBatches(Loop):
+    """As `Loop`, with mini-batches that are made as those of `Peer`, on ranks that use them."""
 
-    def __init__(self, task: Task, schedule: str, device: torch.device) -> None:
+    def __init__(self, world: World, task: Task, directory: Path) -> None:
+        super().__init__(world, task, directory)
+        self._data = _Data(task, world.device)
+
+    def step(self) -> None:
+        """Forward, backward, sums; then the steps."""
+        held = self._pipe.stages
+        inputs = self._data.inputs() if 0 in held else None
+        targets = self._data.targets() if self._pipe.job.stages - 1 in held else None
+        self._pipe.step((inputs, targets))
+        self._data.advance()
+        self._optimizers.step()
+        self._optimizers.zero_grad()
+
+
+class Peer:
+    """A schedule with the interface of torch.distributed.pipelining, used as its documentation says."""
+
+    def __init__(
+        self, task: Task, make_schedule: Callable[[pipelining.PipelineStage], Any], device: torch.device
+    ) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         module = task.model.stage(rank, ranks, 0, device)
         self._optimizer = task.model.steps(list(module.parameters()))
         stage = pipelining.PipelineStage(module, rank, ranks, device)
-        self._schedule = getattr(pipelining, schedule)(stage, task.micro_batches, loss_fn=task.model.loss)
+        self._schedule = make_schedule(stage)
         self._data = _Data(task, device)
         self._module = module
         self._first, self._last = stage.is_first, stage.is_last
@@ -142,7 +162,8 @@ class Peer:
         self._module.zero_grad()
 
     def close(self) -> None:
-        """Has used the group of all ranks alone."""
+        """Gives back what a compiled schedule has made; those of torch have used the group of all ranks alone."""
+        getattr(self._schedule, "close", lambda: None)()
 
 
 class ListedPeer:

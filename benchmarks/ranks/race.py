@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contenders import Contender, Generated, ListedPeer, Loop, OneProcess, Peer, Task
+from contenders import Contender, Generated, ListedPeer, Loop, OneProcess, Peer, Task, WholeBatches
 from sleepers import Sleep, sleepers
+from torch.distributed import pipelining
 from torch.distributed.distributed_c10d import PrefixStore
 
+from chimera_runtime import CompiledSchedule
 from chimera_runtime.model.model import load
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.cpu_allocator import keep_memory
@@ -51,7 +53,12 @@ def contender(kind: str, name: str, world: World, task: Task) -> Contender:
         case "loop":
             return Loop(world, task, Path(name))
         case "torch":
-            return Peer(task, name, world.device)
+            of_torch = getattr(pipelining, name)
+            return Peer(task, lambda stage: of_torch(stage, task.micro_batches, task.model.loss), world.device)
+        case "interface":
+            return Peer(task, lambda stage: CompiledSchedule(name, stage, task.model.loss), world.device)
+        case "pipeline":
+            return WholeBatches(world, task, Path(name))
         case "torch, listed":
             return ListedPeer(task, name, [dist.get_rank()], dist.get_world_size(), world.device)
         case "torch, v":

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.feed import Feed
@@ -69,8 +68,7 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
     """
     ties = declared(model, world.job)
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
-    has_others = len(world.control_group.members) < dist.get_world_size()
-    members = world.control_group.members if has_others and not world.job.period else None
+    members = None if world.job.period else world.control_group.members
     built = {s: model.stage(s, world.job.stages, seed, world.device, members=members) for s in held}
     unite(world.control_group, world.job, built, ties, model=model)
     label(parameters_by_name(model, built, ties))

@@ -107,19 +107,22 @@ def rest(module: torch.nn.Module) -> None:
 def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | None:
     """Returns the reason why no pipeline supports the way in which a module is spread, with advice; else None.
 
-    ``members`` are the ranks of the pipelines if there are other ranks over which a module may be spread: no two
-    members may hold parts of one tensor.
+    ``members`` are the ranks of the pipelines, no two of which may hold parts of one tensor. Without a flush it
+    is None: nothing may be spread.
     """
     tensors = [*module.parameters(), *module.buffers()]
     wrapper = next((name for part in module.modules() if (name := _made_by(part, _WRAPPERS))), None)
     if wrapper is not None and members is not None:
-        return f"{wrapper}, which sums gradients on its own after every backward; use fully_shard(module, mesh=...)"
+        return (
+            f"{wrapper}, which sums gradients on its own after every backward; use fully_shard(module, mesh=...), or "
+            "the plain module: gradients are summed over copies of the pipelines"
+        )
     spreading = (name for part in (*module.modules(), *tensors) if (name := _made_by(part, _WRAPPERS + _SPREADING)))
     if members is None and (name := next(spreading, None)):
         return (
-            f"{name}; FSDP, DDP and tensor parallelism cannot be used within a stage: return the plain module, its "
-            "replicas are kept equal and their gradients summed already. A Pipeline with a flush over one "
-            "dimension of a mesh (group=) leaves the others to them"
+            f"{name}; FSDP, DDP and tensor parallelism cannot be used within a stage of a schedule without a flush: "
+            "return the plain module, its replicas are kept equal and their gradients summed already. A Pipeline with "
+            "a flush over one dimension of a mesh (group=) leaves the others to them"
         )
     spread: list[Any] = [*filter(is_spread, tensors)]
     for tensor in spread:

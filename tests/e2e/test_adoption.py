@@ -46,6 +46,14 @@ def scripts(name: str) -> list[str]:
     return [script for script in re.split(r"^(?=import torch\n)", together, flags=re.M) if script.strip()]
 
 
+def with_one_line_changed() -> str:
+    """The script for torch with the line that the page gives in place of the one that makes the schedule."""
+    (line,) = (block for block in blocks("from_pipelining.md") if block.startswith("from chimera_runtime import Comp"))
+    changed, count = re.subn(r"^schedule = .*$", line, (SCRIPTS / "theirs.py").read_text(), flags=re.M)
+    assert count == 1
+    return changed
+
+
 def jobs(folder: Path) -> Iterator[Job]:
     sizes = {"chimera": (4, 4), "dapple": (4, 4), "gpipe": (4, 4), "schedule": (4, 8), "two": (2, 4)}
     for out, (depth, micro_batches) in sizes.items():
@@ -58,6 +66,9 @@ def jobs(folder: Path) -> Iterator[Job]:
         yield Job(f"page{number}", file, (), model=None)
     for whose in ("theirs", "ours"):
         yield Job(whose, SCRIPTS / f"{whose}.py", (), model=None)
+    (folder / "model.py").write_text((SCRIPTS / "model.py").read_text())
+    (folder / "one_line.py").write_text(with_one_line_changed())
+    yield Job("one_line", folder / "one_line.py", (), model=None)
     yield Job("loop", LOOP, (), model=None)
     yield Job("own_loop", OWN_LOOP, (), model=None)
     compiled(folder, str(EXAMPLES / "valley.chim"), P=4, N=8).rename(folder / "valley.out")
@@ -114,9 +125,9 @@ def test_the_loop_of_the_readme_prints_a_line_for_each_update_on_one_rank(runs: 
     assert all(line.startswith("loss ") for line in printed[0])
 
 
-def test_both_scripts_print_what_the_page_says(runs: dict[str, Outcome]) -> None:
+def test_all_scripts_print_what_the_page_says(runs: dict[str, Outcome]) -> None:
     (printed,) = re.findall(r"^```console\n(step.*?)^```$", page_text("from_pipelining.md"), re.M | re.S)
-    for whose in ("theirs", "ours"):
+    for whose in ("theirs", "one_line", "ours"):
         runs[whose].assert_passed()
         lines = [line for line in runs[whose].said[0].splitlines() if line.startswith("step ")]
         assert lines == printed.splitlines(), whose

@@ -56,6 +56,13 @@ def test_step_times_stand_beside_those_of_torch() -> None:
         assert float(row["ours / ideal"]) > 0
 
 
+def test_steps_behind_the_interface_of_torch_stand_beside_those_of_a_pipeline_and_of_torch() -> None:
+    model = BENCHMARKS.parent / "examples" / "gpt.py"
+    rows = table("interface.py", "--rounds", "1", "--micro-batch-size", "1", "--model", str(model))
+    assert [row["interface beside"] for row in rows] == ["Pipeline", "torch"]
+    assert all(RATIO.fullmatch(row["step"]) for row in rows)
+
+
 def test_predictions_stand_beside_what_was_measured() -> None:
     rows = table(
         *("accuracy.py", "--parts", "rehearsal", "--depths", "2", "--times", "1", "--forward", "5", "--steps", "1"),
