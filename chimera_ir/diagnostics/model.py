@@ -193,8 +193,10 @@ class Attempts:
         """The results of ``make``, with a step for each thing; a rejected thing has no result."""
         made: list[U] = []
         for thing in things:
-            with self.step():
+            try:
                 made.append(make(thing))
+            except Rejected as rejected:
+                self.failed += rejected.diagnostics
         return made
 
 

@@ -162,10 +162,8 @@ def _batches_on_grid(
     if not isinstance(micro, ast.Range):
         single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
         return list(map(single.get, grid.values(micro)))
-    batches: dict[tuple[int, int], tuple[Micro, ...] | None] = {}
     ranges = list(zip(grid.values(micro.start), grid.values(micro.stop), strict=True))
-    for start, stop in {*ranges}:
-        batches[start, stop] = _group(numbers, start, stop)
+    batches = {ends: _group(numbers, *ends) for ends in {*ranges}}
     return [batches[ends] for ends in ranges]
 
 

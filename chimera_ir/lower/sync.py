@@ -36,12 +36,12 @@ groups of the single stages; its sum follows the worker's last backward of any o
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, assert_never
 
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.levels import Header, Schedule, Strategy
+from chimera_ir.ir.levels import Schedule, Strategy
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Instruction, Operation, Step, WaitAllReduce, singles
 from chimera_ir.source import Span
 
@@ -67,24 +67,11 @@ class Launch(NamedTuple):
     group: WeightGroup
 
 
-class LaunchRegion(NamedTuple):
-    """The place and time at which a worker's gradients of a group are complete.
+class _Wish(NamedTuple):
+    """The place of the operation, in a lane, after which its worker wants to launch a sum, and the end of this one."""
 
-    ``last`` is the place of the worker's last backward of any stage of the group, ``ready`` the end of this backward,
-    and ``idle`` how long the worker idles from ``ready`` to the end of its lane.
-    """
-
-    last: int
-    ready: int
-    idle: int
-
-
-class _LaneRegions(NamedTuple):
-    """The regions of a worker's groups, the number of operations of its lane, and the end of the last operation."""
-
-    regions: dict[WeightGroup, LaunchRegion]
-    length: int
-    end: int
+    after: int
+    time: int
 
 
 def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[Insertions]:
@@ -102,15 +89,18 @@ def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[In
 
 def launches(schedule: Schedule, net: Net, durations: Sequence[int]) -> Iterator[tuple[Launch, ...]]:
     """Yields the launches of every lane; ``durations`` has one entry for each operation of the net."""
-    header, lanes = schedule.header, _lanes(schedule, net, durations)
-    agreed = _agreed(header, lanes)
-    for lane in lanes:
+    wishes = list(_wishes(schedule, net, durations))
+    # The agreed order: by the time at which the last member wants to launch, then the group later in the header first.
+    last: dict[WeightGroup, int] = {}
+    for group, wish in chain.from_iterable(lane.items() for lane in wishes):
+        last[group] = max(last.get(group, 0), wish.time)
+    numbers = schedule.header.group_numbers
+    for lane in wishes:
         launched: list[Launch] = []
         after = -1
         # A launch is delayed to the one before it in the agreed order.
-        for group in sorted(lane.regions, key=agreed.__getitem__):
-            region = lane.regions[group]
-            after = max(after, region.last if _eager(header, group, region) else lane.length - 1)
+        for group in sorted(lane, key=lambda group: (last[group], -numbers[group])):
+            after = max(after, lane[group].after)
             launched.append(Launch(after, group))
         yield tuple(launched)
 
@@ -125,52 +115,35 @@ def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Ins
     return Insertions({}, after, at_end)
 
 
-def _eager(header: Header, group: WeightGroup, region: LaunchRegion) -> bool:
-    strategy = header.strategy(group)
+def _wishes(schedule: Schedule, net: Net, durations: Sequence[int]) -> Iterator[dict[WeightGroup, _Wish]]:
+    """Yields for each lane what its worker wishes for the sums of its groups, by their strategies."""
+    times = net.ends(durations)
+    for lane, numbers, groups in zip(schedule.lanes, net.lanes, schedule.header.groups_of, strict=True):
+        ends = times[numbers.start : numbers.stop]
+        # ``worked[p]`` is the time that the worker has computed before place p; the rest of the time it was idle.
+        worked = list(accumulate(durations[numbers.start : numbers.stop], initial=0))
+        backwards = {
+            part.stage: place for place, operation in enumerate(lane) for part in operation.parts if part.kind.sums
+        }
+        at_end = _Wish(len(lane) - 1, ends[-1] if ends else 0)
+        wishes: dict[WeightGroup, _Wish] = {}
+        for group in groups:
+            # The worker's last backward of any stage of the group; -1, the start of the lane, if it has none.
+            last = max((backwards[stage] for stage in group if stage in backwards), default=-1)
+            ready = _Wish(last, ends[last] if last >= 0 else 0)
+            bubble = at_end.time - ready.time - (worked[-1] - worked[last + 1])
+            wishes[group] = ready if _is_eager(schedule.header.strategy(group), bubble) else at_end
+        yield wishes
+
+
+def _is_eager(strategy: Strategy, bubble: int) -> bool:
+    """Whether a launch is eager if the worker idles for a ``bubble`` between its last backward and its lane's end."""
     match strategy:
         case Strategy.LAZY:
             return False
         case Strategy.EAGER:
             return True
         case Strategy.EAGER_OPT:
-            return region.idle > 0
+            return bubble > 0
         case _:
             assert_never(strategy)
-
-
-def _agreed(header: Header, lanes: list[_LaneRegions]) -> dict[WeightGroup, int]:
-    """The position of every group in the agreed order of launches.
-
-    Of groups with the same time, the one that is later in the header comes first.
-    """
-    last: dict[WeightGroup, int] = {}
-    for lane in lanes:
-        for group, region in lane.regions.items():
-            time = region.ready if _eager(header, group, region) else lane.end
-            last[group] = max(last.get(group, 0), time)
-    numbers = header.group_numbers
-    return {group: rank for rank, group in enumerate(sorted(last, key=lambda group: (last[group], -numbers[group])))}
-
-
-def _lanes(schedule: Schedule, net: Net, durations: Sequence[int]) -> list[_LaneRegions]:
-    lanes: list[_LaneRegions] = []
-    times = net.ends(durations)
-    for lane, numbers, groups in zip(schedule.lanes, net.lanes, schedule.header.groups_of, strict=True):
-        ends = times[numbers.start : numbers.stop]
-        # ``worked[p]`` is the time that the worker has computed before place p; the rest of the time it was idle.
-        worked = list(accumulate(durations[numbers.start : numbers.stop], initial=0))
-        last_of_stage = {
-            part.stage: place for place, operation in enumerate(lane) for part in operation.parts if part.kind.sums
-        }
-        places = {group: [last_of_stage[stage] for stage in group if stage in last_of_stage] for group in groups}
-        last = {group: max(stage_places) for group, stage_places in places.items() if stage_places}
-        end = ends[-1] if ends else 0
-        idle = end - worked[-1]
-        regions = {
-            group: LaunchRegion(last[group], ends[last[group]], idle - ends[last[group]] + worked[last[group] + 1])
-            if group in last
-            else LaunchRegion(-1, 0, idle)
-            for group in groups
-        }
-        lanes.append(_LaneRegions(regions, len(lane), end))
-    return lanes

@@ -8,7 +8,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -22,8 +22,6 @@ MAX_TEXT, MAX_LINE = 4 * 2**20, 10_000
 
 MOST = 10**6
 """The largest integer in a file: workers, stages, items."""
-
-_T = TypeVar("_T")
 
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _LONG_NUMBER = re.compile(r"[0-9][0-9_]{4000,}")
@@ -144,18 +142,14 @@ class Table:
 
     def text(self, name: str, default: str | None, example: str) -> str:
         """The text of an entry."""
-        value = self._value(name, default is not None, example)
-        if value is None:
-            return default or ""
-        return value if isinstance(value, str) else self._wrong(name, value, "a text", example, "")
+        text: str | None = self._value(name, default is not None, example, (str,), "a text")
+        return (default or "") if text is None else text
 
     def integer(self, name: str, default: int | None, example: str) -> int:
         """The integer of an entry, at least 1, without a unit."""
-        value = self._value(name, default is not None, example)
+        value: int | None = self._value(name, default is not None, example, (int,), "an integer")
         if value is None:
             return default or 1
-        if not isinstance(value, int) or isinstance(value, bool):
-            return self._wrong(name, value, "an integer", example, 1)
         if not 1 <= value <= MOST:
             self.report(say.BeyondLimits(self.place(name), name, example, "1", f"{MOST:,}"))
             return 1
@@ -163,18 +157,13 @@ class Table:
 
     def flag(self, name: str, example: str) -> bool:
         """A truth value; false if the entry is missing."""
-        value = self._value(name, True, example)
-        if value is None or isinstance(value, bool):
-            return bool(value)
-        return self._wrong(name, value, "true or false", example, False)
+        return bool(self._value(name, True, example, (bool,), "true or false"))
 
     def number(self, name: str, least: float, most: float, example: str) -> float:
         """The number of an entry, from ``least`` to ``most``, without a unit."""
-        value = self._value(name, False, example)
+        value: float | None = self._value(name, False, example, (int, float), "a number")
         if value is None:
             return 1.0
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return self._wrong(name, value, "a number", example, 1.0)
         if not least <= value <= most:
             self.report(say.BeyondLimits(self.place(name), name, example, f"{least:,.10g}", f"{most:,.10g}"))
             return 1.0
@@ -194,12 +183,10 @@ class Table:
         """
         first, *others = dimensions
         example = f'{name} = "{first.example}"'
-        value = self._value(name, default is not None, example)
+        value = self._value(name, default is not None, example, (str, int, float), "a number with a unit")
         stand_in = Fraction(1) if default is None else default, first
         if value is None:
             return stand_in
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            return self._wrong(name, value, "a number with a unit", example, stand_in)
         if isinstance(value, str) and words and value in words:
             return words[value], first
         parts = split(str(Decimal(value)) if isinstance(value, int) else str(value))
@@ -219,35 +206,35 @@ class Table:
 
     def table(self, name: str, example: str, where: str) -> "Table | None":
         """A table within this one, or None; that it is missing is an error unless ``example`` is empty."""
-        value = self._value(name, not example, example)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            return self._wrong(name, value, "a table", example or where, None)
-        return Table(self.document, (*self.path, name), value, where)
+        value = self._value(name, not example, example or where, (dict,), "a table")
+        return None if value is None else Table(self.document, (*self.path, name), value, where)
 
     def tables(self, name: str, example: str, where: str) -> "list[Table]":
         """The tables of an array of one or more; ``{}`` in ``where`` stands for their index. Empty after an error."""
-        value = self._value(name, False, example)
-        if value is None:
-            return []
-        if not (isinstance(value, list) and value and all(isinstance(element, dict) for element in value)):
-            return self._wrong(name, value, "a list of tables", example, [])
+        wanted = "a list of tables"
+        elements = self._value(name, False, example, (list,), wanted)
+        if elements is not None and not (elements and all(isinstance(element, dict) for element in elements)):
+            self._wrong(name, elements, wanted, example)
+            elements = None
         return [
             Table(self.document, (*self.path, name, number), element, where.format(number))
-            for number, element in enumerate(value)
+            for number, element in enumerate(elements or ())
         ]
 
-    def _value(self, name: str, optional: bool, example: str) -> Any:
+    def _value(self, name: str, optional: bool, example: str, kinds: tuple[type, ...], wanted: str) -> Any:
+        """The value of an entry; None if the entry is missing or, after an error, of none of the ``kinds``."""
         if name not in self._known:
             self._known.append(name)
-        if name not in self._entries and not optional:
+        value = self._entries.get(name)
+        if value is None and not optional:
             self.report(say.EntryMissing(self.heading(), self.where, name, example))
-        return self._entries.get(name)
+        elif value is not None and type(value) not in kinds:
+            self._wrong(name, value, wanted, example)
+            return None
+        return value
 
-    def _wrong(self, name: str, value: object, wanted: str, example: str, stand_in: _T) -> _T:
+    def _wrong(self, name: str, value: object, wanted: str, example: str) -> None:
         self.report(say.WrongKind(self.place(name), name, _KINDS[type(value)], wanted, example))
-        return stand_in
 
     def _unit(self, name: str, unit: str, value: str, dimensions: tuple[Dimension, ...]) -> None:
         noun = " or ".join(dimension.noun for dimension in dimensions)

@@ -3,20 +3,23 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import assert_never
+from typing import assert_never, dataclass_transform
 
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.source import Span
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True)
 class SyntaxNode:
-    """A part of a tree, with its place in the text."""
+    """A part of a tree, with its place in the text; a subclass is a frozen dataclass."""
 
     span: Span = field(compare=False, repr=False, kw_only=True)
 
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
-@dataclass(frozen=True, slots=True)
+
 class Word(SyntaxNode):
     """A name with its place in the text, outside of a formula."""
 
@@ -51,21 +54,18 @@ class Logic(Enum):
     OR = "or"
 
 
-@dataclass(frozen=True, slots=True)
 class Integer(SyntaxNode):
     """A number as it is written, never negative."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True)
 class Name(SyntaxNode):
     """A name in a formula."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
 class Call(SyntaxNode):
     """A call of a function in a formula."""
 
@@ -73,14 +73,12 @@ class Call(SyntaxNode):
     arguments: tuple["Expression", ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Minus(SyntaxNode):
     """The negative of an operand, as in ``-m``."""
 
     operand: "Expression"
 
 
-@dataclass(frozen=True, slots=True)
 class Binary(SyntaxNode):
     """``left operator right``, of integers."""
 
@@ -89,7 +87,6 @@ class Binary(SyntaxNode):
     right: "Expression"
 
 
-@dataclass(frozen=True, slots=True)
 class Comparison(SyntaxNode):
     """A chain of comparisons, as in ``a < b <= c``, with one operand more than comparators."""
 
@@ -97,14 +94,12 @@ class Comparison(SyntaxNode):
     comparators: tuple[Comparator, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Not(SyntaxNode):
     """``not operand``."""
 
     operand: "Expression"
 
 
-@dataclass(frozen=True, slots=True)
 class Logical(SyntaxNode):
     """``left operator right``, of truths."""
 
@@ -113,7 +108,6 @@ class Logical(SyntaxNode):
     right: "Expression"
 
 
-@dataclass(frozen=True, slots=True)
 class Choice(SyntaxNode):
     """``if condition then .. else ..``."""
 
@@ -125,7 +119,6 @@ class Choice(SyntaxNode):
 Expression = Integer | Name | Call | Minus | Binary | Comparison | Not | Logical | Choice
 
 
-@dataclass(frozen=True, slots=True)
 class Range(SyntaxNode):
     """The integers from ``start`` to ``stop - 1``."""
 
@@ -133,14 +126,12 @@ class Range(SyntaxNode):
     stop: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Endless(SyntaxNode):
     """The integers from ``start`` on."""
 
     start: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Stages(SyntaxNode):
     """The line ``stages s in 0..D on [worker =] place``: the stages of a pipe and the worker of each."""
 
@@ -150,12 +141,10 @@ class Stages(SyntaxNode):
     place: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Halves(SyntaxNode):
     """The word ``halves`` in a ``micros`` line, by which its variable counts half micro-batches."""
 
 
-@dataclass(frozen=True, slots=True)
 class Micros(SyntaxNode):
     """The line ``micros m in range [halves] [by step] [as number]``: the micro-batches of a pipe."""
 
@@ -166,7 +155,6 @@ class Micros(SyntaxNode):
     number: Expression | None
 
 
-@dataclass(frozen=True, slots=True)
 class PipeName(SyntaxNode):
     """``of name[index]`` after an operation, for another pipe than the one in which the line stands."""
 
@@ -174,7 +162,6 @@ class PipeName(SyntaxNode):
     index: Expression | None
 
 
-@dataclass(frozen=True, slots=True)
 class Subject(SyntaxNode):
     """An operation without its clock, ``F(micro, stage) [of pipe]``; a pair has two."""
 
@@ -184,7 +171,6 @@ class Subject(SyntaxNode):
     pipe: PipeName | None
 
 
-@dataclass(frozen=True, slots=True)
 class Operation(SyntaxNode):
     """The line ``subject [& subject] @ clock [when guard]``; with two subjects the operation is a pair."""
 
@@ -193,14 +179,12 @@ class Operation(SyntaxNode):
     guard: Expression | None
 
 
-@dataclass(frozen=True, slots=True)
 class Reads(SyntaxNode):
     """The line ``reads version expression``: the version of the weights that a micro-batch reads."""
 
     version: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Recompute(SyntaxNode):
     """The line ``recompute [when guard]``: the stages that run their forward again before the backward."""
 
@@ -215,7 +199,6 @@ class SyncMode(Enum):
     EAGER_OPT = "eager_opt"
 
 
-@dataclass(frozen=True, slots=True)
 class Sync(SyntaxNode):
     """The line ``sync mode [when guard]``: when the gradients of the stages are summed."""
 
@@ -226,7 +209,6 @@ class Sync(SyntaxNode):
 Clause = Stages | Micros | Operation | Reads | Recompute | Sync
 
 
-@dataclass(frozen=True, slots=True)
 class Parameter(SyntaxNode):
     """A parameter and the value it has unless the user sets another."""
 
@@ -234,14 +216,12 @@ class Parameter(SyntaxNode):
     default: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Workers(SyntaxNode):
     """The line ``workers count``: the number of workers."""
 
     count: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Let(SyntaxNode):
     """The line ``let name = value``: a value with a name."""
 
@@ -249,7 +229,6 @@ class Let(SyntaxNode):
     value: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Function(SyntaxNode):
     """The line ``fn name(parameters) = body``: a function for formulas."""
 
@@ -258,7 +237,6 @@ class Function(SyntaxNode):
     body: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Require(SyntaxNode):
     """The line ``require condition, "message"``: a condition on the parameters."""
 
@@ -266,7 +244,6 @@ class Require(SyntaxNode):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
 class Update(SyntaxNode):
     """The line ``update every count``: the number of micro-batches of an update without a flush."""
 
@@ -283,7 +260,6 @@ class MemoryQuantity(Enum):
     HOST_BYTES = "host_bytes"
 
 
-@dataclass(frozen=True, slots=True)
 class Memory(SyntaxNode):
     """The line ``memory quantity [on worker] <= limit``: a bound that the schedule promises to keep on each worker."""
 
@@ -292,7 +268,6 @@ class Memory(SyntaxNode):
     limit: Expression
 
 
-@dataclass(frozen=True, slots=True)
 class Index(SyntaxNode):
     """``[i in range]`` after the name of a pipe, which makes one pipe for each i."""
 
@@ -300,7 +275,6 @@ class Index(SyntaxNode):
     range: Range
 
 
-@dataclass(frozen=True, slots=True)
 class PipeBlock(SyntaxNode):
     """The block ``pipe name[index] { clauses }``, which describes one pipe, or one for each value of the index."""
 
@@ -312,7 +286,6 @@ class PipeBlock(SyntaxNode):
 Item = Workers | Let | Function | Require | Update | Memory | PipeBlock
 
 
-@dataclass(frozen=True, slots=True)
 class Scheme(SyntaxNode):
     """A whole scheme. A name is known only below its definition, so the order of the items matters."""
 

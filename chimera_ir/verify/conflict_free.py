@@ -1,14 +1,32 @@
-"""Rule "conflict-free": at most one operation per worker and clock (section 3.1) on each resource of the worker."""
+"""Rule "conflict-free": at most one operation per worker and clock (section 3.1) on each resource of the worker.
 
-from collections.abc import Iterator
+A conflict is shown with the clocks around it, and the operations there of the workers that have conflicts:
+
+   clock  2        3        4        5        6
+worker 0  .        .        F m2 s0  .        F m3 s0
+worker 3  F m0 s3  B m0 s3  F m1 s3  B m1 s3  .
+                            B m4 s0
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat, zip_longest
 
 from chimera_ir.diagnostics.catalogue.schedule import Conflict
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.ids import Clock, Worker
 from chimera_ir.ir.kinds import Resource
 from chimera_ir.ir.levels import Plan, Planned
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
-from chimera_ir.verify.occupied import draw, occupied
+
+_Occupied = Mapping[tuple[Worker, Clock], Sequence[Planned]]
+"""The operations on each clock of each worker."""
+
+_REACH, _WORKERS, _ROWS = 3, 4, 4
+"""Clocks that are drawn on each side of a conflict, the most workers, and the most operations on a clock."""
+
+_WIDEST = 20
+"""The most columns that the text of an operation takes."""
 
 
 def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
@@ -20,7 +38,7 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
         other = first.setdefault(place, planned)
         if other is not planned:
             conflicts.setdefault((other.operation.origin, planned.operation.origin), []).append((other, planned))
-    places = occupied(plan.operations) if conflicts else {}
+    places = _occupied(plan.operations) if conflicts else {}
     for (before, after), group in conflicts.items():
         earlier, later = group[0]
         yield Conflict(
@@ -31,5 +49,40 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
             second=line(later.operation),
             first_span=before,
             count=len(group),
-            around=draw(places, (other for other, _ in group)),
+            around=_drawing(places, (other for other, _ in group)),
         )
+
+
+def _occupied(operations: Iterable[Planned]) -> _Occupied:
+    """The operations of a plan by worker and clock."""
+    by_place: dict[tuple[Worker, Clock], list[Planned]] = {}
+    for planned in operations:
+        by_place.setdefault((planned.worker, planned.clock), []).append(planned)
+    return by_place
+
+
+def _drawing(places: _Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
+    """The clocks around the first of some conflicts, one row for each worker with a conflict on one of these clocks.
+
+    ``places`` are the operations of the plan, ``conflicts`` one operation of each conflict.
+    """
+    listed = list(conflicts)
+    clocks = range(listed[0].clock - _REACH, listed[0].clock + _REACH + 1)
+    workers = dict.fromkeys(planned.worker for planned in listed if planned.clock in clocks)
+    rows = [["clock", *map(str, clocks)]]
+    for worker in sorted([*workers][:_WORKERS]):
+        columns = [_texts(places.get((worker, Clock(clock)), ())) for clock in clocks]
+        names = chain([f"worker {worker}"], repeat(""))
+        rows += [[name, *texts] for name, texts in zip(names, zip_longest(*columns, fillvalue=""), strict=False)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return tuple("  ".join([row[0].rjust(widths[0]), *map(str.ljust, row[1:], widths[1:])]).rstrip() for row in rows)
+
+
+def _texts(operations: Sequence[Planned]) -> list[str]:
+    """The texts of a worker's operations on one clock: the first few, with ``...`` for others; a dot for none."""
+    texts = [_short(line(planned.operation)) for planned in operations[:_ROWS]]
+    return texts + (["..."] if len(operations) > _ROWS else []) or ["."]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
