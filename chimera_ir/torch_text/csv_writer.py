@@ -133,7 +133,7 @@ def remarks(header: Header, *, comms: bool) -> tuple[str, str]:
     }
     words = " ".join(f"--parallelism.pipeline_parallel_{option} {value}" for option, value in options.items())
     micro_batches = counted(header.micro_batches, "micro-batch")
-    size = f"K is (layers + 2) / {header.stages}, rounded up, and a local batch is {micro_batches}"
+    size = f"(layers + 2) / K, rounded up, must be {header.stages}, and a local batch {micro_batches}"
     return torch, f"in torchtitan: {words}, where {size}"
 
 

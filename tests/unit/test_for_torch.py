@@ -152,7 +152,7 @@ def test_a_remark_says_how_to_start_the_file(run: Run) -> None:
         "(rank 0: 0 7; rank 1: 1 6; rank 2: 2 5; rank 3: 3 4)\n"
     ) in said
     assert "--parallelism.pipeline_parallel_schedule ZBVZeroBubble --parallelism.pipeline_parallel_schedule_csv" in said
-    assert "K is (layers + 2) / 8, rounded up" in said
+    assert "(layers + 2) / K, rounded up, must be 8, and a local batch 8 micro-batches" in said
     assert "pipeline_parallel_schedule 1F1B " in run("dapple", "--emit", "torch-csv").err
     assert "pipeline_parallel_schedule PipelineScheduleMulti " in run("interleaved", "--emit", "torch-csv").err
     assert "torchtitan cannot place" in run("waves", "--set", "w=2", "--emit", "torch-csv").err
