@@ -181,7 +181,7 @@ def test_without_torch_what_needs_it_says_so_and_with_torch_it_is_there(installe
     assert "ModuleNotFoundError: No module named 'torch'" in call(installed / "python", "-c", program, status=1)
     there = call(installed / "python", "-c", program, PYTHONPATH=torch)
     assert there.startswith(str(installed.parent))
-    assert there.rstrip().endswith("fresh_store")
+    assert there.rstrip().endswith("stages_of")
 
 
 def test_an_installed_wheel_knows_its_version_and_needs(installed: Path) -> None:
