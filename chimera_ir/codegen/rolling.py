@@ -7,13 +7,13 @@ rest of the lane on both sides.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Slot, Worker
+from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.turns import Ring, Shelf, shelf, shifted
+from chimera_ir.ir.turns import Ring, Shelf, in_slot, rings_of, shelf, shifted
 
 _ROUNDS, _SAVED = 4, 12
 """The fewest rounds of a loop, and the fewest lines that it has to save."""
@@ -74,11 +74,7 @@ def unrolled(piece: Piece) -> Iterator[ops.Instruction]:
         return
     for number in range(piece.rounds):
         for instruction in piece.instructions:
-            later = shifted(instruction, number * piece.step)
-            if isinstance(later, ops.Recv):
-                ring = piece.rings[shelf(later.message)]
-                later = replace(later, slot=Slot((later.slot + number * ring.messages) % ring.slots))
-            yield later
+            yield in_slot(piece.rings, shifted(instruction, number * piece.step), number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +138,7 @@ class _NumberedLane:
 
     def rings(self, start: int, length: int) -> dict[Shelf, Ring]:
         """The ring of each shelf into which ``length`` lines from ``start`` on receive."""
-        rings: dict[Shelf, Ring] = {}
-        for instruction in self.instructions[start : start + length]:
-            if isinstance(instruction, ops.Recv):
-                key = shelf(instruction.message)
-                count = rings[key].messages if key in rings else 0
-                rings[key] = Ring(count + 1, self.slots[key])
-        return rings
+        return rings_of(self.instructions[start : start + length], self.slots)
 
     def _again(self, place: int, length: int, step: int, rings: Mapping[Shelf, Ring]) -> bool:
         """Whether the line ``length`` lines after ``place`` repeats the line there, ``step`` micro-batches later.

@@ -186,5 +186,5 @@ def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: S
 
 def _beginning_at(header: Header, turn: Turn, place: int) -> Turn:
     """A turn that begins at ``place`` of another turn, and ends with the lines before that place, one turn later."""
-    again = [in_slot(turn, later(header, line, 1), 1) for line in turn.instructions[:place]]
+    again = [in_slot(turn.rings, later(header, line, 1), 1) for line in turn.instructions[:place]]
     return replace(turn, instructions=(*turn.instructions[place:], *again))

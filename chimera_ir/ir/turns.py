@@ -17,7 +17,8 @@ a turn of worker 1:                    two updates:
                                          step s1 v2                           (of turn 2)
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -68,8 +69,13 @@ class Turn:
     @cached_property
     def rings(self) -> Mapping[Shelf, Ring]:
         """The use of each shelf."""
-        shelves = [shelf(line.message) for line in self.instructions if isinstance(line, ops.Recv)]
-        return {key: Ring(shelves.count(key), slots) for key, slots in self.slots}
+        return rings_of(self.instructions, dict(self.slots))
+
+
+def rings_of(lines: Iterable[ops.Instruction], slots: Mapping[Shelf, int]) -> dict[Shelf, Ring]:
+    """The ring of each shelf that repeated lines receive into; ``slots`` has the number of slots of each shelf."""
+    received = Counter(shelf(line.message) for line in lines if isinstance(line, ops.Recv))
+    return {key: Ring(messages, slots[key]) for key, messages in received.items()}
 
 
 _TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
@@ -223,15 +229,15 @@ def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruc
     """An instruction of turn ``number`` as a lane has it: in the slot of that turn, with no version below 0."""
     if isinstance(instruction, ops.Stash | ops.Drop) and instruction.version < 0:
         return replace(instruction, version=Version(0))
-    return in_slot(turn, instruction, number)
+    return in_slot(turn.rings, instruction, number)
 
 
-def in_slot(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruction:
-    """An instruction of a turn; a receive gets the slot that it has ``number`` turns later."""
+def in_slot(rings: Mapping[Shelf, Ring], instruction: ops.Instruction, number: int) -> ops.Instruction:
+    """An instruction of a turn or round; a receive gets the slot that it has ``number`` turns or rounds later."""
     if not isinstance(instruction, ops.Recv):
         return instruction
     message, source, slot, origin = instruction.message, instruction.source, instruction.slot, instruction.origin
-    ring = turn.rings[shelf(message)]
+    ring = rings[shelf(message)]
     return ops.Recv(message, source, Slot((slot + number * ring.messages) % ring.slots), origin)
 
 

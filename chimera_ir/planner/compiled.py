@@ -235,13 +235,13 @@ class Variant:
 
         Raises `Rejected` with the errors that a compilation finds in the program.
         """
-        if not self._is_trusted and self.header.asynchronous:
+        if not self._is_trusted and self.header.steps_inside:
             _ = self._lowering(setting).proven
 
     @property
     def _is_trusted(self) -> bool:
         """Whether verification is skipped: the text is trusted, and no tie, without a flush, must read one version."""
-        return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
+        return self.compiled.trusted and not (self.header.ties and self.header.steps_inside)
 
     @cached_property
     def checked(self) -> "Checked":
@@ -258,7 +258,7 @@ class Variant:
 
     def launched(self, setting: Setting) -> LaunchPlaces:
         """The gradient sums that each worker launches in a setting; empty without a flush."""
-        if self.header.asynchronous:
+        if self.header.steps_inside:
             return ((),) * len(self.compiled.lanes)
         return self._lowering(setting).launched
 
