@@ -35,7 +35,8 @@ def install(environment: Path, extra: str) -> int:
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     wanted = ("-c", "constraints.txt", "-e", f".[{extra}]")
     uv = (python, "-m", "uv", "pip", "install", "--quiet", "--python", python, "--index-strategy", "unsafe-best-match")
-    if subprocess.run((*pip, "uv"), stderr=subprocess.DEVNULL).returncode == 0:
+    has_uv = subprocess.run((python, "-c", "import uv"), stderr=subprocess.DEVNULL).returncode == 0
+    if has_uv or subprocess.run((*pip, "uv"), stderr=subprocess.DEVNULL).returncode == 0:
         settings = subprocess.run((python, "-m", "pip", "config", "list"), stdout=subprocess.PIPE, text=True).stdout
         variables = os.environ | for_uv(settings)
         if subprocess.run((*uv, *wanted), env=variables, stderr=subprocess.DEVNULL).returncode == 0:

@@ -1,10 +1,8 @@
 """Fingerprints: equal content has equal ones, whatever its order or its identity, and other content has others."""
 
+import os
 import random
-import subprocess
-import sys
 from collections import Counter, OrderedDict
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -13,6 +11,8 @@ import pytest
 import torch
 
 from chimera_runtime.values.fingerprint import fingerprint, shown
+from tests import forking
+from tests.patience import PATIENCE
 
 
 class Point:
@@ -63,8 +63,7 @@ def test_other_content_has_another_one(one: Any, other: Any) -> None:
 def test_it_is_the_same_in_another_process() -> None:
     """Whose sets of texts have another order."""
     program = "from chimera_runtime.values.fingerprint import fingerprint; print(fingerprint(set('abcde')))"
-    root = Path(__file__).resolve().parents[4]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    done = forking.python(program, [], os.environ | {"OMP_NUM_THREADS": "1"}, forking.ROOT, PATIENCE)
     assert done.stdout.strip() == fingerprint({"a", "b", "c", "d", "e"})
 
 
