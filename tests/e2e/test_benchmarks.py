@@ -57,7 +57,7 @@ def test_step_times_stand_beside_those_of_torch() -> None:
 
 
 def test_steps_behind_the_interface_of_torch_stand_beside_those_of_a_pipeline_and_of_torch() -> None:
-    model = BENCHMARKS.parent / "examples" / "gpt.py"
+    model = BENCHMARKS.parent / "docs" / "examples" / "cnn.py"
     rows = table("interface.py", "--rounds", "1", "--micro-batch-size", "1", "--model", str(model))
     assert [row["interface beside"] for row in rows] == ["Pipeline", "torch"]
     assert all(RATIO.fullmatch(row["step"]) for row in rows)
