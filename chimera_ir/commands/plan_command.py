@@ -9,9 +9,18 @@ import click
 from chimera_ir import library, progress, texts
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import FILE, WRONG_TEXT, FiniteRange, WrongCommand, run, write, write_json
+from chimera_ir.commands.common import (
+    FILE,
+    WRONG_TEXT,
+    FiniteRange,
+    WrongCommand,
+    require_torch,
+    run,
+    write,
+    write_json,
+)
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
-from chimera_ir.commands.stage_options import TIED
+from chimera_ir.commands.stage_options import TIED, tied_by_transformer
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.diagnostics.suggest import closest
@@ -46,7 +55,7 @@ _LIBRARY = "--library"
     cls=SectionedCommand,
     sections={
         "Common options": "--profile --cluster --mini-batch --workers --scheme --top --all --why --choose",
-        "What is considered": "--set --asynchronous --greedy --recompute --sync --tied --layout --shard-optimizer",
+        "What is considered": "--set --asynchronous --greedy --recompute --sync --tied --hf --layout --shard-optimizer",
         "Output": "--error --json --quiet",
     },
 )
@@ -83,6 +92,7 @@ _LIBRARY = "--library"
     help="Consider this strategy [default: eager_opt].",
 )
 @TIED
+@click.option("--hf", metavar="PATH_OR_NAME", help="Stages are tied as in this model of transformers.")
 @click.option(
     "--layout", type=click.Choice(["pipeline", "replica"]), default="pipeline", help="Which ranks share a node."
 )
@@ -138,6 +148,7 @@ def plan_command(
     recompute: bool | None,
     syncs: tuple[str, ...],
     tied: list[list[int | str]],
+    hf: str | None,
     layout: str,
     sharded_optimizer: bool,
     top: int,
@@ -158,6 +169,9 @@ def plan_command(
     Exit status: 0, 1 something is wrong in a file or no configuration is left, 2 on the command line, 70 in the
     compiler; 130 interrupted.
     """
+    if hf is not None and not tied:
+        require_torch("reading a model of transformers")
+        tied = tied_by_transformer(Path(hf))
     sources = tuple(_scheme(name, directories) for name in schemes) if schemes else _library(directories)
     modes = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
     recomputation = modes[recompute]

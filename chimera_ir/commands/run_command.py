@@ -14,6 +14,7 @@ from chimera_ir.commands.assignments import setting, single_values
 from chimera_ir.commands.common import WrongCommand, WrongText, as_misuse, require_torch
 from chimera_ir.commands.compile_command import answered, compiling, delivered
 from chimera_ir.commands.sections import Function, SectionedCommand, all_of, general, report
+from chimera_ir.commands.stage_options import tied_by_transformer
 from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST
 from chimera_runtime.errors import Misuse as Refused
@@ -173,13 +174,12 @@ def _with_transformer(options: dict[str, Any]) -> dict[str, Any]:
 
     A model that cannot be cut into layers is refused before anything is compiled.
     """
-    from chimera_runtime.huggingface.layers import layers, local
+    from chimera_runtime.huggingface.layers import local
 
     with as_misuse(Refused):
         source = local(options["hf"])
-        is_tied = bool(layers(source).tied(2))
-    ties = options["tied"] or ([["first", "last"]] if is_tied else [])
-    return options | {"hf": str(source), "tied": ties}
+    ties = tied_by_transformer(source)
+    return options | {"hf": str(source), "tied": options["tied"] or ties}
 
 
 def _words(training: Mapping[str, Any]) -> Iterator[str]:

@@ -1,8 +1,11 @@
 """Options about the stages of a model: ``--tied`` and ``--split``."""
 
+from pathlib import Path
+
 import click
 
-from chimera_ir.commands.common import WrongCommand
+from chimera_ir.commands.common import WrongCommand, as_misuse
+from chimera_runtime.errors import Misuse
 
 
 def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:
@@ -25,6 +28,17 @@ def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tup
     if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
         raise WrongCommand(f"--split {given}: list the first layer of each stage, as in --split 0,9,17,25")
     return None if given is None else tuple(map(int, words))
+
+
+def tied_by_transformer(source: Path) -> list[list[int | str]]:
+    """The groups of stages that share parameters of a model of transformers; needs torch.
+
+    Raises `WrongCommand` if the model cannot be read, or cut into layers.
+    """
+    from chimera_runtime.huggingface.layers import layers
+
+    with as_misuse(Misuse):
+        return [["first", "last"]] if layers(source).tied(2) else []
 
 
 TIED = click.option(

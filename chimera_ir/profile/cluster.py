@@ -46,13 +46,16 @@ def torchrun(
 ) -> str:
     """The command line that starts ``script`` on ``ranks`` ranks, to be given on each node if there are several.
 
-    HOST stands for the first node. If ``model`` is empty, MODEL.py stands for the model file.
+    HOST stands for the first node. ``model`` is a model file, or a model of transformers, for whose text FILE stands;
+    if it is empty, MODEL.py stands for the model file.
     """
+    option = "--hf" if model and not model.endswith(".py") else "--model"
+    words_of_model = [option, as_argument(model or "MODEL.py"), *(["--text", "FILE"] if option == "--hf" else [])]
     nodes = -(-ranks // per_node)
     words = ["torchrun"]
     if nodes > 1:
         words += [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-    words += [f"--nproc-per-node={ranks // nodes}", as_argument(script), "--model", as_argument(model or "MODEL.py")]
+    words += [f"--nproc-per-node={ranks // nodes}", as_argument(script), *words_of_model]
     words += ["--micro-batch-size", str(micro_batch_size)]
     words += [] if split is None else ["--split", ",".join(map(str, split))]
     words += ["--layout", "replica"] if replica_layout else []

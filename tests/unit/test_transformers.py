@@ -50,6 +50,11 @@ def test_a_profile_has_every_layer(chimera: Chimera, model: Path) -> None:
     ended = chimera(*words, "--hf", str(model), "--length", "8")
     assert ended.status == 0, ended
     assert out.read_text().count("[[layer]]") == 4
+    cluster = Path(__file__).resolve().parents[2] / "docs" / "examples" / "small.cluster.toml"
+    asked = "--mini-batch", "8", "--workers", "2", "--scheme", "gpipe", "--scheme", "dapple"
+    planned = chimera("plan", "--profile", str(out), "--cluster", str(cluster), *asked, "--hf", str(model))
+    assert "--tied first,last" in planned.out, planned
+    assert f"--hf {model} --text FILE" in planned.out
     chimera(*words, "--hf", str(model), "--count").assert_refused(WRONG_COMMAND, "look at values of their masks")
     chimera(*words).assert_refused(WRONG_COMMAND, "give either MODEL.py or --hf PATH_OR_NAME")
     chimera(*words, "--hf", str(model), "--length", "99").assert_refused(WRONG_COMMAND, "the model has 16 positions")
