@@ -116,7 +116,12 @@ compiling = all_of(
 @setting(listed_values, "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.")
 @compiling
 @click.option("--details", is_flag=True, help="Print all figures, too: the tables and each launch of a sum.")
-@click.option("--emit", type=click.Choice([level.value for level in Level]), help="Print one level and write nothing.")
+@click.option(
+    "--emit",
+    type=click.Choice([level.value for level in Level]),
+    metavar="LEVEL",
+    help=f"Print one level and write nothing: {listed([level.value for level in Level], 'or')}.",
+)
 @click.option(
     "--profile",
     type=FILE,
