@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from chimera_runtime.errors import Misuse, PeerLost, RanksDiffer
+from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost, RanksDiffer
 
 NO_PROCESS_GROUP = "there is no process group: call torch.distributed.init_process_group() before"
 NOT_IN_THE_GROUP = "this rank is not in the group that it gave: every rank gives one that it is a part of"
@@ -155,7 +155,19 @@ def too_few_gpus(backend: str, count: int, ranks: int) -> Misuse:
     )
 
 
-# Facts that must be equal.
+def store_has_failed(words: str) -> PeerLost:
+    return PeerLost(words)
+
+
+# Facts that must be equal, and calls that all ranks make.
+
+
+def error_of_a_rank(rank: int, error: Exception) -> str:
+    return f"rank {rank}: {type(error).__name__}: {error}"
+
+
+def call_is_refused(words: str) -> BadCheckpoint:
+    return BadCheckpoint(words)
 
 
 def facts_differ(where: str, complaints: Iterable[str], advice: Iterable[str]) -> RanksDiffer:

@@ -75,6 +75,10 @@ def weights_cannot_be_written(path: Path, reason: str) -> BadCheckpoint:
     return BadCheckpoint(f"{path} cannot be written: {reason}")
 
 
+def export_has_failed(complaint: str) -> BadCheckpoint:
+    return BadCheckpoint(complaint)
+
+
 def directory_is_missing(path: Path) -> BadCheckpoint:
     return weights_cannot_be_written(path, f"there is no directory {path.parent}")
 

@@ -7,6 +7,11 @@ from chimera_runtime.errors import CheckFailed
 _FAILED = "check: FAILED\n  "
 
 
+def ranks_differ_from_one_process(verdict: str) -> CheckFailed:
+    """``verdict`` has all figures, and begins with the word FAILED."""
+    return CheckFailed(verdict)
+
+
 def steps_are_not_updates(group: str, rank: int, steps: int, updates: int) -> CheckFailed:
     noun = "step" if steps == 1 else "steps"
     return CheckFailed(f"{_FAILED}{group} on rank {rank}: the optimizer has made {steps} {noun} in {updates} updates")

@@ -53,11 +53,11 @@ class ObjectExchange:
         except (Misuse, ModelError) as raised:
             error = raised
         except BadCheckpoint as raised:
-            error = BadCheckpoint(refused(f"{raised}"))
+            error = mistakes.call_is_refused(refused(f"{raised}"))
         except PeerLost:
             raise
         except Exception as raised:
-            error = BadCheckpoint(refused(f"rank {self.rank}: {type(raised).__name__}: {raised}"))
+            error = mistakes.call_is_refused(refused(mistakes.error_of_a_rank(self.rank, raised)))
             error.__cause__ = raised
         results = self.all_gather((_in_words(error), value))
         if error is not None:

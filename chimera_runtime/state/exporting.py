@@ -63,7 +63,7 @@ def export_weights(state: State, path: Path) -> None:
     complaint = next(filter(None, exchange.all_gather(complaint)), None)
     state.publish_verdict(complaint)
     if complaint is not None:
-        raise BadCheckpoint(complaint)
+        raise mistakes.export_has_failed(complaint)
 
 
 def load_weights(state: State, path: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import CheckFailed
+from chimera_runtime.errors.tools_check import ranks_differ_from_one_process
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.ties import by_group, parameters_by_name, refuse_undeclared
@@ -110,7 +110,7 @@ def check(
         for state, contents in states:
             state.restore(contents)
     if verdict is not None and not verdict.passed:
-        raise CheckFailed(f"{verdict}")
+        raise ranks_differ_from_one_process(f"{verdict}")
     return None if verdict is None else "\n  ".join([str(verdict), *own_model])
 
 

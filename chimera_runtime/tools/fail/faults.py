@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED, PeerLost
+from chimera_runtime.errors.ranks import error_of_a_rank, store_has_failed
 from chimera_runtime.tools.open.parent import has_ended
 from chimera_runtime.tools.open.stdio import drop_unwritable, last_lines, write_error
 
@@ -144,10 +145,10 @@ class Faults:
 
     def fail(self, error: Exception) -> NoReturn:
         """Ends this rank with the message of an error; like `lost` if it is an error of the store."""
-        headline = f"rank {self._rank}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        headline = error_of_a_rank(self._rank, error).partition("\n")[0]
         message = "\n".join([headline, *getattr(error, "__notes__", ())])
         if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
-            self.lost(PeerLost(message))
+            self.lost(store_has_failed(message))
         self.end(f"{self._program}: {message}", FAILED)
 
     def _end_if_orphaned(self) -> None:
