@@ -16,6 +16,10 @@ CLEARING = """\
             parameter.grad = None
         self._absent = list(self._parameters)
 """
+ALONE = """\
+        if self.group is None:
+            return self
+"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ SABOTAGES = {
         "dapple",
         "chimera_runtime/stage/gradient_sums.py",
         "        self._works = ()\n",
-        "        self._works = ()\n        [flat.neg_() for flat in self._flats if self._name == 's0']\n",
+        "        self._works = ()\n        [flat.neg_() for flat in self._flats if self.name == 's0']\n",
         ("stage 0: gradients of update 1 differ by 2.00e+00, most in linear.weight",),
     ),
     "gradients are not cleared": Sabotage(
@@ -61,15 +65,15 @@ SABOTAGES = {
     "the replicas of a stage are not summed": Sabotage(
         "chimera",
         "chimera_runtime/stage/gradient_sums.py",
-        '        """Posts the sum of the flat buffer over the members, where they are several."""\n',
-        "        if self._name == 's0':\n            return self\n",
+        ALONE,
+        "        if self.group is None or self.name == 's0':\n            return self\n",
         ("replicas of stage 0: NOT bitwise equal; ranks that agree: 0 | 1", "stage 0: gradients of update 1 differ"),
     ),
     "the gradient of one replica is scaled": Sabotage(
         "chimera",
         "chimera_runtime/stage/gradient_sums.py",
-        '        """Posts the sum of the flat buffer over the members, where they are several."""\n',
-        "        [flat.mul_(1.01) for flat in self._flats if (self._name, self._names.rank) == ('s1', 1)]\n",
+        ALONE,
+        ALONE + "        [flat.mul_(1.01) for flat in self._flats if (self.name, self.names.rank) == ('s1', 1)]\n",
         ("replicas of every stage: bitwise equal", "stage 1: gradients of update 1 differ by"),
     ),
     "operations read the oldest weights instead of their version": Sabotage(
