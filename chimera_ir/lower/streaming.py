@@ -90,12 +90,12 @@ def _of_turn(stream: ScheduleStream, lengths: Sequence[int]) -> Mapping[Link, li
             for turn in [operation.micros[0] // period]
         )
         for produced, message, peer in crossing(header, Worker(worker), of_turn):
-            over = max(
+            last_use = max(
                 flow.last_use(message._replace(micros=(Micro(micro % period),))) + micro // period * lengths[peer]
                 for micro in message.micros
             )
             links[Worker(worker), peer].append(
-                Transfer(message, Worker(worker), peer, produced, flow.consumer(message), over)
+                Transfer(message, Worker(worker), peer, produced, flow.consumer(message), last_use)
             )
     return links
 

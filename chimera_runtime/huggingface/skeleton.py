@@ -161,9 +161,6 @@ class Skeleton:
                     tokens = torch.zeros((2, 3), dtype=torch.int64, device="meta")
                     by_tokens = self._traced(input_ids=tokens)
                     by_embeddings = self._traced(inputs_embeds=by_tokens.hidden[0].detach())
-            except _NotAChain as error:
-                failure = failure or error
-                continue
             except Exception as error:  # of any kind: the code is that of the architecture
                 failure = failure or error
                 continue

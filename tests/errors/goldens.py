@@ -20,6 +20,11 @@ def inputs(folder: Path, *patterns: str) -> list[Path]:
     return paths
 
 
+def read(path: Path) -> Source:
+    """The text of a file, under its name alone."""
+    return Source(path.name, path.read_text(encoding="utf-8"))
+
+
 def compare(path: Path, found: Sequence[Diagnostic], source: Source, update: bool) -> None:
     """Holds what is said of the file against the ``.err`` beside it, or writes that."""
     assert found

@@ -20,7 +20,7 @@ from chimera_ir.lower.order import order
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
-from tests.errors.goldens import classes, compare, inputs
+from tests.errors.goldens import classes, compare, inputs, read
 
 CATALOGUES = (irheader, irtext, lanes, program, schedule)
 MIDDLE = Path(__file__).parent / "middle"
@@ -77,10 +77,6 @@ def _compile(source: Source) -> tuple[Diagnostic, ...]:
     if not checked.findings.diagnostics:
         verify_lowered(lower(checked.level), checked)
     return checked.findings.diagnostics
-
-
-def read(path: Path) -> Source:
-    return Source(path.name, path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)

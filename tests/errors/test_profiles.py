@@ -16,7 +16,7 @@ from chimera_ir.profile.choose import Unfit, Wanted, read_both
 from chimera_ir.profile.document import MAX_LINE, MAX_TEXT
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.source import Source
-from tests.errors.goldens import classes, compare, inputs
+from tests.errors.goldens import classes, compare, inputs, read
 
 CATALOGUES = (profiles,)
 PROFILES = Path(__file__).parent / "profiles"
@@ -69,10 +69,6 @@ def _both(source: Source) -> tuple[Source, Source]:
         return source, Source("c.cluster.toml", CLUSTER)
     counted = PROFILE.replace("ms", "MFLOP") if "#: work" in source.text else PROFILE
     return Source("m.profile.toml", counted), source
-
-
-def read(path: Path) -> Source:
-    return Source(path.name, path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)

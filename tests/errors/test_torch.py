@@ -10,7 +10,7 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.errors import TextError
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-from tests.errors.goldens import classes, compare, inputs
+from tests.errors.goldens import classes, compare, inputs, read
 
 CATALOGUES = (torchcells,)
 MISTAKES = inputs(Path(__file__).parent / "torch", "*.csv")
@@ -20,10 +20,6 @@ def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
     with pytest.raises(TextError) as rejected:
         _ = Compilation(Request(source)).verified
     return rejected.value.diagnostics
-
-
-def read(path: Path) -> Source:
-    return Source(path.name, path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)

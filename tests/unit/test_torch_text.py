@@ -41,7 +41,7 @@ def text_of(rows: list[Row]) -> str:
 
 @cache
 def rows_of(name: str, size: tuple[int, int], *, comms: bool = False, deferred: bool = False) -> list[Row]:
-    """What the installed torch generates; most workers that collect this file never ask."""
+    """Rows that the installed torch generates; imported here, as most workers that collect this file never ask."""
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.ERROR)

@@ -46,5 +46,5 @@ class Log:
             raise mistakes.file_cannot_be_written("--log-file", self._path, error.strerror) from error
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; each line was written when it was added."""
         os.close(self._file)
