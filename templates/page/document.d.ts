@@ -1,0 +1,203 @@
+/**
+ * What a page shows. Python writes it (`chimera_ir/page/document.py`), the scripts in this folder read it. Every
+ * string is plain text, never markup.
+ *
+ * A table is stored by columns: element i of each column belongs to row i of the table, and `-1` stands for no row.
+ * Several rows that belong to one row are in two columns: those of row i are `rows[rows_from[i]]` up to, not including,
+ * `rows[rows_from[i + 1]]`; `rows_from` is one longer than the table.
+ */
+
+/** Numbers of a column: an array in the file, and perhaps a typed array in the page. Use no more than its interface. */
+type Column = ArrayLike<number>;
+
+interface PageDocument {
+  format: 1;
+  title: string; // "chimera D=4 N=4 f=1"
+  notes: string[]; // the lines that chimera compile prints about it
+  mistake: Mistake | null; // of a text that is not proven
+  schedules: Schedule[]; // one; with --against a second one; none where a mistake is above all schedules
+  matches: Column | null; // of each operation of the first schedule: the operation of the second one that does the same
+  texts: SourceText[]; // of the first schedule: the scheme, the program, each rank's script
+  trace: Trace | null; // what ranks recorded: page of a run, of a hang
+}
+
+interface Schedule {
+  name: string; // "chimera D=4 N=4 f=1"
+  workers: number;
+  unit: "" | "s"; // of lengths: that of the costs (F = 1), or seconds
+  updates: number; // 1 with a flush; of a stream the updates that are shown, warm-up and drain included
+  kinds: OperationKind[];
+  looks: Look[];
+  sliders: Slider[];
+  operations: Operations;
+  events: Events;
+  messages: Messages;
+  sums: Sums;
+  turn: TurnOfStream | null; // null with a flush
+  memory: Memory[]; // one per unit: M_a; with a profile also bytes
+  facts: Facts;
+  remarks: string[]; // what the sliders hold fixed, in sentences
+}
+
+/** `preference` decides between critical paths of equal length: the path with the most micro-batches of preference 3
+ *  is taken; of those, with the most pairs (two operations of one event); of those, with the most of preference 1. */
+interface OperationKind {
+  letter: string; // "F"
+  name: string; // "forward"
+  preference: 0 | 1 | 3;
+}
+
+/** Of the report, to compare with: `makespan` is the time of an update, `critical` has C_f and so on by letter. */
+interface Facts {
+  makespan: number;
+  bubble_ratio: number;
+  critical: Record<string, number>;
+}
+
+/** Operations of one colour: of a pipe (in a stream of its even or odd updates), a chunk and a shade of kinds. */
+interface Look {
+  name: string; // "down, forward, second stage"
+  light: { fill: string; ink: string };
+  dark: { fill: string; ink: string };
+  pattern: number; // 0 plain; others tell chunks apart without colour
+}
+
+/** A cost that can be changed: "F", "B", "I", "W", "pair", "recompute", "message", "sum", "step". `value` is where it
+ *  stands at first: a cost per micro-batch where the unit is "", a factor on the profile's seconds where it is "s". */
+interface Slider {
+  name: string;
+  label: string;
+  value: number;
+  max: number;
+}
+
+/** Compute operations, lane by lane, in the order of each lane. Both parts of a pair are rows with the same event. */
+interface Operations {
+  worker: Column;
+  kind: Column; // into kinds
+  micro: Column; // the first of its micro-batches
+  size: Column; // how many whole micro-batches, as 0.5
+  stage: Column;
+  pipe: Column;
+  look: Column; // into looks
+  row: Column; // 0 whole height, 1 upper half, 2 lower half (parts of a pair)
+  event: Column; // into events; -1 in a schedule that is not proven
+  label: string[]; // "3", "4-5", "3a": what stands in the box
+  words: string[]; // "F m3 s1", as texts say it
+}
+
+/**
+ * Events of `chimera_ir/predict/events.py`, whose docstring says how each role behaves. An event starts when the last
+ * of those that it waits for ends, or at 0. First come the events of the lanes, lane by lane, each lane in order (an
+ * event waits for the one before it on its lane, which is among `before`), then all others. A schedule that is not
+ * proven has no events.
+ *
+ * A wait begins when the event before it on its lane ends, although what it waits for may end much later.
+ */
+interface Events {
+  role: Column; // 0 begin, 1 compute, 2 step, 3 post, 4 notice, 5 wire, 6 flight, 7 sum, 8 wait
+  verb: Column; // into verbs
+  verbs: string[]; // "", "send", "recv", "wait send", "wait recv", "all_reduce", "wait all_reduce", "step"
+  subject: Column; // a row: of operations (compute: the first of its operations), messages, or sums; a begin has none
+  worker: Column; // of its lane; of a wire, flight, notice: where it begins; of a sum: the first member
+  form: Column; // into forms
+  forms: Form[];
+  before: Column; // events that each one waits for
+  before_from: Column;
+  lane_from: Column; // the events of worker w are lane_from[w] up to, not including, lane_from[w + 1]
+}
+
+/** A length: `constant` plus, for each pair, the value of a slider (by its index) times a coefficient. */
+interface Form {
+  constant: number;
+  of: [number, number][];
+}
+
+interface Messages {
+  words: string[]; // "m0 s1->s2"
+  link: Column; // into links
+  bytes: Column; // 0 where no profile is given
+  from: Column; // the operation that makes what is sent
+  to: Column; // the operation that takes it
+  send: Column; // the event at whose end it is sent
+  recv: Column; // the event at whose end its receive is posted
+  wire: Column; // the event that sends it
+  flight: Column; // the event at whose end it has arrived
+  wait: Column; // the event of the receiver's lane that waits for it
+  links: { from: number; to: number; name: string }[]; // from a worker to a worker: "P0 to P1"
+}
+
+/** Sums of gradients: a weight group in an update. A row has no event where a single rank holds the group. */
+interface Sums {
+  words: string[]; // "s1", "s0+s3", "s1 v2"
+  event: Column;
+  launches: Column; // the events at whose ends its members launch it
+  launches_from: Column;
+}
+
+/** The turn that a stream repeats, a periodic system. Node i is event `events[i]`. It waits for the nodes `before`, each
+ *  `ago` turns earlier (0: in the same turn). The time of an update in the steady state is the largest ratio of
+ *  a cycle's length to the turns that it goes back, divided by `updates`. */
+interface TurnOfStream {
+  events: Column;
+  before: Column;
+  before_from: Column;
+  ago: Column; // beside before
+  updates: number; // per turn
+}
+
+/** What is kept on each worker: `start` from the beginning, then changes, in the order of each lane. */
+interface Memory {
+  unit: string; // "M_a", "inputs", "bytes"
+  name: string; // "activations"
+  start: Column; // per worker
+  bound: Column | null; // per worker
+  peak: Column; // per worker, as the compiler counts it
+  changes: {
+    worker: Column;
+    operation: Column;
+    at_end: Column; // 1 at the end of the operation, 0 at its start
+    amount: Column;
+  };
+}
+
+/** A text beside the lanes; `line` has for each operation its line, counted from 1, or 0 for none. */
+interface SourceText {
+  name: string; // "chimera.chim", "schedule.sir", "rank_0.py"
+  language: "chim" | "sir" | "python" | "csv";
+  text: string;
+  line: Column;
+  rank: number; // of a script; -1 of other texts
+}
+
+/** A text that is not proven. Without proof there are no times: operations stand in lane order, one after another. */
+interface Mistake {
+  code: string; // "CH302"
+  title: string; // its sentence
+  text: string; // what chimera compile prints
+  operations: Column; // that take part
+  arrows: { from: number; to: number; words: string }[]; // between operations: each waits for the one before
+  missing: string[]; // what is missing, in words
+}
+
+/** Measured lanes under the predicted ones. */
+interface Trace {
+  updates: TracedUpdate[]; // any can be chosen; `typical` is shown first
+  typical: number;
+  activities: string[]; // "waits for a message", ..
+  notes: string[];
+  residuals: { worker: number; kind: string; cause: string; predicted: number; measured: number }[]; // worker -1: all
+  hang: { worker: number; event: number; words: string; seconds: number }[] | null; // where every rank stopped
+}
+
+interface TracedUpdate {
+  name: string;
+  spans: {
+    worker: Column;
+    start: Column; // in seconds from the start of the update
+    end: Column;
+    operation: Column; // -1: an activity
+    activity: Column; // into activities
+    words: string[];
+  };
+}
