@@ -117,8 +117,8 @@ interface Messages {
   words: string[]; // "m0 s1->s2"
   link: Column; // into links
   bytes: Column; // 0 where no profile is given
-  from: Column; // the operation that makes what is sent
-  to: Column; // the operation that takes it
+  maker: Column; // the operation that makes what is sent
+  taker: Column; // the operation that takes it
   send: Column; // the event at whose end it is sent
   recv: Column; // the event at whose end its receive is posted
   wire: Column; // the event that sends it
@@ -135,8 +135,8 @@ interface Sums {
   launches_from: Column;
 }
 
-/** The turn that a stream repeats, a periodic system. Node i is event `events[i]`. It waits for the nodes `before`, each
- *  `ago` turns earlier (0: in the same turn). The time of an update in the steady state is the largest ratio of
+/** The turn that a stream repeats, a periodic system. Node i is event `events[i]`. It waits for the nodes `before`,
+ *  each `ago` turns earlier (0: in the same turn). The time of an update in the steady state is the largest ratio of
  *  a cycle's length to the turns that it goes back, divided by `updates`. */
 interface TurnOfStream {
   events: Column;
