@@ -17,6 +17,7 @@ from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.picture.legend import kinds_of, least, legend
 from chimera_ir.picture.looks import ColourGroup, Looks, Row
+from chimera_ir.picture.patterns import LIGHT_GROUND, Pattern
 from chimera_ir.picture.shapes import Box, Chart, Family, Label, LaneRow, Tick
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, step
 from chimera_ir.resources import templates
@@ -148,20 +149,21 @@ def chart(
     families: Iterable[Family],
     ticks: Iterable[Tick],
     signs: Mapping[str, str],
+    patterns: Mapping[str, Pattern],
     span: float,
     end: Fraction | None = None,
     margin: int = 60,
     below: int = 0,
     stroke: str | None = None,
-    hatch: str = "idle-bubble",
 ) -> Chart:
     """The chart of ``rows``, with a time axis and a legend for the colours of ``operations``.
 
     ``signs`` has the meaning of each sign that the picture uses beyond colours, by the name that the template knows it
-    by. The axis shows the time ``span``; ``end`` is the right edge of the last box in pixels, if that is elsewhere.
+    by. ``patterns`` has its patterns by name, that of bubbles first; two pictures in one document need different names.
+    The axis shows the time ``span``; ``end`` is the right edge of the last box in pixels, if that is elsewhere.
     ``margin`` pixels are on the right of lanes, heading and legend, ``below`` between axis and legend for what the
     picture draws there. ``stroke`` is the width of the borders of boxes; by default it depends on the height of the
-    lanes. ``hatch`` is the name of the pattern for bubbles; two pictures in one document need different names.
+    lanes.
     """
     kinds, right, rows = kinds_of(operations), scale.x(span), tuple(rows)
     bottom = max(scale.y(looks.header.workers) - scale.gap, *(lane.y + scale.row for lane in rows))
@@ -177,7 +179,8 @@ def chart(
         bottom=bottom,
         row=scale.row,
         stroke=stroke or ("1" if scale.row > 16 else "0.5"),
-        hatch=hatch,
+        hatch=next(iter(patterns)),
+        patterns=patterns,
         heading=heading,
         summary=summary,
         rows=rows,
@@ -190,7 +193,11 @@ def chart(
 
 def filled(template: str, **values: object) -> str:
     """A template filled with values and common colours; texts are escaped, also characters that XML does not allow."""
-    return _environment(templates()).get_template(template).render(values, ink=INK, paper=PAPER, step=STEP)
+    return (
+        _environment(templates())
+        .get_template(template)
+        .render(values, ink=INK, paper=PAPER, step=STEP, ground=LIGHT_GROUND)
+    )
 
 
 @cache

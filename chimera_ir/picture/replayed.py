@@ -14,6 +14,7 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture import chart
 from chimera_ir.picture.chart import PlacedOperation, Scale, families, pixels, room
 from chimera_ir.picture.looks import Looks, rows_of
+from chimera_ir.picture.patterns import BUBBLE, MESSAGE, SUM
 from chimera_ir.picture.shapes import Box, Family
 from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH
 from chimera_ir.picture.words import PAPER, STEP, label, plain
@@ -24,6 +25,8 @@ from chimera_ir.predict.replay import Event, Replay
 
 _MOST = 90
 """The largest width in pixels of the shortest operation's box; half of it if messages and sums take no time."""
+
+_PATTERNS = {Cause.BUBBLE: BUBBLE, Cause.MESSAGE: MESSAGE, Cause.SUM: SUM}
 
 
 def draw_replay(replay: Replay) -> str:
@@ -60,12 +63,14 @@ def drawing(replay: Replay) -> dict[str, object]:
         families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
         ticks=scale.ticks(replay.span, *replay.unit.axis(Fraction(replay.span))),
         signs=signs,
+        patterns={f"idle-{cause.name.lower()}": pattern for cause, pattern in _PATTERNS.items()},
         span=replay.span,
     )
     return {
         "chart": made,
         "idle": {cause.name.lower(): path for cause, path in idle_paths.items()},
         "messages": messages,
+        "summing": SUM.mark,
         "sums": tuple(_box(*both, replay, scale) for both in _summing(replay)) if one_by_one else (),
         "sums_path": "" if one_by_one else "".join(_outline(*both, scale) for both in _summing(replay)),
         "critical": "".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),

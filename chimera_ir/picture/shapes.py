@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from chimera_ir.picture.patterns import Pattern
+
 
 @dataclass(frozen=True, slots=True)
 class Box:
@@ -100,8 +102,9 @@ class Bracket:
 class Chart:
     """The values for ``templates/chart.svg.j2``, in pixels, which all pictures of lanes have in common.
 
-    ``row`` is the height of a lane, ``hatch`` the name of the pattern of bubbles. ``signs`` are entries of the legend,
-    by name, for which the template of a picture draws a sign; those of ``legend`` have swatches or words alone.
+    ``row`` is the height of a lane. ``patterns`` are those of the picture by name, ``hatch`` is the name of that of
+    bubbles. ``signs`` are entries of the legend, by name, for which the template of a picture draws a sign; those of
+    ``legend`` have swatches or words alone.
     """
 
     width: int
@@ -112,6 +115,7 @@ class Chart:
     row: int
     stroke: str
     hatch: str
+    patterns: Mapping[str, Pattern]
     heading: str
     summary: str
     rows: tuple[LaneRow, ...]

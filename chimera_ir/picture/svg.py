@@ -17,6 +17,7 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture import chart
 from chimera_ir.picture.chart import LEFT, TOP, PlacedOperation, Scale, families, pixels, room
 from chimera_ir.picture.looks import Looks, rows_of
+from chimera_ir.picture.patterns import BUBBLE
 from chimera_ir.picture.shapes import Bracket, Chart, EventMark, Family, Picture, Tick
 from chimera_ir.picture.words import bracket, distance, event_name, label, mark, plain, summary, track_name
 
@@ -75,7 +76,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
         end=max((scale.x(track.timed[-1].end) for track in timeline.tracks if track.timed), default=None),
         margin=14 + 4 * len(mark(timeline, timeline.shown)),
         below=0 if window is None else 22,
-        hatch=hatch,
+        patterns={hatch: BUBBLE},
     )
     marks = tuple(_mark(event, timeline, scale) for event in timeline.events)
     return Picture(made, marks, () if window is None else (_bracket(window, scale, made),))

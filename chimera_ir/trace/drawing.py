@@ -10,6 +10,7 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.picture.chart import PlacedOperation, Scale, chart, families, filled, room
 from chimera_ir.picture.looks import Looks, rows_of
+from chimera_ir.picture.patterns import BUBBLE, MESSAGE, POST, SEND, SUM
 from chimera_ir.picture.shapes import Box, Family
 from chimera_ir.picture.words import INK, STEP, plain
 from chimera_ir.trace.compare import TraceComparison
@@ -19,14 +20,16 @@ WIDTH, THIN = 1500, 0.15
 """The width of the chart, and the least width of a rectangle that is drawn, in pixels."""
 
 FILLS: dict[str, tuple[str, str]] = {
-    Activity.RECV: ("#f3cfca", "waits for a message"),
-    Activity.SUM: ("#f0e2a8", "waits for a sum"),
-    Activity.SEND: ("#dcd0ea", "waits for a send"),
+    Activity.RECV: ("url(#wait-message)", "waits for a message"),
+    Activity.SUM: ("url(#wait-sum)", "waits for a sum"),
+    Activity.SEND: ("url(#wait-send)", "waits for a send"),
     Activity.STEP: (STEP, "step"),
-    Activity.POST: ("#9c9c9c", "posts or loads"),
-    Activity.LOAD: ("#9c9c9c", ""),
+    Activity.POST: ("url(#post)", "posts or loads"),
+    Activity.LOAD: ("url(#post)", ""),
 }
-"""Colours of the activities that compute nothing, and their names in the legend."""
+"""Colours and patterns of the activities that compute nothing, and their names in the legend."""
+
+_PATTERNS = {"idle": BUBBLE, "wait-message": MESSAGE, "wait-sum": SUM, "wait-send": SEND, "post": POST}
 
 
 class _DrawnLane(NamedTuple):
@@ -74,7 +77,7 @@ def draw(comparison: TraceComparison) -> str:
             signs={fill: name for fill, name in FILLS.values() if name} | {"url(#idle)": "idle, or between operations"},
             span=length,
             stroke="0",
-            hatch="idle",
+            patterns=_PATTERNS,
         ),
     )
 
