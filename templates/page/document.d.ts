@@ -105,6 +105,15 @@ interface Events {
   before: Column; // events that each one waits for
   before_from: Column;
   lane_from: Column; // the events of worker w are lane_from[w] up to, not including, lane_from[w + 1]
+  ports: Ports | null; // null where no link is shared
+}
+
+/** Wires on a shared link (`chimera_ir/predict/shares.py`): each has a port where it leaves and one where it arrives,
+ *  and messages in a port at the same time share its bandwidth. The form of such a wire is its length alone. */
+interface Ports {
+  wire: Column; // an event
+  leaving: Column; // a port: any number from 0 on
+  arriving: Column;
 }
 
 /** A length: `constant` plus, for each pair, the value of a slider (by its index) times a coefficient. */

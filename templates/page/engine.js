@@ -1,0 +1,211 @@
+// Replay of a schedule: when every event starts and ends, for given values of the sliders.
+//
+// prepare(schedule) does once what no slider changes; play(plan, values) takes time linear in the waits. Events,
+// operations, messages and sums are given by their rows in the document.
+
+import { sharedLengths } from "./ports.js";
+
+/** Roles of events, by their numbers in the document. */
+export const ROLE = Object.freeze({
+  BEGIN: 0,
+  COMPUTE: 1,
+  STEP: 2,
+  POST: 3,
+  NOTICE: 4,
+  WIRE: 5,
+  FLIGHT: 6,
+  SUM: 7,
+  WAIT: 8,
+});
+
+/**
+ * A list of rows for every number: list i is `rows[from[i]]` up to, not including, `rows[from[i + 1]]`.
+ * @typedef {Object} Lists
+ * @property {Int32Array} from one longer than there are lists
+ * @property {Int32Array} rows
+ */
+
+/**
+ * What does not depend on the sliders.
+ * @typedef {Object} Plan
+ * @property {Schedule} schedule
+ * @property {number} events how many there are
+ * @property {Lists} before the events that each event waits for
+ * @property {Lists} after the events that wait for each event
+ * @property {Int32Array} order every event after all that it waits for
+ * @property {Uint8Array} role
+ * @property {Int32Array} form
+ * @property {Int32Array} laneFrom the events of worker w are laneFrom[w] up to, not including, laneFrom[w + 1]
+ * @property {Lists} operations the operations of each event: two of a pair
+ * @property {Float64Array} values where the sliders stand at first
+ */
+
+/**
+ * Times of all events. A wait starts when the event before it on its lane ends.
+ * @typedef {Object} Run
+ * @property {Float64Array} length
+ * @property {Float64Array} start
+ * @property {Float64Array} end
+ * @property {number} span end of the last event
+ * @property {number} rounding a difference of times up to this one is none
+ */
+
+/**
+ * @param {Schedule} schedule
+ * @returns {Plan}
+ */
+export function prepare(schedule) {
+  const { events, operations } = schedule;
+  const count = events.form.length;
+  const before = { from: Int32Array.from(events.before_from), rows: Int32Array.from(events.before) };
+  const after = inverted(before);
+  return {
+    schedule,
+    events: count,
+    before,
+    after,
+    order: ordered(before, after),
+    role: Uint8Array.from(events.role),
+    form: Int32Array.from(events.form),
+    laneFrom: Int32Array.from(events.lane_from),
+    operations: grouped(operations.event, count),
+    values: Float64Array.from(schedule.sliders, (slider) => slider.value),
+  };
+}
+
+/**
+ * @param {Plan} plan
+ * @param {ArrayLike<number>} values of the sliders, in the order of the document
+ * @returns {Run}
+ */
+export function play(plan, values) {
+  const alone = lengths(plan, values);
+  return played(plan, sharedLengths(plan, alone));
+}
+
+/**
+ * Length of every event; of a message on a shared link, the length that it has alone there.
+ * @param {Plan} plan
+ * @param {ArrayLike<number>} values
+ * @returns {Float64Array}
+ */
+export function lengths(plan, values) {
+  const lengthOf = Float64Array.from(plan.schedule.events.forms, ({ constant, of }) =>
+    of.reduce((sum, [slider, factor]) => sum + factor * values[slider], constant),
+  );
+  const { form } = plan;
+  const length = new Float64Array(plan.events);
+  for (let event = 0; event < plan.events; event++) length[event] = lengthOf[form[event]];
+  return length;
+}
+
+/**
+ * Times of all events from their lengths.
+ * @param {Plan} plan
+ * @param {Float64Array} length
+ * @returns {Run}
+ */
+export function played(plan, length) {
+  const { before, order, role } = plan;
+  const start = new Float64Array(plan.events);
+  const end = new Float64Array(plan.events);
+  let span = 0;
+  for (let number = 0; number < order.length; number++) {
+    const event = order[number];
+    let begin = 0;
+    for (let place = before.from[event]; place < before.from[event + 1]; place++) {
+      const other = end[before.rows[place]];
+      if (other > begin) begin = other;
+    }
+    start[event] = role[event] === ROLE.WAIT ? end[event - 1] : begin;
+    end[event] = begin + length[event];
+    if (end[event] > span) span = end[event];
+  }
+  return { length, start, end, span, rounding: span * 1e-10 };
+}
+
+/**
+ * Time of each worker in which it computes, steps or posts.
+ * @param {Plan} plan
+ * @param {Run} run
+ * @returns {Float64Array} per worker
+ */
+export function busyTimes(plan, run) {
+  const busy = new Float64Array(plan.schedule.workers);
+  for (let worker = 0; worker < busy.length; worker++) {
+    for (let event = plan.laneFrom[worker]; event < plan.laneFrom[worker + 1]; event++) {
+      if (plan.role[event] !== ROLE.WAIT) busy[worker] += run.length[event];
+    }
+  }
+  return busy;
+}
+
+/**
+ * @param {Lists} lists
+ * @param {number} number
+ * @returns {Int32Array}
+ */
+export function listOf(lists, number) {
+  return lists.rows.subarray(lists.from[number], lists.from[number + 1]);
+}
+
+/**
+ * Rows by the number that each one has: list i has the rows whose number is i, in order.
+ * @param {ArrayLike<number>} numbers
+ * @param {number} count of lists
+ * @returns {Lists}
+ */
+export function grouped(numbers, count) {
+  const from = new Int32Array(count + 1);
+  for (let row = 0; row < numbers.length; row++) from[numbers[row] + 1]++;
+  for (let number = 0; number < count; number++) from[number + 1] += from[number];
+  const next = from.slice();
+  const rows = new Int32Array(numbers.length);
+  for (let row = 0; row < numbers.length; row++) rows[next[numbers[row]]++] = row;
+  return { from, rows };
+}
+
+/**
+ * The number of the list that each place of `lists.rows` belongs to.
+ * @param {Lists} lists
+ * @returns {Int32Array}
+ */
+function owners(lists) {
+  const owner = new Int32Array(lists.rows.length);
+  for (let list = 0; list + 1 < lists.from.length; list++) owner.fill(list, lists.from[list], lists.from[list + 1]);
+  return owner;
+}
+
+/**
+ * For each row the numbers of the lists that have it; there are as many rows as lists.
+ * @param {Lists} lists
+ * @returns {Lists}
+ */
+export function inverted(lists) {
+  const owner = owners(lists);
+  const { from, rows } = grouped(lists.rows, lists.from.length - 1);
+  return { from, rows: rows.map((place) => owner[place]) };
+}
+
+/**
+ * All events, each after those that it waits for. Events that wait for one another for ever are left out.
+ * @param {Lists} before
+ * @param {Lists} after
+ * @returns {Int32Array}
+ */
+function ordered(before, after) {
+  const count = before.from.length - 1;
+  const missing = new Int32Array(count);
+  const order = new Int32Array(count);
+  let known = 0;
+  for (let event = 0; event < count; event++) {
+    missing[event] = before.from[event + 1] - before.from[event];
+    if (missing[event] === 0) order[known++] = event;
+  }
+  for (let place = 0; place < known; place++) {
+    for (let at = after.from[order[place]]; at < after.from[order[place] + 1]; at++) {
+      if (--missing[after.rows[at]] === 0) order[known++] = after.rows[at];
+    }
+  }
+  return order.subarray(0, known);
+}

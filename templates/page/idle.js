@@ -1,0 +1,169 @@
+// Idle time of workers by cause. The causes of a worker add up to its idle time: the span without what it computes, steps
+// and posts.
+//
+//   link         both ends have posted the message that it waits for, and the message is on its way
+//   sum          all members have launched the sum that it waits for, and the sum is running
+//   fill         it waits for its first operation
+//   drain        its operations are over
+//   imbalance    it waits for another worker, whose operations take longer than others of their kind
+//   dependency   it waits for another worker for any other reason
+
+import { listOf, ROLE } from "./engine.js";
+
+/** Causes, by their numbers in stretches and totals. */
+export const CAUSES = Object.freeze(["fill", "drain", "dependency", "link", "imbalance", "sum"]);
+const [FILL, DRAIN, DEPENDENCY, LINK, IMBALANCE, SUM] = CAUSES.keys();
+
+/**
+ * A stretch of idle time; several columns of one table.
+ * @typedef {Object} Idle
+ * @property {number[]} worker
+ * @property {number[]} start
+ * @property {number[]} end
+ * @property {number[]} cause into CAUSES
+ * @property {number[]} event the wait, or -1 at the end of a lane
+ * @property {Float64Array[]} totals per worker and cause
+ */
+
+/**
+ * @param {import("./engine.js").Plan} plan
+ * @param {import("./engine.js").Run} run
+ * @returns {Idle}
+ */
+export function idleTimes(plan, run) {
+  const { workers } = plan.schedule;
+  const totals = Array.from({ length: workers }, () => new Float64Array(CAUSES.length));
+  /** @type {Idle} */
+  const idle = { worker: [], start: [], end: [], cause: [], event: [], totals };
+  const excess = excesses(plan, run);
+  for (let worker = 0; worker < workers; worker++) {
+    /** @param {number} cause @param {number} start @param {number} end @param {number} event */
+    const add = (cause, start, end, event) => {
+      if (end <= start) return;
+      idle.worker.push(worker);
+      idle.start.push(start);
+      idle.end.push(end);
+      idle.cause.push(cause);
+      idle.event.push(event);
+      totals[worker][cause] += end - start;
+    };
+    addLane(plan, run, worker, excess, add);
+  }
+  return idle;
+}
+
+/**
+ * @param {import("./engine.js").Plan} plan
+ * @param {import("./engine.js").Run} run
+ * @param {number} worker
+ * @param {Float64Array} excess
+ * @param {(cause: number, start: number, end: number, event: number) => void} add
+ */
+function addLane(plan, run, worker, excess, add) {
+  const [from, until] = [plan.laneFrom[worker], plan.laneFrom[worker + 1]];
+  let [first, last] = [until, from - 1];
+  for (let event = from; event < until; event++) {
+    if (plan.role[event] !== ROLE.COMPUTE) continue;
+    first = Math.min(first, event);
+    last = event;
+  }
+  for (let event = from; event < until; event++) {
+    if (plan.role[event] !== ROLE.WAIT) continue;
+    const { awaited, posted, cause } = awaitedBy(plan, run, event);
+    const [start, end] = [run.start[event], run.end[event]];
+    const middle = Math.min(Math.max(posted, start), end);
+    if (event < first) add(FILL, start, middle, event);
+    else if (event > last) add(DRAIN, start, middle, event);
+    else {
+      const slow = Math.min(excessWithin(plan, run, excess, awaited, start, middle), middle - start);
+      add(DEPENDENCY, start, middle - slow, event);
+      add(IMBALANCE, middle - slow, middle, event);
+    }
+    add(cause, middle, end, event);
+  }
+  add(DRAIN, until > from ? run.end[until - 1] : 0, run.span, -1);
+}
+
+/**
+ * What a wait waits for: the event, the time at which all workers have posted it, and the cause of idle time after that.
+ * @param {import("./engine.js").Plan} plan
+ * @param {import("./engine.js").Run} run
+ * @param {number} wait
+ * @returns {{ awaited: number; posted: number; cause: number }}
+ */
+function awaitedBy(plan, run, wait) {
+  const { events, messages, sums } = plan.schedule;
+  const row = events.subject[wait];
+  const verb = events.verbs[events.verb[wait]];
+  if (verb === "wait all_reduce") {
+    const awaited = sums.event[row];
+    let posted = 0;
+    for (let place = sums.launches_from[row]; place < sums.launches_from[row + 1]; place++) {
+      posted = Math.max(posted, run.end[sums.launches[place]]);
+    }
+    return { awaited, posted, cause: SUM };
+  }
+  const posted = Math.max(run.end[messages.send[row]], run.end[messages.recv[row]]);
+  return { awaited: verb === "wait send" ? messages.wire[row] : messages.flight[row], posted, cause: LINK };
+}
+
+/**
+ * By how much each compute takes longer than the mean of its kinds and sizes.
+ * @param {import("./engine.js").Plan} plan
+ * @param {import("./engine.js").Run} run
+ * @returns {Float64Array} per event, 0 or more
+ */
+function excesses(plan, run) {
+  const { operations } = plan.schedule;
+  /** @type {Map<string, { sum: number; count: number }>} */
+  const means = new Map();
+  const excess = new Float64Array(plan.events);
+  /** @param {number} event */
+  const groupOf = (event) => {
+    const rows = [...listOf(plan.operations, event)];
+    const key = rows.map((row) => `${operations.kind[row]} ${operations.size[row]}`).join(" & ");
+    const group = means.get(key) ?? { sum: 0, count: 0 };
+    means.set(key, group);
+    return group;
+  };
+  /** @type {{ sum: number; count: number }[]} */
+  const groups = [];
+  for (let event = 0; event < plan.events; event++) {
+    if (plan.role[event] !== ROLE.COMPUTE) continue;
+    groups[event] = groupOf(event);
+    groups[event].sum += run.length[event];
+    groups[event].count++;
+  }
+  groups.forEach(({ sum, count }, event) => {
+    const more = run.length[event] - sum / count;
+    if (more > run.rounding) excess[event] = more;
+  });
+  return excess;
+}
+
+/**
+ * The excess of those events that decide when `event` starts, as far back as `start`: the chain of events each of which
+ * starts when the one before it ends. An event that is there only in part counts in part.
+ * @param {import("./engine.js").Plan} plan
+ * @param {import("./engine.js").Run} run
+ * @param {Float64Array} excess
+ * @param {number} event
+ * @param {number} start
+ * @param {number} until
+ * @returns {number}
+ */
+function excessWithin(plan, run, excess, event, start, until) {
+  let sum = 0;
+  while (event >= 0 && run.end[event] > start) {
+    if (excess[event] > 0) {
+      const [first, last] = [Math.max(start, run.end[event] - run.length[event]), Math.min(until, run.end[event])];
+      if (last > first) sum += (excess[event] * (last - first)) / run.length[event];
+    }
+    let decided = -1;
+    for (const other of listOf(plan.before, event)) {
+      if (decided < 0 || run.end[other] > run.end[decided]) decided = other;
+    }
+    event = decided;
+  }
+  return sum;
+}
