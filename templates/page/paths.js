@@ -114,7 +114,7 @@ export function needs(plan, run) {
       for (const wait of waits) {
         const row = plan.schedule.events.subject[wait];
         if (messages.wait[row] === wait) {
-          const maker = plan.schedule.operations.event[messages.from[row]];
+          const maker = plan.schedule.operations.event[messages.maker[row]];
           const decides = run.end[messages.flight[row]] >= start;
           found.push({ by: "message", from: maker, to: event, row, decides });
         } else if (plan.schedule.events.verbs[plan.schedule.events.verb[wait]] === "wait all_reduce") {

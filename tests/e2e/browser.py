@@ -1,0 +1,94 @@
+"""One headless browser for all tests of pages, and what every page has to hold in it."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"),
+    "--font-render-hinting=none",
+)
+
+WIDTHS = (400, 1500, 3000)
+"""Widths in pixels at which a page is looked at: of a phone, of a laptop, of a wall."""
+
+
+def missing() -> str:
+    """What the tests of pages need and is not here; empty if everything is."""
+    if CHROMIUM is None:
+        return "no Chromium here; tests/browser.sh installs it where it may"
+    if not all(map(find_spec, ("playwright", "axe_playwright_python"))):
+        return "no playwright here; it is among the extra 'dev'"
+    return ""
+
+
+needs_browser = pytest.mark.skipif(bool(missing()), reason=missing())
+"""Mark of tests that open a page; the fixture `browser` is theirs."""
+
+
+@contextmanager
+def headless() -> Iterator[Any]:
+    """Starts the browser, which ends with the context."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS])
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A page in a tab of its own, with all that it said: messages on the console, errors, and what it asked for.
+
+    ``page`` is playwright's page. A page that is ready has made the mark "ready".
+    """
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.said: list[str] = []
+        self.asked_for: list[str] = []
+        page.set_default_timeout(PATIENCE * 1000)
+        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        page.on("request", lambda request: self.asked_for.append(request.url))
+
+    def open(self, path: Path) -> "Tab":
+        """Opens a file and waits until it has drawn for the first time."""
+        self.page.goto(path.as_uri())
+        self.page.wait_for_function("performance.getEntriesByName('ready').length > 0")
+        return self
+
+    def mistakes(self) -> list[str]:
+        """What a page must not do: say something, or ask for anything but itself and the data that it holds."""
+        foreign = [url for url in self.asked_for[1:] if not url.startswith(("data:", "blob:", "about:"))]
+        return [*self.said, *(f"asks for {url}" for url in foreign)]
+
+    def inaccessible(self) -> list[str]:
+        """What axe-core finds: each rule with the elements that break it."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        found = Axe().run(self.page).response["violations"]
+        return [f"{rule['id']}: {[node['html'][:120] for node in rule['nodes']]}" for rule in found]
+
+    def wider(self) -> int:
+        """By how many pixels the page is wider than its window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+
+@contextmanager
+def tab(browser: Any, width: int = 1500, height: int = 900, dark: bool = False, **how: Any) -> Iterator[Tab]:
+    """Opens an empty tab of this size and mode; ``how`` goes to playwright's ``new_context``."""
+    mode = "dark" if dark else "light"
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=mode, **how)
+    try:
+        yield Tab(context.new_page())
+    finally:
+        context.close()
