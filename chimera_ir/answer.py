@@ -3,14 +3,30 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, assert_never
 
 from chimera_ir import library
-from chimera_ir.compilation import Compilation, Level
+from chimera_ir.compilation import Compilation
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+class Level(Enum):
+    """The levels of a compilation that have a text, in their order; the values are the names of ``--emit``."""
+
+    AST = "ast"
+    PLAN = "plan"
+    SCHEDULE = "schedule"
+    PROGRAM = "program"
+    EVALUATION = "evaluation"
+    TORCH_CSV = "torch-csv"
+    TORCH_CSV_COMMS = "torch-csv-comms"
+    TIMELINE = "timeline"
+    REPORT = "report"
+
 
 ENDINGS: Mapping[Level | None, str] = {
     Level.AST: ".chim",

@@ -10,7 +10,6 @@ level is also imported then: a program that looks at a schedule starts without t
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cached_property, wraps
 from os import PathLike
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import NoSuchLevel, NotProven, TextError
+from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError
 from chimera_ir.garbage import uncollected
 from chimera_ir.ir.levels import Header, Plan, Program, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE
@@ -41,20 +40,6 @@ if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
 
 T = TypeVar("T")
-
-
-class Level(Enum):
-    """The levels of a compilation, in their order; the values are the names of ``--emit``."""
-
-    AST = "ast"
-    PLAN = "plan"
-    SCHEDULE = "schedule"
-    PROGRAM = "program"
-    EVALUATION = "evaluation"
-    TORCH_CSV = "torch-csv"
-    TORCH_CSV_COMMS = "torch-csv-comms"
-    TIMELINE = "timeline"
-    REPORT = "report"
 
 
 def _ignore(_: object) -> None:
@@ -80,7 +65,7 @@ class Compilation:
     """Levels of a text, from the scheme to the files: each a property, made when first asked for, and verified.
 
     A level that cannot be made raises a `CompileError`, and so does every level after it. A notebook shows a
-    compilation as the picture of its timeline. The ``request`` has the text, its parameters and options; ``warn`` gets
+    compilation as its picture. The ``request`` has the text, its parameters and options; ``warn`` gets
     each warning as soon as it is found, even if an error follows, ``tell`` a few words on each step before it begins.
 
     Examples
@@ -101,14 +86,14 @@ class Compilation:
     def scheme(self) -> Scheme:
         """The scheme as it was read, with the clauses that the request changes; an IR text has none."""
         if not isinstance(self._entry, Scheme):
-            raise NoSuchLevel(self.request.source.name, Level.AST.value)
+            raise NoSuchLevel(self.request.source.name, "ast")
         return self._entry
 
     @property
     def plan(self) -> Plan:
         """Every operation with its place and clock; the text of a schedule or a program has none."""
         if not isinstance(self._entry, Scheme | Plan):
-            raise NoSuchLevel(self.request.source.name, Level.PLAN.value)
+            raise NoSuchLevel(self.request.source.name, "plan")
         _ = self._checked
         level = self._top
         assert isinstance(level, Plan | PlanStream)
@@ -300,11 +285,15 @@ class Compilation:
         settings = "".join(f", {name}={value}" for name, value in self.request.settings.items())
         return f"<Compilation of {self.request.source.name}{settings}>"
 
-    def _repr_svg_(self) -> str:
-        """The picture that a notebook shows."""
+    def _repr_html_(self) -> str:
+        """The page that a notebook shows, in a frame; of a text with a mistake the message."""
+        from chimera_ir import notebook
         from chimera_ir.picture import svg
 
-        return svg.draw(self.timeline)
+        try:
+            return notebook.frame(svg.draw(self.timeline), repr(self), 200 + 30 * self.schedule.header.workers)
+        except CompileError as error:
+            return notebook.message(str(error))
 
     @_level
     def _entry(self) -> Scheme | Text:

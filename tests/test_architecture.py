@@ -29,6 +29,7 @@ IMPORTS = {
     "grammars": {"resources"},
     "garbage": set(),
     "escapes": set(),
+    "notebook": {"escapes"},
     "diagnostics": {"highlight", "resources", "source", "escapes"},
     "highlight": {"resources"},
     "syntax": {"diagnostics", "grammars", "ir", "plural", "source"},
@@ -38,7 +39,7 @@ IMPORTS = {
     "lower": {"ir", "flow", "source"},
     "verify": {"ir", "flow", "diagnostics", "source"},
     "torch_text": {"ir", "lower", "diagnostics", "source", "errors", "verify"},
-    "cost": {"ir", "flow"},
+    "cost": {"ir", "flow", "notebook"},
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
     "codegen": {"ir", "flow", "resources", "verify"},
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
@@ -52,7 +53,7 @@ IMPORTS = {
     "compilation": {
         "comparison",
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
-        *("codegen", "errors", "library", "output", "request", "garbage", "torch_text"),
+        *("codegen", "errors", "library", "notebook", "output", "request", "garbage", "torch_text"),
     },
     "options": {
         *("compilation", "cost", "elaborate", "errors", "ir", "predict", "profile", "request", "source", "syntax"),

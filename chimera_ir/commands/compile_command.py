@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from chimera_ir import cache, errors, library, output, progress, texts
-from chimera_ir.answer import ENDINGS, Answer, Output, produce, starting_in_torch
+from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
 from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
 from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
 from chimera_ir.commands.stage_options import TIED, parse_split
-from chimera_ir.compilation import Compilation, Level
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks

@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import NamedTuple
 
 from chimera_ir.cost.durations import Durations
-from chimera_ir.cost.number_text import number
+from chimera_ir.cost.number_text import number, percent
 from chimera_ir.cost.simulate import Launched, Timeline, idle, mean, simulate
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Micro, WeightGroup
@@ -32,7 +32,7 @@ class Figures:
     """
 
     header: Header
-    costs: Durations
+    durations: Durations
     path: tuple[Operation, ...]
     makespan: Fraction
     work: tuple[Fraction, ...]
@@ -44,6 +44,59 @@ class Figures:
     activations: tuple[Fraction, ...]
     between_halves: tuple[Fraction, ...]
     stashed_inputs: tuple[Fraction, ...]
+
+    @property
+    def scheme(self) -> str:
+        """The name of the scheme."""
+        return self.header.scheme
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        """The values of the scheme's parameters."""
+        return dict(self.header.parameters)
+
+    @property
+    def workers(self) -> int:
+        """The number of workers of one copy of the pipelines."""
+        return self.header.workers
+
+    @property
+    def stages(self) -> int:
+        """D, the number of stages of each pipe."""
+        return self.header.stages
+
+    @property
+    def micro_batches(self) -> int:
+        """N, the number of whole micro-batches of an update."""
+        return self.header.whole_micro_batches
+
+    @property
+    def pipelines(self) -> int:
+        """The number of pipes."""
+        return len(self.header.pipes)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether there is no flush between updates."""
+        return self.header.asynchronous
+
+    @property
+    def critical_path(self) -> Mapping[str, Fraction]:
+        """The operations of each kind on the critical path, as in ``{"C_f": 4, "C_b": 6}``."""
+        counts = {"F": Fraction(0), "B": Fraction(0), **self.counts}
+        return {f"C_{letter.lower()}": count for letter, count in counts.items()}
+
+    @property
+    def costs(self) -> Mapping[str, Fraction]:
+        """The cost of an operation by the letter of its kind; of measured ones the mean on the critical path."""
+        costs = self.durations.report_costs(self.header, self.path)
+        return {kind: cost for kind, cost in costs if kind != PAIR.letter or kind in self.counts}
+
+    @property
+    def cost_unit(self) -> str | None:
+        """The unit of all times: seconds (``"s"``), or None for the unit of the costs."""
+        unit: str | None = self.durations.unit.value
+        return unit
 
     @property
     def bubble_ratio(self) -> Fraction:
@@ -80,71 +133,86 @@ class CommunicatorChoice(NamedTuple):
     blocked: str
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The figures of a schedule and of its baseline in the same units, with launches, proven rules and remarks.
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Figures):
+    """The figures of a schedule, and those of its baseline in the same units, with launches, proven rules and remarks.
 
-    ``communicators`` are the choices of communicators, from the most to the fewest; none in a report on a schedule.
+    Every name in report.json is an attribute, and its numbers are exact. ``staleness`` and ``stale_micro_batches`` are
+    those of `Staleness`, ``synchronisation`` has the launches of gradient sums. ``verified`` are the names of the
+    proven rules, ``communicators`` the choices of communicators, from the most to the fewest; none in a report on a
+    schedule. A notebook shows a report as its table.
+
+    Examples
+    --------
+    >>> import chimera_ir
+    >>> report = chimera_ir.compile("chimera", D=4, N=4).report
+    >>> report
+    <Report of chimera(D=4, N=4, f=1): makespan 16, bubble ratio 25.0%>
+    >>> list(map(int, report.activations)), report.micro_batches
+    ([3, 4, 4, 3], 4)
     """
 
-    figures: Figures
     baseline: Figures
-    stale: Staleness
-    launches: tuple[Launched, ...]
+    staleness: tuple[int, ...]
+    stale_micro_batches: int
+    synchronisation: tuple[Launched, ...]
     verified: tuple[str, ...]
     remarks: tuple[str, ...]
     communicators: tuple[CommunicatorChoice, ...] = ()
 
     @property
-    def makespan(self) -> Fraction:
-        """The time of one update, in the unit of the costs."""
-        return self.figures.makespan
+    def updates_shown(self) -> int:
+        """The number of updates that the timeline shows; 1 with a flush."""
+        return self.header.updates
 
-    @property
-    def bubble_ratio(self) -> Fraction:
-        """The share of the makespan, over all workers, in which they idle."""
-        return self.figures.bubble_ratio
+    def __repr__(self) -> str:
+        makespan = self.durations.unit.show(self.makespan)
+        return f"<Report of {self.header.title}: makespan {makespan}, bubble ratio {percent(self.bubble_ratio)}>"
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        from chimera_ir.cost.table import html
+
+        return html(self)
 
     def as_json(self) -> _Json:
         """The report in the shape of ``report.json``: integers where a number is integral, else floats."""
-        figures, header = self.figures, self.figures.header
-        costs = figures.costs.report_costs(header, figures.path)
         ages = {
-            "updates_shown": header.updates,
-            "staleness": list(self.stale.updates),
-            "stale_micro_batches": self.stale.micro_batches,
+            "updates_shown": self.updates_shown,
+            "staleness": list(self.staleness),
+            "stale_micro_batches": self.stale_micro_batches,
         }
         return {
-            "scheme": header.scheme,
-            "parameters": dict(header.parameters),
-            "workers": header.workers,
-            "stages": header.stages,
-            "micro_batches": header.whole_micro_batches,
-            "pipelines": len(header.pipes),
-            "critical_path": _critical_path(figures),
-            "makespan": number(figures.makespan),
-            "bubble_ratio": number(figures.bubble_ratio),
-            "clock_span": number(figures.clock_span),
-            **_memory(figures),
+            "scheme": self.scheme,
+            "parameters": self.parameters,
+            "workers": self.workers,
+            "stages": self.stages,
+            "micro_batches": self.micro_batches,
+            "pipelines": self.pipelines,
+            "critical_path": _numbers(self.critical_path),
+            "makespan": number(self.makespan),
+            "bubble_ratio": number(self.bubble_ratio),
+            "clock_span": number(self.clock_span),
+            **_memory(self),
             "baseline": {
                 "makespan": number(self.baseline.makespan),
                 "bubble_ratio": number(self.baseline.bubble_ratio),
-                "scheme": self.baseline.header.scheme,
-                "critical_path": _critical_path(self.baseline),
+                "scheme": self.baseline.scheme,
+                "critical_path": _numbers(self.baseline.critical_path),
                 **_memory(self.baseline),
                 **_repeated(self.baseline),
                 **_between_halves(self.baseline),
             },
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
             "communicators": {choice.name: _communicators(choice) for choice in self.communicators},
-            "synchronisation": [_launch(launched) for launched in self.launches],
-            "costs": {kind: number(cost) for kind, cost in costs if kind != PAIR.letter or kind in figures.counts},
-            "cost_unit": figures.costs.unit.value,
+            "synchronisation": [_launch(launched) for launched in self.synchronisation],
+            "costs": _numbers(self.costs),
+            "cost_unit": self.cost_unit,
             "remarks": list(self.remarks),
-            **_repeated(figures),
-            **_between_halves(figures),
-            "asynchronous": header.asynchronous,
-            **(ages if header.asynchronous else {}),
+            **_repeated(self),
+            **_between_halves(self),
+            "asynchronous": self.asynchronous,
+            **(ages if self.asynchronous else {}),
         }
 
 
@@ -178,7 +246,15 @@ def report(
     figures = _figures(schedule, timeline, weights, Fraction(1), splits)
     stale = staleness(schedule)
     remarks = (*_remarks(schedule), *warning(stale, schedule.header.per_update), *costs.remarks(schedule))
-    return Report(figures, base, stale, launches, verified, remarks)
+    return Report(
+        **{field.name: getattr(figures, field.name) for field in fields(figures)},
+        baseline=base,
+        staleness=stale.updates,
+        stale_micro_batches=stale.micro_batches,
+        synchronisation=launches,
+        verified=verified,
+        remarks=remarks,
+    )
 
 
 def activations(schedule: Schedule) -> tuple[Fraction, ...]:
@@ -238,7 +314,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
     halves = live.whole(header, live.between_halves(schedule)) if splits else (Fraction(0),) * len(schedule.lanes)
     return Figures(
         header=header,
-        costs=timeline.costs,
+        durations=timeline.costs,
         path=timeline.critical_path.operations,
         makespan=timeline.makespan,
         work=tuple(work * timeline.tick for work in timeline.work),
@@ -268,9 +344,8 @@ def _remarks(schedule: Schedule) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _critical_path(figures: Figures) -> _Json:
-    counts = {"F": Fraction(0), "B": Fraction(0), **figures.counts}
-    return {f"C_{letter.lower()}": number(count) for letter, count in counts.items()}
+def _numbers(values: Mapping[str, Fraction]) -> _Json:
+    return {name: number(value) for name, value in values.items()}
 
 
 def _memory(figures: Figures) -> _Json:

@@ -17,6 +17,7 @@ from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import RECOMPUTATION, Resource
 from chimera_ir.ir.levels import Header, Schedule, Strategy
+from chimera_ir.ir.one_line import OneLine
 from chimera_ir.ir.ops import Operation
 
 
@@ -71,8 +72,8 @@ class Stepped:
 Event = Launched | Stepped
 
 
-@dataclass(frozen=True)
-class Timeline:
+@dataclass(frozen=True, repr=False)
+class Timeline(OneLine):
     """The start and end of every operation, ``lanes[w]`` in the order of worker w, and events that `launches` adds.
 
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chimera_ir import notebook
 from chimera_ir.cost.number_text import Unit, decimal, exact, percent
 from chimera_ir.cost.report import Figures, Report
 from chimera_ir.cost.simulate import Launched
@@ -27,9 +28,9 @@ def show(report: Report) -> RenderableType:
 
 def heading(report: Report) -> Text:
     """The scheme with its parameters, sizes and costs, and how the baseline differs."""
-    header = report.figures.header
+    header = report.header
     parameters = " ".join(f"{name}={value}" for name, value in header.parameters)
-    costs = _costs(report.figures)
+    costs = _costs(report)
     sizes = ", ".join(
         counted(number, noun)
         for number, noun in (
@@ -48,37 +49,48 @@ def heading(report: Report) -> Text:
 
 def _differences(report: Report) -> Iterator[str]:
     """The differences of the baseline from the schedule: its flush, its stages, its costs."""
-    header, base = report.figures.header, report.baseline.header
+    header, base = report.header, report.baseline.header
     if header.asynchronous != base.asynchronous:
         yield "with its flush" if header.asynchronous else "one update in the steady state, without a flush"
     if header.stages != base.stages:
         larger = exact(Fraction(header.stages, base.stages))
         yield f"{counted(base.stages, 'stage')}, each as large as {larger} of these"
     costs = _costs(report.baseline)
-    if costs != _costs(report.figures):
+    if costs != _costs(report):
         yield costs
 
 
 def _costs(figures: Figures) -> str:
-    return figures.costs.summary(figures.header, figures.counts)
+    return figures.durations.summary(figures.header, figures.counts)
+
+
+def html(report: Report) -> str:
+    """The figures of a report beside those of its baseline, as an HTML table."""
+    heads = ("", report.scheme, f"baseline: {report.baseline.scheme}")
+    return notebook.table(str(heading(report)), heads, _both(report))
 
 
 def _table(report: Report) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
-    table.add_column(report.figures.header.scheme, style="bold", overflow="fold")
-    table.add_column(f"baseline: {report.baseline.header.scheme}", overflow="fold")
-    both = report.figures, report.baseline
-    splits = any(any(figures.between_halves) for figures in both)
-    recomputing = any(any(figures.stashed_inputs) for figures in both)
-    own_rows, base_rows = (_rows(figures, splits, recomputing) for figures in both)
-    for (name, value), (_, base) in zip(own_rows, base_rows, strict=True):
-        table.add_row(name, value, base)
+    table.add_column(report.scheme, style="bold", overflow="fold")
+    table.add_column(f"baseline: {report.baseline.scheme}", overflow="fold")
+    for row in _both(report):
+        table.add_row(*row)
     return table
 
 
+def _both(report: Report) -> list[tuple[str, str, str]]:
+    """Rows with the name of a figure, its value, and the value of the baseline."""
+    both = report, report.baseline
+    splits = any(any(figures.between_halves) for figures in both)
+    recomputing = any(any(figures.stashed_inputs) for figures in both)
+    own_rows, base_rows = (_rows(figures, splits, recomputing) for figures in both)
+    return [(name, value, base) for (name, value), (_, base) in zip(own_rows, base_rows, strict=True)]
+
+
 def _rows(figures: Figures, splits: bool, recomputing: bool) -> list[tuple[str, str]]:
-    unit = figures.costs.unit
+    unit = figures.durations.unit
     rows = [
         ("makespan", unit.show(figures.makespan)),
         ("  bubble ratio", percent(figures.bubble_ratio)),
@@ -103,9 +115,9 @@ def _rows(figures: Figures, splits: bool, recomputing: bool) -> list[tuple[str, 
 
 def _launches(report: Report) -> list[Text]:
     """Lines for the first launches of gradient sums that a bubble follows, and for the number of further ones."""
-    early = [launched for launched in report.launches if launched.free]
-    rest = len(report.launches) - len(early)
-    steady, unit = report.figures.header.asynchronous, report.figures.costs.unit
+    early = [launched for launched in report.synchronisation if launched.free]
+    rest = len(report.synchronisation) - len(early)
+    steady, unit = report.header.asynchronous, report.durations.unit
     lines = [
         f"{group_name(launched.group)} on worker {launched.worker}: {_launch(launched, steady, unit)}"
         for launched in early[:IN_FULL]

@@ -11,10 +11,10 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, values
+from chimera_ir.ir.one_line import OneLine
 from chimera_ir.source import Span
 
-MAX_WORKERS = 1 << 16
-MAX_STAGES = 1 << 16
+MAX_WORKERS = MAX_STAGES = 1 << 16
 MAX_MICRO_BATCHES = 1 << 20
 
 MAX_AGE = 1_000
@@ -323,16 +323,16 @@ class Planned(NamedTuple):
     operation: ops.Operation
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan(OneLine):
     """An evaluated scheme: every operation once, in the order of the text."""
 
     header: Header
     operations: tuple[Planned, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+@dataclass(frozen=True, slots=True, repr=False)
+class Schedule(OneLine):
     """A schedule: ``lanes[w]`` has the compute operations of worker w in the order in which it runs them."""
 
     header: Header
@@ -368,8 +368,8 @@ class LaneParts:
         return ((place, part) for place, operation in self.computes for part in operation.parts)
 
 
-@dataclass(frozen=True)
-class Program:
+@dataclass(frozen=True, repr=False)
+class Program(OneLine):
     """A program: ``lanes[w]`` has all instructions of worker w in the header's updates, in the order of their run."""
 
     header: Header

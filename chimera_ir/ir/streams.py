@@ -28,6 +28,7 @@ from itertools import cycle, groupby
 
 from chimera_ir.ir.ids import Clock, Micro
 from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule
+from chimera_ir.ir.one_line import OneLine
 from chimera_ir.ir.ops import Compute, Instruction, singles
 from chimera_ir.ir.turns import Turn, by_turn, shifted, turns_of, unroll
 
@@ -35,8 +36,8 @@ MARGIN = 3
 """The fewest turns on each side of a view's middle turn, besides those over which concurrent operations spread."""
 
 
-@dataclass(frozen=True)
-class PlanStream:
+@dataclass(frozen=True, repr=False)
+class PlanStream(OneLine):
     """A plan without end: ``operations`` of the first turn, line by line; they come again every ``clocks`` clocks.
 
     The first ``turns`` turns show all that ever happens.
@@ -64,8 +65,8 @@ class PlanStream:
         return self.header.pipe_of[planned.operation.parts[0].micros[0]].name
 
 
-@dataclass(frozen=True)
-class LaneStream:
+@dataclass(frozen=True, repr=False)
+class LaneStream(OneLine):
     """Lanes without end: ``turns[w]`` is the turn of worker w."""
 
     header: Header

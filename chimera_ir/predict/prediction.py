@@ -6,7 +6,7 @@ from operator import le
 from sys import maxsize
 from typing import NamedTuple
 
-from chimera_ir.cost.number_text import number, rounded
+from chimera_ir.cost.number_text import number, rounded, seconds
 from chimera_ir.cost.report import group_entries
 from chimera_ir.errors import WrongOption
 from chimera_ir.ir.levels import Header, Program, Quantity, Schedule
@@ -24,7 +24,7 @@ from chimera_ir.profile.layers import stages_of
 from chimera_ir.verify.holdings import holdings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Prediction:
     """Time and memory of an iteration, or of an update of the steady state, in seconds and bytes.
 
@@ -40,6 +40,9 @@ class Prediction:
     memory: tuple[MemoryNeed, ...]
     items: int
     warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Prediction of {self.replay.header.title}: {seconds(self.replay.seconds)} by replay>"
 
     @property
     def throughput(self) -> float:

@@ -15,6 +15,7 @@ from chimera_ir.flow.engine import ends, ordered
 from chimera_ir.garbage import uncollected
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.one_line import OneLine
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.plural import counted
 from chimera_ir.predict.charges import Charges, operations_alone
@@ -40,8 +41,8 @@ class Event(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+@dataclass(frozen=True, slots=True, repr=False)
+class Replay(OneLine):
     """All events of a program with their times from the start, in seconds or in the unit of the costs.
 
     ``conditions`` are the copies, the micro-batch size and the cluster in a few words, or the costs of operations.

@@ -33,7 +33,7 @@ def show(report: Report, summary: Summary, prediction: Prediction | None, width:
     lines = [
         ("speed", _speed(summary.speed, baseline), "green" if ratio > 1 else "bold red" if ratio < 1 else ""),
         ("memory", _memory(summary, report, prediction), "" if summary.fits else "bold red"),
-        ("limit", _limit(summary.limit, report.figures, prediction), ""),
+        ("limit", _limit(summary.limit, report, prediction), ""),
     ]
     if prediction is not None:
         lines.append(("times", _times(prediction), ""))
@@ -96,7 +96,7 @@ def _baseline_memory(summary: Summary, report: Report) -> str:
             return f"; {summary.speed.baseline}: {size(needed)}"
         case Copies() as copies:
             kept = [count for count in (copies.activations, copies.stashed_inputs) if count]
-            same_size = report.figures.header.stages == report.baseline.header.stages
+            same_size = report.header.stages == report.baseline.header.stages
             scale = "" if same_size else " of that size"
             return f"; {summary.speed.baseline}: {' and '.join(map(decimal, [copies.weights, *kept]))}{scale}"
         case _:
@@ -118,7 +118,7 @@ def _forwards(count: Fraction) -> str:
 
 def _advice(memory: Bytes, report: Report, prediction: Prediction | None) -> str:
     """Names the largest part of the memory and the option that makes it smaller."""
-    header = report.figures.header
+    header = report.header
     sharded = prediction is None or prediction.setting.sharded_optimizer or header.steps_inside
     fewer = {
         "weights": "more stages",
@@ -164,7 +164,7 @@ def _limit(limit: Limit, figures: Figures, prediction: Prediction | None) -> str
 def _path(figures: Figures, prediction: Prediction | None) -> str:
     terms = " + ".join(f"{decimal(count)} {kind}" for kind, count in figures.counts.items() if count)
     free = "" if prediction is None else " without messages"
-    return f"critical path{free}: {terms or 'empty'} = {figures.costs.unit.show(figures.makespan)}"
+    return f"critical path{free}: {terms or 'empty'} = {figures.durations.unit.show(figures.makespan)}"
 
 
 def _times(prediction: Prediction) -> str:
@@ -194,7 +194,7 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
     free_of = hiding_time(report)
     late = [group for group in free_of if not free_of[group]]
     hidden = [free_of[group] for group in free_of if free_of[group]]
-    span = f" of {report.figures.costs.unit.show_range(hidden)}" if hidden else ""
+    span = f" of {report.durations.unit.show_range(hidden)}" if hidden else ""
     words = f"{len(hidden) or 'none'} with idle time{span} to hide in"
     names = [group_name(group) for group in late[:NAMED]]
     return f"{counted(len(free_of), 'gradient sum')}, {words}{_exposed(names, late)}" if free_of else ""

@@ -161,7 +161,7 @@ class Limit:
         return {"worker": self.worker, "largest": self.largest.value.replace(" ", "_"), "shares": shares}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Summary:
     """Answers: how fast, does it fit, what limits it. The baseline's memory is in bytes if it is an integer."""
 
@@ -169,6 +169,9 @@ class Summary:
     memory: Copies | Bytes
     baseline_memory: Copies | int | None
     limit: Limit
+
+    def __repr__(self) -> str:
+        return f"<Summary: {float(self.speed.times_as_fast):.3g} times as fast as {self.speed.baseline}>"
 
     @property
     def fits(self) -> bool:
@@ -182,25 +185,24 @@ class Summary:
 
 def summary(report: Report, prediction: Prediction | None, baseline: BaselinePrediction | None) -> Summary:
     """The answers for a schedule, on a cluster if there is a prediction, and with messages if the baseline has one."""
-    figures = report.figures
     if prediction is None:
         copies = Copies.of(report.baseline)
-        return Summary(_speed(report, None, None), Copies.of(figures), copies, _limit(figures, figures.makespan, None))
+        return Summary(_speed(report, None, None), Copies.of(report), copies, _limit(report, report.makespan, None))
     speed = _speed(report, prediction, baseline)
     needed = None if baseline is None else baseline.memory
-    limit = _limit(figures, Fraction(prediction.replay.seconds), prediction.replay)
+    limit = _limit(report, Fraction(prediction.replay.seconds), prediction.replay)
     return Summary(speed, Bytes.of(prediction), needed, limit)
 
 
 def _speed(report: Report, prediction: Prediction | None, baseline: BaselinePrediction | None) -> Speed:
-    figures, base = report.figures, report.baseline
+    base = report.baseline
     counted = prediction is not None and baseline is not None
     return Speed(
         baseline=base.header.scheme,
-        is_baseline=figures.header == base.header,
-        time=Fraction(prediction.replay.seconds) if prediction and counted else figures.makespan,
+        is_baseline=report.header == base.header,
+        time=Fraction(prediction.replay.seconds) if prediction and counted else report.makespan,
         baseline_time=Fraction(baseline.seconds) if baseline else base.makespan,
-        unit=figures.costs.unit,
+        unit=report.durations.unit,
         messages_counted=counted,
         throughput=prediction.replayed_throughput if prediction else None,
         baseline_fits=baseline.memory <= prediction.available if prediction and baseline else None,
@@ -261,10 +263,9 @@ def exposed(replay: Replay) -> dict[WeightGroup, float]:
 def hiding_time(report: Report) -> dict[WeightGroup, Fraction]:
     """The idle time that can hide each sum over several workers, on the worker that has the least of it."""
     members: defaultdict[WeightGroup, list[Fraction]] = defaultdict(list)
-    for launched in report.launches:
+    for launched in report.synchronisation:
         members[launched.group].append(launched.free + launched.flush)
-    header = report.figures.header
-    return {group: min(members[group]) for group in sorted(members) if len(header.members(group)) > 1}
+    return {group: min(members[group]) for group in sorted(members) if len(report.header.members(group)) > 1}
 
 
 def _number(value: Fraction) -> int | float:

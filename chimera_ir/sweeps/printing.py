@@ -59,8 +59,8 @@ def _heads(rows: Iterable[_Cells]) -> list[str]:
 
 
 def _heading(report: Report) -> Text:
-    figures = report.figures
-    costs = figures.costs.summary(figures.header, figures.counts)
+    figures = report
+    costs = figures.durations.summary(figures.header, figures.counts)
     return Text.assemble((figures.header.scheme, "bold"), f": {costs}; memory of the fullest worker")
 
 
@@ -72,8 +72,8 @@ def _cells(row: SizeRow, of_report: Callable[[Report], _Cells], replay: Callable
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:
-    figures, baseline = report.figures, report.baseline
-    unit = figures.costs.unit
+    figures, baseline = report, report.baseline
+    unit = figures.durations.unit
     yield "makespan", unit.show(figures.makespan)
     yield "bubble ratio", percent(figures.bubble_ratio)
     yield "steady period", unit.show(figures.steady_period)

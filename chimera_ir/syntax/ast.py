@@ -293,6 +293,9 @@ class Scheme(SyntaxNode):
     parameters: tuple[Parameter, ...]
     items: tuple[Item, ...]
 
+    def __repr__(self) -> str:
+        return f"<Scheme {self.name.text}({', '.join(parameter.name.text for parameter in self.parameters)})>"
+
 
 def operands(expression: Expression) -> tuple[Expression, ...]:
     """The direct parts of an expression, from left to right."""

@@ -17,6 +17,7 @@ from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, singles
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
+from chimera_ir.plural import counted
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
@@ -56,7 +57,7 @@ class Checked:
     needs: Needs | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verified:
     """A program for which every rule holds, with the proofs; only `verify_program` makes one.
 
@@ -79,6 +80,9 @@ class Verified:
     def __post_init__(self, seal: object) -> None:
         if seal is not _SEAL:
             raise TypeError("only verify_program makes a Verified")
+
+    def __repr__(self) -> str:
+        return f"<Verified: {self.level!r}>"
 
     @property
     def schedule(self) -> Schedule:
@@ -111,7 +115,7 @@ class Verified:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProvenScripts:
     """Files whose scripts do what a verified program says; only `verify_scripts` makes them.
 
@@ -126,6 +130,9 @@ class ProvenScripts:
     def __post_init__(self, seal: object) -> None:
         if seal is not _SEAL:
             raise TypeError("only verify_scripts makes ProvenScripts")
+
+    def __repr__(self) -> str:
+        return f"<ProvenScripts: {counted(len(self.files), 'file')}>"
 
 
 def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None, needs: Needs | None = None) -> Checked:

@@ -133,12 +133,12 @@ def compared(schedule: Published) -> tuple[Compared, ...]:
     """Each published figure of a schedule beside the compiled one."""
     source = library.source(schedule.scheme)
     reports = [Compilation(Request(source, at, schedule.costs)).report for at in schedule.sizes]
-    sizes = [dict(report.figures.header.parameters) for report in reports]
+    sizes = [report.parameters for report in reports]
     return tuple(
         Compared(
             number,
             tuple(number.at(at) for at in sizes),
-            tuple(number.measure.of(report.figures) for report in reports),
+            tuple(number.measure.of(report) for report in reports),
         )
         for number in schedule.numbers
     )

@@ -144,7 +144,7 @@ def _comparisons(row: PaperRow, at: Size, report: Report) -> Iterator[FigureComp
 
 def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> Explained | Differs:
     """The first reason for this figure and size whose formula gives the compiled figure."""
-    substitutes = {Figure.BUBBLE_RATIO: report.figures.makespan}
+    substitutes = {Figure.BUBBLE_RATIO: report.makespan}
     compiled = substitutes[figure] if figure in substitutes else _amount(figure, report)
     for instead in known:
         if instead.figure is figure and value(instead.when, at) and instead.claim.at(at) == compiled:
@@ -153,21 +153,20 @@ def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> 
 
 
 def _amount(figure: Figure, report: Report) -> Amount:
-    """A figure from the report; a report without the entry ``asynchronous`` is that of a synchronous scheme."""
-    figures = report.figures
+    """A figure from the report."""
     match figure:
         case Figure.PIPELINES:
-            return Fraction(len(figures.header.pipes))
+            return Fraction(report.pipelines)
         case Figure.BUBBLE_RATIO:
-            return figures.bubble_ratio
+            return report.bubble_ratio
         case Figure.WEIGHTS:
-            return _interval(figures.weights)
+            return _interval(report.weights)
         case Figure.ACTIVATIONS:
-            return _interval(figures.activations)
+            return _interval(report.activations)
         case Figure.STASHED_INPUTS:
-            return _interval(figures.stashed_inputs)
+            return _interval(report.stashed_inputs)
         case Figure.SYNCHRONOUS:
-            return not report.as_json().get("asynchronous", False)
+            return not report.asynchronous
         case _:
             assert_never(figure)
 

@@ -37,7 +37,7 @@ def streamed(name: str, costs: Costs = PAPER, **settings: int) -> Report:
 @pytest.mark.parametrize("costs", [PAPER, EQUAL, Costs(F=Fraction(2, 3), B=Fraction(7, 5))])
 @pytest.mark.parametrize("D", DEPTHS)
 def test_pipedream_takes_one_forward_and_one_backward_per_update(D: int, costs: Costs) -> None:
-    figures = streamed("pipedream", costs, D=D).figures
+    figures = streamed("pipedream", costs, D=D)
     assert (figures.counts["F"], figures.counts["B"]) == (1, 1)
     assert figures.makespan == costs["F"] + costs["B"]
     assert figures.bubble_ratio == 0  # Table 2
@@ -46,7 +46,7 @@ def test_pipedream_takes_one_forward_and_one_backward_per_update(D: int, costs: 
 
 @pytest.mark.parametrize("D", DEPTHS)
 def test_pipedream_keeps_d_minus_s_activations_and_copies_of_the_weights_as_table_2_says(D: int) -> None:
-    figures = streamed("pipedream", D=D).figures
+    figures = streamed("pipedream", D=D)
     assert figures.activations == tuple(D - s for s in range(D))
     assert figures.weights == tuple(D - s for s in range(D))
 
@@ -54,13 +54,13 @@ def test_pipedream_keeps_d_minus_s_activations_and_copies_of_the_weights_as_tabl
 @pytest.mark.parametrize("D", DEPTHS)
 def test_pipedream_trains_stage_s_on_weights_d_minus_1_minus_s_updates_old(D: int) -> None:
     """Narayanan et al., SOSP 2019, section 3.3: w(t+1) = w(t) - nu * gradient at (w1(t-n+1), ..., wn(t))."""
-    assert streamed("pipedream", D=D).stale.updates == tuple(D - 1 - s for s in range(D))
+    assert streamed("pipedream", D=D).staleness == tuple(D - 1 - s for s in range(D))
 
 
 @pytest.mark.parametrize("costs", [PAPER, EQUAL])
 @pytest.mark.parametrize(("D", "N"), SIZES)
 def test_2bw_takes_n_forwards_and_n_backwards_per_update(D: int, N: int, costs: Costs) -> None:
-    figures = streamed("pipedream_2bw", costs, D=D, N=N).figures
+    figures = streamed("pipedream_2bw", costs, D=D, N=N)
     assert (figures.counts["F"], figures.counts["B"]) == (N, N)
     assert figures.makespan == N * (costs["F"] + costs["B"])
     assert figures.bubble_ratio == 0  # Table 2
@@ -69,7 +69,7 @@ def test_2bw_takes_n_forwards_and_n_backwards_per_update(D: int, N: int, costs: 
 
 @pytest.mark.parametrize(("D", "N"), SIZES)
 def test_2bw_keeps_two_copies_of_the_weights_as_table_2_says(D: int, N: int) -> None:
-    figures = streamed("pipedream_2bw", D=D, N=N).figures
+    figures = streamed("pipedream_2bw", D=D, N=N)
     assert figures.activations == tuple(D - s for s in range(D))
     assert figures.weights == (2,) * D
 
@@ -77,19 +77,19 @@ def test_2bw_keeps_two_copies_of_the_weights_as_table_2_says(D: int, N: int) -> 
 @pytest.mark.parametrize(("D", "N"), SIZES)
 def test_2bw_trains_on_weights_one_update_old(D: int, N: int) -> None:
     """Narayanan et al., ICML 2021, section 3.1: w(t+1) = w(t) - nu * gradient at w(t-1)."""
-    assert streamed("pipedream_2bw", D=D, N=N).stale.updates == (1,) * D
+    assert streamed("pipedream_2bw", D=D, N=N).staleness == (1,) * D
 
 
 @pytest.mark.parametrize("D", DEPTHS)
 def test_the_peak_of_activations_does_not_depend_on_the_updates_shown(D: int) -> None:
     """The baseline with a flush, and micro-batches enough to fill it, keeps as many."""
-    assert streamed("pipedream", D=D).figures.activations == activations(schedule(BASELINE, D=D, N=2 * D))
+    assert streamed("pipedream", D=D).activations == activations(schedule(BASELINE, D=D, N=2 * D))
 
 
 @pytest.mark.parametrize("D", [2, 4, 8])
 def test_an_update_with_a_flush_takes_longer_by_the_bubbles(D: int) -> None:
     said = streamed("pipedream_2bw", D=D, N=2 * D)
-    assert said.baseline.makespan - said.figures.makespan == 3 * (D - 1)
+    assert said.baseline.makespan - said.makespan == 3 * (D - 1)
 
 
 @pytest.mark.parametrize(("name", "settings", "length"), [("pipedream", {}, 3), ("pipedream_2bw", {"N": 5}, 15)])

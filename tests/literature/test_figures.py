@@ -42,9 +42,9 @@ def test_units_at_half_their_distance_have_no_bubbles_between_them(D: int, K: in
     """Section 3.5 counts (K+1)(D-2) bubbles for units one after the other; clocks.md lets them overlap."""
     source = Source("closer", (FIGURES.parent / "examples" / "closer.chim").read_text(encoding="utf-8"))
     closer = Compilation(Request(source, {"D": D, "N": K * D}), warn=lambda warning: pytest.fail(warning.code))
-    assert closer.report.figures.makespan == 3 * K * D + 2 * (D - 2)
-    assert max(closer.report.figures.activations) == D
-    assert closer.report.figures.clock_span == cost("chimera", D=D, N=K * D).figures.clock_span
+    assert closer.report.makespan == 3 * K * D + 2 * (D - 2)
+    assert max(closer.report.activations) == D
+    assert closer.report.clock_span == cost("chimera", D=D, N=K * D).clock_span
 
 
 @pytest.mark.parametrize("D", [2, 4, 6, 8, 16])
@@ -54,14 +54,14 @@ def test_figure_3_the_two_directions_fit_into_each_other_without_conflict(D: int
     assert set(down) & set(up) == set()
     assert slots(D=D) == sorted(down + up)
     alone = {timeline("directions", EQUAL, D=D, **{other: 0}).makespan for other in ("downward", "upward")}
-    assert alone == {cost("chimera", EQUAL, D=D, N=D).figures.makespan}
+    assert alone == {cost("chimera", EQUAL, D=D, N=D).makespan}
 
 
 @pytest.mark.parametrize("D", [2, 4, 6, 8, 16])
 def test_figure_7_fine_tuning_saves_half_of_the_bubbles(D: int) -> None:
     """Section 3.5: of 2(D-2) bubbles, each as long as a forward over two micro-batches, D-2 remain."""
     chunks = timeline("chunks", DOUBLED, D=D)
-    tuned = cost("chimera_doubling", DOUBLED, D=D, N=2 * D).figures
+    tuned = cost("chimera_doubling", DOUBLED, D=D, N=2 * D)
     work = 3 * 2 * D
     assert chunks.makespan - work == 2 * 2 * (D - 2)
     assert tuned.makespan - work == 2 * (D - 2)

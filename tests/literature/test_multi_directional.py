@@ -81,20 +81,20 @@ def test_a_round_of_the_authors_orders_takes_what_a_round_compiles_to(D: int) ->
     period = 3 * D + 1
     steady = range(3 * D, (rounds - 2) * D)
     assert {ends["B", micro + D, 0] - ends["B", micro, 0] for micro in steady} == {period}
-    assert streamed("amdp", D=D, N=D).figures.makespan == period
+    assert streamed("amdp", D=D, N=D).makespan == period
 
 
 @pytest.mark.parametrize(("D", "N"), SIZES)
 def test_a_worker_idles_for_a_slot_in_each_round(D: int, N: int) -> None:
-    figures = streamed("amdp", D=D, N=N).figures
+    figures = streamed("amdp", D=D, N=N)
     assert figures.makespan == 3 * N + N // D
     assert figures.bubble_ratio == Fraction(1, 3 * D + 1)
-    assert streamed("amdp", EQUAL, D=D, N=N).figures.bubble_ratio == 0
+    assert streamed("amdp", EQUAL, D=D, N=N).bubble_ratio == 0
 
 
 @pytest.mark.parametrize(("D", "N"), SIZES)
 def test_two_versions_of_half_of_the_stages_and_about_d_activations_are_kept(D: int, N: int) -> None:
-    figures = streamed("amdp", D=D, N=N).figures
+    figures = streamed("amdp", D=D, N=N)
     assert figures.weights == (D,) * D
     assert figures.activations == (D - 1, D, D, D - 1) * (D // 4)
 
@@ -106,7 +106,7 @@ def test_only_the_first_d_micro_batches_after_an_update_are_late_and_by_one(D: i
         for each in lane:
             update, place = divmod(each.micros[0], N)
             assert each.version == max(0, update - (place < D))
-    assert streamed("amdp", D=D, N=N).stale.updates == (1,) * D
+    assert streamed("amdp", D=D, N=N).staleness == (1,) * D
 
 
 @pytest.mark.parametrize("costs", [PAPER, EQUAL, Costs(F=Fraction(2, 3), B=Fraction(7, 5))])
@@ -116,4 +116,4 @@ def test_on_two_workers_it_is_the_order_of_2bw(costs: Costs) -> None:
     for mine, theirs in zip(own.lanes, other.lanes, strict=True):
         words, known = ([(each.kind, each.micros, each.stage) for each in lane] for lane in (mine, theirs))
         assert words == known
-    assert streamed("amdp", costs, D=2, N=4).figures.makespan == 4 * (costs["F"] + costs["B"])
+    assert streamed("amdp", costs, D=2, N=4).makespan == 4 * (costs["F"] + costs["B"])

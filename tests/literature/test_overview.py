@@ -280,7 +280,7 @@ def test_the_figures_hold_at_every_size_that_the_page_states(name: str) -> None:
     tried, differing = 0, []
     for known in sizes(row):
         try:
-            figures = chimera_ir.compile(library.source(name), options=options, **known).report.figures
+            figures = chimera_ir.compile(library.source(name), options=options, **known).report
         except chimera_ir.CompileError:
             continue  # a size that the scheme does not have
         tried += 1

@@ -40,8 +40,8 @@ def figures(name: str, times: dict[str, int], **settings: int) -> Figures:
     stage = StageCosts(1, 1, 0, {1: stage_timing(f, b, f + b, 1, 1, 1, 1, halves=halves, pair=times.get("pair"))})
     stages = (stage,) * compiled.schedule.header.stages
     simulated = Simulator(compiled.program, Setting(stages, Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE), 1, 1))
-    assert max(end for *_, end in simulated.computes) == compiled.report.figures.makespan
-    return compiled.report.figures
+    assert max(end for *_, end in simulated.computes) == compiled.report.makespan
+    return compiled.report
 
 
 def orders(compiled: Compilation) -> list[list[tuple[Single, ...]]]:
@@ -137,9 +137,7 @@ def test_dualpipe_has_the_bubbles_of_its_paper(times: dict[str, int], D: int, N:
     pair = times.get("pair", f + b)
     assert of.makespan == N * (f + b) + (D // 2 - 1) * (pair + b - 3 * w)
     assert of.activations == (D + 1,) * D
-    assert of.makespan == sum(
-        dict(of.costs.report_costs(of.header, of.path))[key] * count for key, count in of.counts.items()
-    )
+    assert of.makespan == sum(of.costs[key] * count for key, count in of.counts.items())
 
 
 @pytest.mark.parametrize(("P", "N"), [(1, 2), (2, 4), (2, 7), (4, 8), (4, 16), (4, 19)])

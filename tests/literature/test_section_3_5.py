@@ -38,7 +38,7 @@ def one_direction(D: int, N: int) -> Schedule:
 @pytest.mark.parametrize(("D", "K"), SIZES)
 def test_forward_doubling_costs_what_facts_says(D: int, K: int) -> None:
     """2(3DJ + D-2) for N = 2DJ, 3N + 2(D-2) for K odd with the residual unit first: the same formula in N."""
-    figures = cost("chimera_doubling", EQUAL, D=D, N=K * D).figures
+    figures = cost("chimera_doubling", EQUAL, D=D, N=K * D)
     assert figures.makespan == 3 * K * D + 2 * (D - 2)
     if K % 2 == 0:
         assert figures.makespan == 2 * (3 * D * (K // 2) + D - 2)
@@ -46,26 +46,26 @@ def test_forward_doubling_costs_what_facts_says(D: int, K: int) -> None:
 
 @pytest.mark.parametrize(("D", "K"), [(D, K) for D, K in SIZES if K > 1])
 def test_forward_doubling_keeps_d_plus_2_to_2d_inputs_and_the_activations_of_one_backward(D: int, K: int) -> None:
-    figures = cost("chimera_doubling", EQUAL, D=D, N=K * D).figures
+    figures = cost("chimera_doubling", EQUAL, D=D, N=K * D)
     assert figures.stashed_inputs == tuple(D + 2 + 2 * min(w, D - 1 - w) for w in range(D))
     assert figures.activations == (1,) * D
 
 
 @pytest.mark.parametrize(("D", "K"), [(D, K) for D, K in SIZES if K % 2 == 0])
 def test_forward_doubling_has_d_minus_2_bubbles_of_a_forward_over_two(D: int, K: int) -> None:
-    figures = cost("chimera_doubling", EQUAL, D=D, N=K * D).figures
+    figures = cost("chimera_doubling", EQUAL, D=D, N=K * D)
     assert figures.bubble_ratio * figures.makespan == 2 * (D - 2)
 
 
 @pytest.mark.parametrize(("D", "K"), SIZES)
 def test_backward_halving_has_d_minus_2_bubbles_of_a_forward_over_one(D: int, K: int) -> None:
     """The clock of doubling in boxes of half the length: with J units of D micro-batches 3DJ + D-2."""
-    figures = cost("chimera_halving", D=D, N=K * D).figures
+    figures = cost("chimera_halving", D=D, N=K * D)
     assert figures.makespan == 3 * K * D + D - 2
     assert figures.bubble_ratio * figures.makespan == D - 2
     assert figures.makespan == figures.counts["F"] + 2 * figures.counts["B"]
     assert figures.header.whole_micro_batches == K * D
-    assert figures.activations == cost("chimera", D=D, N=D).figures.activations, "those of one unit"
+    assert figures.activations == cost("chimera", D=D, N=D).activations, "those of one unit"
     assert figures.stashed_inputs == (0,) * D
 
 
@@ -73,7 +73,7 @@ def test_backward_halving_has_d_minus_2_bubbles_of_a_forward_over_one(D: int, K:
 def test_neither_loses_to_the_baseline_at_equal_workloads(D: int, K: int) -> None:
     for name in ("chimera_doubling", "chimera_halving"):
         said = cost(name, EQUAL, D=D, N=K * D)
-        assert said.figures.makespan <= said.baseline.makespan == 3 * (K * D + D - 1)
+        assert said.makespan <= said.baseline.makespan == 3 * (K * D + D - 1)
 
 
 @pytest.mark.parametrize(("D", "N", "makespan", "plain"), [(4, 8, 36, 33), (8, 48, 204, 165)])
@@ -82,7 +82,7 @@ def test_with_the_cost_of_recomputation_doubling_loses_to_the_baseline(
 ) -> None:
     """4N + 2(D-2): a worker computes all the time, but for D-2 forwards over two micro-batches."""
     said = cost("chimera_doubling", D=D, N=N)
-    assert (said.figures.makespan, said.baseline.makespan) == (makespan, plain)
+    assert (said.makespan, said.baseline.makespan) == (makespan, plain)
     assert makespan == 4 * N + 2 * (D - 2)
     assert said.as_json()["costs"] == {"F": 1, "B": 2, "I": 1, "W": 1, "recompute": 1}
     assert summary(said, None, None).speed.times_as_fast == Fraction(plain, makespan)
@@ -91,8 +91,8 @@ def test_with_the_cost_of_recomputation_doubling_loses_to_the_baseline(
 def test_doubling_wins_against_a_baseline_that_recomputes_too() -> None:
     """The baseline takes 4N + 3(D-1): it hides all recomputations but those that nothing is waited for after."""
     recomputing = one_direction(8, 48)
-    own = report(recomputing, Costs(), schedule(BASELINE, D=8, N=48), stages_held(recomputing.header)).figures
-    assert own.makespan == 4 * 48 + 3 * 7 > cost("chimera_doubling", D=8, N=48).figures.makespan
+    own = report(recomputing, Costs(), schedule(BASELINE, D=8, N=48), stages_held(recomputing.header))
+    assert own.makespan == 4 * 48 + 3 * 7 > cost("chimera_doubling", D=8, N=48).makespan
     assert own.stashed_inputs == tuple(8 - s for s in range(8))
     assert own.activations == (1,) * 8
 

@@ -38,8 +38,8 @@ def figures(name: str, **settings: int) -> Figures:
     header = compiled.schedule.header
     setting = Setting((STAGE,) * header.stages, Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE), 1, 1)
     simulated = Simulator(compiled.program, setting).computes
-    assert max(end for *_, end in simulated) == compiled.report.figures.makespan
-    return compiled.report.figures
+    assert max(end for *_, end in simulated) == compiled.report.makespan
+    return compiled.report
 
 
 # Interleaved 1F1B.
@@ -140,7 +140,7 @@ def test_megatrons_order_of_smaller_groups_is_a_cycle() -> None:
 def test_a_last_smaller_group_costs_less_with_room_than_in_megatrons_order(N: int, megatrons: int, ours: int) -> None:
     """P = 4, v = 2. Megatron-LM gives a last, smaller group no room: what comes back is waited for."""
     unroomy = Compilation(Request(Source("unroomy.chim", without_room()), {"P": 4, "v": 2, "N": N, "hop": 2}))
-    assert unroomy.report.figures.makespan == megatrons
+    assert unroomy.report.makespan == megatrons
     lanes = [[(each.kind.letter, each.micros[0], each.stage) for each in lane] for lane in unroomy.schedule.lanes]
     assert lanes == [megatron(rank, 4, 2, N, 4) for rank in range(4)]
     assert figures("interleaved", P=4, v=2, N=N, hop=2).makespan == ours

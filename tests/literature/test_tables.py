@@ -124,7 +124,7 @@ def test_the_ratio_that_is_a_limit_is_approached_from_above(D: int) -> None:
     above = []
     for N in (2, 8, 32, 128):
         figure = row_of(tables(D, N).sections[0], "GEMS")[Figure.BUBBLE_RATIO] if N <= 32 else None
-        compiled = figure.compiled if figure else cost("gems", D=D, N=N).figures.bubble_ratio
+        compiled = figure.compiled if figure else cost("gems", D=D, N=N).bubble_ratio
         assert isinstance(compiled, Fraction)
         above.append(compiled - limit)
         assert 0 < above[-1] < Fraction(1, 2 * N)

@@ -95,7 +95,7 @@ def test_the_order_of_the_authors_of_v_half_is_a_schedule_that_takes_what_they_s
     path = Path(__file__).parent.parent.parent / "docs" / "examples" / "v_half_reordered.sir"
     report = Compilation(Request(Source(path.name, path.read_text(encoding="utf-8")))).report
     assert report.makespan == 53
-    assert max(report.figures.activations) == 6
+    assert max(report.activations) == 6
 
 
 # All of them.

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import library
+from chimera_ir.answer import Level
 from chimera_ir.commands.common import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
-from chimera_ir.compilation import Level
 from chimera_ir.lower import lower
 from tests.patience import PATIENCE
 from tests.repeatable import also

@@ -49,8 +49,8 @@ def test_in_a_bubble_it_takes_no_time() -> None:
     plain, short = BUBBLE.replace(CLOCKED, ""), BUBBLE.replace(CLOCKED, "  recompute when s == 0\n")
     found = [compiled(text, D=4, N=8).report for text in (plain, BUBBLE, short)]
     assert [report.makespan for report in found] == [33, 33, 40]
-    assert [report.figures.stashed_inputs[0] for report in found] == [0, 8, 8]
-    assert [report.figures.activations[0] for report in found] == [8, 8, 1]
+    assert [report.stashed_inputs[0] for report in found] == [0, 8, 8]
+    assert [report.activations[0] for report in found] == [8, 8, 1]
 
 
 @pytest.mark.parametrize("name", ["dapple", "chimera", "pipedream_2bw"])

@@ -1,5 +1,6 @@
 """The levels from Python: made when they are asked for, the same as the command's, with errors that are complete."""
 
+import json
 import re
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 
 import chimera_ir
 from chimera_ir import library
-from chimera_ir.answer import produce
-from chimera_ir.compilation import Compilation, Level
+from chimera_ir.answer import Level, produce
+from chimera_ir.compilation import Compilation
 from chimera_ir.errors import NoSuchLevel, OptionError, ParameterError, TextError, TooLarge, UnreadableText
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower import lower
@@ -31,6 +32,8 @@ PREDICTED = {
     "cluster": EXAMPLES / "small.cluster.toml",
     "micro_batch_size": 8,
 }
+LEVELS = ("scheme", "plan", "schedule", "program", "verified", "evaluation", "timeline", "report", "prediction")
+LEVELS += ("summary", "replay", "scripts")
 WARNED = "scheme warned(D = 2) workers D let unused = 3\n" + TINY.split("workers D", 1)[1]
 
 
@@ -187,11 +190,50 @@ def test_a_compilation_is_one_short_line() -> None:
     assert repr(chimera_ir.compile(Source("a.chim", TINY))) == "<Compilation of a.chim>"
 
 
-def test_a_notebook_shows_the_picture_of_the_timeline() -> None:
-    compilation = chimera_ir.compile("chimera")
-    picture = compilation._repr_svg_()
-    assert picture == compilation.files["timeline.svg"]
-    assert ElementTree.fromstring(picture).tag.endswith("svg")
+@pytest.mark.parametrize("name", ["chimera", "pipedream"])
+def test_each_level_is_one_short_line(name: str) -> None:
+    compilation = chimera_ir.compile(name, options=Options(**PREDICTED))
+    made = {name: getattr(compilation, name) for name in LEVELS}
+    assert [name for name, level in made.items() if len(repr(level)) > 120 or "\n" in repr(level)] == []
+    title = compilation.schedule.header.title
+    assert [name for name, level in made.items() if title not in repr(level)] == ["scheme", "summary", "scripts"]
+
+
+def test_a_notebook_shows_a_frame_whose_scripts_cannot_reach_it() -> None:
+    compilation = chimera_ir.compile("chimera", D=8)
+    shown = ElementTree.fromstring(compilation._repr_html_())
+    assert (shown.tag, shown.get("title"), shown.get("sandbox")) == ("iframe", repr(compilation), "allow-scripts")
+    assert ElementTree.fromstring(shown.get("srcdoc") or "").tag.endswith("svg")
+
+
+def test_a_notebook_shows_the_message_of_a_text_with_a_mistake() -> None:
+    shown = chimera_ir.compile(Source("<b>.chim", "scheme a(N = 4) pipe <i>"))._repr_html_()
+    assert shown.startswith("<pre>error[CH139]: ")
+    assert "&lt;b&gt;.chim:1:22" in shown
+    assert "<i>" not in shown
+
+
+def test_a_notebook_shows_a_report_as_its_table() -> None:
+    report = chimera_ir.compile(Source("a.chim", TINY), options=Options(against="dapple")).report
+    table = ElementTree.fromstring(report._repr_html_())
+    rows = [[cell.text or "" for cell in row] for row in table.iter("tr")]
+    assert rows[0] == ["", "tiny", "baseline: dapple"]
+    assert rows[1] == ["makespan", "6", "6"]
+    assert ["activations, M_a", "1 on each worker", "1 on each worker"] in rows
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_every_name_in_report_json_is_an_attribute_of_the_report(name: str) -> None:
+    report = chimera_ir.compile(name).report
+    others = {"verified", "communicators", "synchronisation", "baseline"}
+    entries = {key: value for key, value in report.as_json().items() if key not in others}
+    attributes = json.dumps({key: getattr(report, key) for key in entries}, default=float)
+    assert json.loads(attributes) == entries
+    for key, value in report.as_json()["baseline"].items():
+        assert json.loads(json.dumps(getattr(report.baseline, key), default=float)) == value
+    assert {*report.verified} == {rule.replace("_", "-") for rule in report.as_json()["verified"]}
+    assert [choice.name for choice in report.communicators] == list(report.as_json()["communicators"])
+    assert len(report.synchronisation) == len(report.as_json()["synchronisation"])
 
 
 def test_warnings_are_those_that_the_command_prints(run: Run, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_makespan_of_many_iterations_grows_by_the_steady_period(name: str, s
     assert isinstance(schedule, Schedule)
     over = makespans(schedule, {"F": 1, "B": 2, "I": 1, "W": 1, "recompute": 1}, 2 * LONG)
     growth = {Fraction(over[-1] - over[-1 - rounds], rounds) for rounds in range(1, LONG)}
-    figures = compilation.report.figures
+    figures = compilation.report
     assert over[0] == figures.makespan
     assert figures.steady_period in growth
     assert figures.steady_period >= max(figures.work)
@@ -108,7 +108,7 @@ def test_the_makespan_of_many_iterations_grows_by_the_steady_period(name: str, s
 @pytest.mark.parametrize(("name", "spans"), [("zb_h1", (27, 26, 25, 24)), ("zb_h2", (24, 24, 24, 24))])
 def test_zero_bubble_is_a_statement_about_a_worker_s_own_span(name: str, spans: tuple[int, ...]) -> None:
     report = Compilation(Request(library.source(name), {"D": 4, "N": 8})).report
-    assert (report.figures.makespan, report.figures.spans) == (27, spans)
+    assert (report.makespan, report.spans) == (27, spans)
     said = report.as_json()
     assert said["spans"] == list(spans)
     assert said["span_bubble_ratio"] == float(1 - Fraction(96, sum(spans)))
@@ -116,7 +116,7 @@ def test_zero_bubble_is_a_statement_about_a_worker_s_own_span(name: str, spans: 
 
 def test_a_schedule_without_a_flush_has_no_spans_and_its_makespan_is_its_steady_period() -> None:
     report = Compilation(Request(library.source("pipedream_2bw"))).report
-    assert report.figures.spans == ()
-    assert report.figures.steady_period == report.figures.makespan
+    assert report.spans == ()
+    assert report.steady_period == report.makespan
     assert "spans" not in report.as_json()
     assert report.as_json()["steady_bubble_ratio"] == 0

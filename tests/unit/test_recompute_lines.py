@@ -80,8 +80,8 @@ def test_no_schedule_takes_longer_than_with_recomputation_as_a_part_of_the_backw
     whole = Options(recompute=True, costs={"B": 3, "I": 2, "pair": 4})
     apart, together = (chimera_ir.compile(name, options=options, **sizes).report for options in (AGAIN, whole))
     assert apart.makespan <= together.makespan
-    assert apart.figures.work == together.figures.work
-    assert apart.figures.clock_span == together.figures.clock_span
+    assert apart.work == together.work
+    assert apart.clock_span == together.clock_span
 
 
 def test_a_line_that_lacks_or_is_twice_is_an_error() -> None:

@@ -110,7 +110,7 @@ def test_a_worker_without_work_is_remarked() -> None:
 def test_the_baselines_stages_are_larger_where_it_has_fewer() -> None:
     """Four stages on two workers: the baseline has two, each twice as large in time, weights and activations."""
     said = reported(in_turns(4, 4, workers=2), Costs(), one_direction(2, 4))
-    assert said.figures.makespan == 27  # 2 stages on each of 2 workers, 4 x 3 each, and the ends: 24 + 1 + 2
+    assert said.makespan == 27  # 2 stages on each of 2 workers, 4 x 3 each, and the ends: 24 + 1 + 2
     assert said.baseline.makespan == 2 * 3 * (4 + 2 - 1)
     assert said.baseline.weights == (2, 2)
     assert said.baseline.activations == (4, 2)

@@ -183,7 +183,7 @@ def test_a_tie_changes_nothing_else_with_a_flush() -> None:
         settings = on_workers(name, 4, 6)
         plain, shared = chimera_ir.compile(name, **settings), tied(name, **settings)
         assert shared.report.makespan == plain.report.makespan
-        assert shared.report.figures.weights == plain.report.figures.weights
+        assert shared.report.weights == plain.report.weights
         without = [
             [x for x in lane if not isinstance(x, AllReduce | WaitAllReduce | Step) or len(x.group) == 1]
             for lane in shared.verified.program.lanes
