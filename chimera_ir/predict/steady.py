@@ -41,7 +41,7 @@ def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
     nodes = events.nodes
     inside = within_folded(header, order, lambda number: nodes[number].instruction)
     turn = folded(inside, events.before, lambda number: _reduced(header, nodes[number]))
-    return TimedTurn(turn.numbers, turn.waits, [nodes[number].seconds for number in turn.middle], header.per_turn)
+    return TimedTurn(turn.middle, turn.waits, [nodes[number].seconds for number in turn.middle], header.per_turn)
 
 
 def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
