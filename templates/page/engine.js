@@ -37,6 +37,7 @@ export const ROLE = Object.freeze({
  * @property {Int32Array} form
  * @property {Int32Array} laneFrom the events of worker w are laneFrom[w] up to, not including, laneFrom[w + 1]
  * @property {Lists} operations the operations of each event: two of a pair
+ * @property {Int32Array} like computes of the same kinds and sizes have the same number; -1 for other events
  * @property {Float64Array} values where the sliders stand at first
  */
 
@@ -59,6 +60,7 @@ export function prepare(schedule) {
   const count = events.form.length;
   const before = { from: Int32Array.from(events.before_from), rows: Int32Array.from(events.before) };
   const after = inverted(before);
+  const rows = grouped(operations.event, count);
   return {
     schedule,
     events: count,
@@ -68,7 +70,8 @@ export function prepare(schedule) {
     role: Uint8Array.from(events.role),
     form: Int32Array.from(events.form),
     laneFrom: Int32Array.from(events.lane_from),
-    operations: grouped(operations.event, count),
+    operations: rows,
+    like: numbered(operations, rows, count),
     values: Float64Array.from(schedule.sliders, (slider) => slider.value),
   };
 }
@@ -188,7 +191,30 @@ export function inverted(lists) {
 }
 
 /**
- * All events, each after those that it waits for. Events that wait for one another for ever are left out.
+ * A number for each event, equal for those whose operations have the same kinds and sizes.
+ * @param {Operations} operations
+ * @param {Lists} rows of the operations of each event
+ * @param {number} count of events
+ * @returns {Int32Array}
+ */
+function numbered(operations, rows, count) {
+  /** @type {Map<string, number>} */
+  const known = new Map();
+  const like = new Int32Array(count).fill(-1);
+  for (let event = 0; event < count; event++) {
+    let key = "";
+    for (const row of listOf(rows, event)) key += `${operations.kind[row]} ${operations.size[row]} `;
+    if (key === "") continue;
+    const number = known.get(key) ?? known.size;
+    known.set(key, number);
+    like[event] = number;
+  }
+  return like;
+}
+
+/**
+ * All events, each after those that it waits for, and if possible right after the one before it on its lane. Events that
+ * wait for one another for ever are left out.
  * @param {Lists} before
  * @param {Lists} after
  * @returns {Int32Array}
@@ -197,14 +223,17 @@ function ordered(before, after) {
   const count = before.from.length - 1;
   const missing = new Int32Array(count);
   const order = new Int32Array(count);
-  let known = 0;
-  for (let event = 0; event < count; event++) {
+  const ready = new Int32Array(count);
+  let [known, waiting] = [0, 0];
+  for (let event = count - 1; event >= 0; event--) {
     missing[event] = before.from[event + 1] - before.from[event];
-    if (missing[event] === 0) order[known++] = event;
+    if (missing[event] === 0) ready[waiting++] = event;
   }
-  for (let place = 0; place < known; place++) {
-    for (let at = after.from[order[place]]; at < after.from[order[place] + 1]; at++) {
-      if (--missing[after.rows[at]] === 0) order[known++] = after.rows[at];
+  while (waiting > 0) {
+    const event = ready[--waiting];
+    order[known++] = event;
+    for (let place = after.from[event + 1] - 1; place >= after.from[event]; place--) {
+      if (--missing[after.rows[place]] === 0) ready[waiting++] = after.rows[place];
     }
   }
   return order.subarray(0, known);

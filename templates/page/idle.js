@@ -8,7 +8,7 @@
 //   imbalance    it waits for another worker, whose operations take longer than others of their kind
 //   dependency   it waits for another worker for any other reason
 
-import { listOf, ROLE } from "./engine.js";
+import { ROLE } from "./engine.js";
 
 /** Causes, by their numbers in stretches and totals. */
 export const CAUSES = Object.freeze(["fill", "drain", "dependency", "link", "imbalance", "sum"]);
@@ -75,7 +75,7 @@ function addLane(plan, run, worker, excess, add) {
     if (event < first) add(FILL, start, middle, event);
     else if (event > last) add(DRAIN, start, middle, event);
     else {
-      const slow = Math.min(excessWithin(plan, run, excess, awaited, start, middle), middle - start);
+      const slow = middle > start ? Math.min(excessWithin(plan, run, excess, awaited, start, middle), middle - start) : 0;
       add(DEPENDENCY, start, middle - slow, event);
       add(IMBALANCE, middle - slow, middle, event);
     }
@@ -108,36 +108,26 @@ function awaitedBy(plan, run, wait) {
 }
 
 /**
- * By how much each compute takes longer than the mean of its kinds and sizes.
+ * By how much each compute takes longer than the mean of those with the same kinds and sizes.
  * @param {import("./engine.js").Plan} plan
  * @param {import("./engine.js").Run} run
  * @returns {Float64Array} per event, 0 or more
  */
 function excesses(plan, run) {
-  const { operations } = plan.schedule;
-  /** @type {Map<string, { sum: number; count: number }>} */
-  const means = new Map();
-  const excess = new Float64Array(plan.events);
-  /** @param {number} event */
-  const groupOf = (event) => {
-    const rows = [...listOf(plan.operations, event)];
-    const key = rows.map((row) => `${operations.kind[row]} ${operations.size[row]}`).join(" & ");
-    const group = means.get(key) ?? { sum: 0, count: 0 };
-    means.set(key, group);
-    return group;
-  };
-  /** @type {{ sum: number; count: number }[]} */
-  const groups = [];
+  const groups = plan.like.reduce((most, number) => Math.max(most, number), -1) + 1;
+  const sums = new Float64Array(groups);
+  const counts = new Float64Array(groups);
   for (let event = 0; event < plan.events; event++) {
-    if (plan.role[event] !== ROLE.COMPUTE) continue;
-    groups[event] = groupOf(event);
-    groups[event].sum += run.length[event];
-    groups[event].count++;
+    if (plan.like[event] < 0) continue;
+    sums[plan.like[event]] += run.length[event];
+    counts[plan.like[event]]++;
   }
-  groups.forEach(({ sum, count }, event) => {
-    const more = run.length[event] - sum / count;
+  const excess = new Float64Array(plan.events);
+  for (let event = 0; event < plan.events; event++) {
+    if (plan.like[event] < 0) continue;
+    const more = run.length[event] - sums[plan.like[event]] / counts[plan.like[event]];
     if (more > run.rounding) excess[event] = more;
-  });
+  }
   return excess;
 }
 
@@ -160,7 +150,8 @@ function excessWithin(plan, run, excess, event, start, until) {
       if (last > first) sum += (excess[event] * (last - first)) / run.length[event];
     }
     let decided = -1;
-    for (const other of listOf(plan.before, event)) {
+    for (let place = plan.before.from[event]; place < plan.before.from[event + 1]; place++) {
+      const other = plan.before.rows[place];
       if (decided < 0 || run.end[other] > run.end[decided]) decided = other;
     }
     event = decided;
