@@ -25,6 +25,7 @@ class Level(Enum):
     TORCH_CSV = "torch-csv"
     TORCH_CSV_COMMS = "torch-csv-comms"
     TIMELINE = "timeline"
+    TRACE = "trace"
     REPORT = "report"
 
 
@@ -171,6 +172,8 @@ def _text(compilation: Compilation, level: Level) -> str:
             from chimera_ir.picture import terminal
 
             return printed(lambda console: console.print(terminal.draw(compilation.timeline, console.width)))
+        case Level.TRACE:
+            return compilation.trace
         case Level.REPORT:
             return compilation.report_json
         case _:

@@ -227,6 +227,13 @@ class Compilation:
         return self.prediction.replay if self.prediction else free_replay(self.verified.program, self._durations)
 
     @_level
+    def trace(self) -> str:
+        """The replay in the Trace Event Format, which Perfetto and chrome://tracing show."""
+        from chimera_ir.trace.predicted_events import predicted_trace
+
+        return predicted_trace(self.replay)
+
+    @_level
     def scripts(self) -> "ProvenScripts":
         """Scripts that run the program, with the proof that every rank's script does what the program says."""
         from chimera_ir.codegen.output_files import scripts

@@ -53,7 +53,7 @@ IMPORTS = {
     "compilation": {
         "comparison",
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
-        *("codegen", "errors", "library", "notebook", "output", "request", "garbage", "torch_text"),
+        *("codegen", "errors", "library", "notebook", "output", "request", "garbage", "torch_text", "trace"),
     },
     "options": {
         *("compilation", "cost", "elaborate", "errors", "ir", "predict", "profile", "request", "source", "syntax"),

@@ -17,9 +17,9 @@ from chimera_ir.profile.warnings import WARNING, shown
 from chimera_ir.trace import presentation
 from chimera_ir.trace.compare import compare
 from chimera_ir.trace.drawing import draw
-from chimera_ir.trace.event_format import events
 from chimera_ir.trace.presentation import page
 from chimera_ir.trace.profile_source import profile_source
+from chimera_ir.trace.recorded_events import recorded_trace
 from chimera_ir.trace.trace_files import BadTrace, read
 
 NAME = "chimera-trace"
@@ -56,7 +56,11 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     except BadTrace as error:
         raise WrongText(str(error)) from error
     drawing = draw(comparison)
-    files = {"trace.html": page(comparison, drawing), "compare.svg": drawing, "trace.json": events(trace, comparison)}
+    files = {
+        "trace.html": page(comparison, drawing),
+        "compare.svg": drawing,
+        "trace.json": recorded_trace(trace, comparison),
+    }
     target = directory / "view" if out is None else out
     output_directory.write(target, files, f".{NAME}")
     if as_json:

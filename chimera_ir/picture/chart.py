@@ -196,7 +196,7 @@ def filled(template: str, **values: object) -> str:
     return (
         _environment(templates())
         .get_template(template)
-        .render(values, ink=INK, paper=PAPER, step=STEP, ground=LIGHT_GROUND)
+        .render(values, ink=INK, paper=PAPER, step=STEP, light_ground=LIGHT_GROUND)
     )
 
 

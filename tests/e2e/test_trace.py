@@ -16,8 +16,8 @@ import pytest
 from chimera_ir.commands.trace_command import main
 from chimera_ir.ir.ops import AllReduce, Send, WaitAllReduce, WaitRecv
 from chimera_ir.trace.compare import compare
-from chimera_ir.trace.event_format import events
 from chimera_ir.trace.match import lanes
+from chimera_ir.trace.recorded_events import recorded_trace
 from chimera_ir.trace.trace_files import Trace, read
 from tests import forking
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
@@ -108,7 +108,7 @@ def test_the_kinds_account_for_all_of_the_time_of_every_worker(
     for worker in range(trace.program.header.workers):
         expected = step_seconds(trace, worker, found.chosen)
         assert found.step(worker)[1] == pytest.approx(expected, rel=1e-9)
-    assert_valid(json.loads(events(trace, found)))
+    assert_valid(json.loads(recorded_trace(trace, found)))
 
 
 def step_seconds(trace: Trace, worker: int, updates: tuple[int, ...]) -> float:

@@ -13,6 +13,7 @@ REQUIRED = {
     "f": {"name", "cat", "ph", "ts", "pid", "tid", "id"},
     "b": {"name", "cat", "ph", "ts", "pid", "tid", "id"},
     "e": {"name", "cat", "ph", "ts", "pid", "tid", "id"},
+    "C": {"name", "ph", "ts", "pid", "args"},
 }
 METADATA = {"process_name": ("name", str), "thread_name": ("name", str), "process_sort_index": ("sort_index", int)}
 
@@ -40,6 +41,9 @@ def assert_valid(content: Any) -> None:
         if event["ph"] == "M":
             field, kind = METADATA[event["name"]]
             assert type(event["args"][field]) is kind
+        if event["ph"] == "C":
+            assert nanoseconds(event, "ts") >= 0
+            assert all(type(value) in (int, float) for value in event["args"].values())
     slices = _slices(events)
     _flows(events, slices)
     _asynchronous(events)
