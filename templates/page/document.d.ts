@@ -189,24 +189,43 @@ interface Mistake {
   missing: string[]; // what is missing, in words
 }
 
-/** Measured lanes under the predicted ones. */
+/** What ranks recorded, beside what was promised. Times of spans are whole nanoseconds from the start of the update. */
 interface Trace {
-  updates: TracedUpdate[]; // any can be chosen; `typical` is shown first
-  typical: number;
-  activities: string[]; // "waits for a message", ..
+  updates: TracedUpdate[]; // any can be chosen
+  typical: number; // the update that is shown first
+  start: number; // seconds from the start of the schedule to where a recorded update begins beside it
+  activities: Activity[];
+  lines: string[]; // "F m3 s1", "wait recv m0 s0->s1"
   notes: string[];
-  residuals: { worker: number; kind: string; cause: string; predicted: number; measured: number }[]; // worker -1: all
-  hang: { worker: number; event: number; words: string; seconds: number }[] | null; // where every rank stopped
+  residuals: { worker: number; activity: number; predicted: number; measured: number }[]; // seconds of an update
+  hang: StoppedRank[] | null; // where every rank stopped, of a run that ended early
+}
+
+/** What takes a rank's time: an operation of some kind, or something that computes nothing. */
+interface Activity {
+  name: string; // "forward", "wait for messages from worker 2"
+  wait: "" | "bubble" | "message" | "sum" | "send" | "post"; // whose pattern it has; "" for operations and steps
 }
 
 interface TracedUpdate {
-  name: string;
+  name: string; // "update 3 of 20"
+  seconds: number; // its length, the mean of all workers
   spans: {
     worker: Column;
-    start: Column; // in seconds from the start of the update
+    start: Column;
     end: Column;
-    operation: Column; // -1: an activity
+    operation: Column; // of the schedule; -1: nothing is computed
     activity: Column; // into activities
-    words: string[];
+    line: Column; // into lines
   };
+}
+
+/** Where a rank stopped: in the wait or the operation `line`, which is at `event` of the first schedule, or nowhere. */
+interface StoppedRank {
+  worker: number;
+  event: number; // -1: before its first operation, behind its last one, or unknown
+  line: string; // "wait recv m0 s0->s1"; "" if its record is missing
+  update: number;
+  seconds: number; // how long it had been there, as far as is known
+  message: string; // with which it ended
 }
