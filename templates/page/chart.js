@@ -1,0 +1,242 @@
+// The lanes: a canvas as large as what is seen of them. Rows scroll as any element does; time is the camera's.
+
+import { drawAxis, drawEnds, drawNames, leftOf } from "./axis.js";
+import { Camera } from "./camera.js";
+import { drawLane } from "./lanes.js";
+import { AXIS, laneOf, rowAt, rowsBetween, rowsOf } from "./layout.js";
+import { drawCritical, drawMessages, drawMistake, drawNeeds, drawOutline } from "./lines.js";
+import { drawMarks } from "./marks.js";
+import { drawLink, drawMemory } from "./steps.js";
+import { themeOf } from "./theme.js";
+
+export class Chart {
+  /**
+   * @param {import("./store.js").Store} store
+   * @param {HTMLElement} scroller
+   * @param {HTMLElement} tall as high as all rows
+   * @param {HTMLCanvasElement} canvas
+   */
+  constructor(store, scroller, tall, canvas) {
+    this.store = store;
+    this.scroller = scroller;
+    this.tall = tall;
+    this.canvas = canvas;
+    this.camera = new Camera();
+    /** @type {Row[]} */
+    this.rows = [];
+    /** @type {number | null} */
+    this.pointed = null; // time under the pointer
+    this.pending = false;
+    this.printing = false;
+    this.frames = 0;
+    store.listen((changed) => {
+      if (changed.has("played")) this.limit();
+      if (changed.has("shows") || changed.has("unit")) this.arrange();
+      this.later();
+    });
+    this.limit();
+    scroller.addEventListener("scroll", () => this.later());
+    new ResizeObserver(() => this.arrange()).observe(scroller);
+    this.arrange();
+  }
+
+  /** Takes the end of time from the schedules. */
+  limit() {
+    const ends = this.store.all.map(({ run }) => run.span);
+    const lengths = this.store.all.map(({ start, end }) => shortestLength(start, end));
+    this.camera.limit(Math.max(0, ...ends), Math.min(Infinity, ...lengths.filter((length) => length > 0)));
+  }
+
+  /** Puts rows where they belong, and makes the canvas as large as what is seen of them. */
+  arrange() {
+    const room = Math.min(620, window.innerHeight * 0.6);
+    const { rows, height } = rowsOf(this.store.all, this.store.state, room);
+    this.rows = rows;
+    this.tall.style.height = `${AXIS + height}px`;
+    const width = this.printing ? 1000 : this.scroller.clientWidth;
+    const seen = this.printing ? AXIS + height : Math.min(AXIS + height, this.scroller.clientHeight);
+    const ratio = this.printing ? 2 : window.devicePixelRatio;
+    this.size = { width, height: seen, ratio };
+    this.left = leftOf(rows, width);
+    this.camera.width = Math.max(1, width - this.left);
+    this.canvas.width = Math.max(1, Math.round(width * ratio));
+    this.canvas.height = Math.max(1, Math.round(seen * ratio));
+    this.canvas.style.width = this.printing ? "100%" : `${width}px`;
+    this.canvas.style.height = this.printing ? "auto" : `${seen}px`;
+    this.draw();
+  }
+
+  /** Draws before the next frame, once. */
+  later() {
+    if (this.pending) return;
+    this.pending = true;
+    requestAnimationFrame(() => {
+      if (this.pending) this.draw();
+    });
+  }
+
+  /**
+   * Where times and rows are now.
+   * @returns {Sight}
+   */
+  sight() {
+    const context = this.canvas.getContext("2d", { alpha: false });
+    if (context === null || this.size === undefined) throw new Error("this browser draws on no canvas");
+    const { width, height, ratio } = this.size;
+    const theme = themeOf(this.store.state.dark && !this.printing);
+    const scrolled = this.printing ? 0 : this.scroller.scrollTop;
+    const { from, scale } = this.camera;
+    return { context, theme, left: this.left ?? 0, top: AXIS, width, height, ratio, from, scale, scrolled };
+  }
+
+  draw() {
+    this.pending = false;
+    this.frames++;
+    const sight = this.sight();
+    const { context, theme, width, height, ratio, left, top, scrolled } = sight;
+    const { all, state, page } = this.store;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.fillStyle = theme.paper;
+    context.fillRect(0, 0, width, height);
+    const seen = rowsBetween(this.rows, scrolled, scrolled + height - top);
+    const dimmed = all.map((_, schedule) => this.store.dimmed(schedule));
+    for (const row of seen) this.drawRow(sight, row, dimmed[row.schedule]);
+    context.save();
+    context.beginPath();
+    context.rect(left, top, width - left, height - top);
+    context.clip();
+    drawEnds(sight, this.rows, all);
+    all.forEach((played, schedule) => {
+      if (state.shows.messages) drawMessages(sight, this.rows, played, schedule);
+      if (state.shows.critical) drawCritical(sight, this.rows, played, schedule);
+    });
+    if (state.shows.differences && this.store.differences !== null) {
+      drawMarks(sight, this.rows, all, this.store.differences);
+    }
+    if (page.mistake !== null) drawMistake(sight, this.rows, all, page.mistake);
+    this.drawChosen(sight);
+    context.restore();
+    drawNames(sight, this.rows, all, state);
+    drawAxis(sight, all, this.printing ? null : this.pointed);
+  }
+
+  /**
+   * @param {Sight} sight
+   * @param {Row} row
+   * @param {Uint8Array | null} dimmed
+   */
+  drawRow(sight, row, dimmed) {
+    const played = this.store.all[row.schedule];
+    if (row.kind === "lane") drawLane(sight, played, row, dimmed);
+    if (row.kind === "link") drawLink(sight, row, played);
+    if (row.kind === "sums") drawSums(sight, row, played);
+    if (row.kind === "memory") {
+      const bound = played.schedule.memory[this.store.state.unit].bound;
+      const peaks = played.memory.map(({ peak }, worker) => Math.max(peak, bound === null ? 0 : bound[worker]));
+      drawMemory(sight, row, played.memory[row.index], Math.max(...peaks), bound === null ? null : bound[row.index]);
+    }
+  }
+
+  /**
+   * Draws what is selected and what is pointed at, each with its match in the other schedule.
+   * @param {Sight} sight
+   */
+  drawChosen(sight) {
+    const { all, state } = this.store;
+    const { selected, hovered } = state;
+    const needs = selected ?? hovered;
+    if (needs !== null) drawNeeds(sight, this.rows, all, needs);
+    for (const [place, width] of /** @type {[Place | null, number][]} */ ([[hovered, 1.5], [selected, 2.5]])) {
+      if (place === null) continue;
+      drawOutline(sight, this.rows, all, place, sight.theme.select, width);
+      const match = this.store.matchOf(place);
+      if (match !== null) drawOutline(sight, this.rows, all, match, sight.theme.select, width, [4, 3]);
+    }
+  }
+
+  /**
+   * The row and the time at a point of the canvas.
+   * @param {number} x
+   * @param {number} y
+   * @returns {{ row: Row | null, time: number }}
+   */
+  at(x, y) {
+    const { left, top, from, scale, scrolled } = this.sight();
+    const inside = x >= left && y >= top;
+    return { row: inside ? rowAt(this.rows, y - top + scrolled) : null, time: from + (x - left) / scale };
+  }
+
+  /**
+   * Moves lanes so that an operation is seen.
+   * @param {Place} place
+   */
+  reveal({ schedule, operation }) {
+    const played = this.store.all[schedule];
+    this.camera.reveal(played.start[operation], played.end[operation]);
+    const row = laneOf(this.rows, schedule, played.schedule.operations.worker[operation]);
+    if (row !== null) {
+      const room = this.scroller.clientHeight - AXIS;
+      if (row.top < this.scroller.scrollTop) this.scroller.scrollTop = row.top - 4;
+      if (row.top + 2 * row.height > this.scroller.scrollTop + room) this.scroller.scrollTop = row.top + 2 * row.height - room;
+    }
+    this.later();
+  }
+
+  /**
+   * Draws all rows and all of the time, as printers need it, or again what was shown before.
+   * @param {boolean} printing
+   */
+  print(printing) {
+    this.printing = printing;
+    if (printing) {
+      this.before = { from: this.camera.from, span: this.camera.span };
+      this.camera.showAll();
+    } else if (this.before !== undefined) {
+      Object.assign(this.camera, this.before);
+    }
+    this.arrange();
+  }
+}
+
+/**
+ * @param {Float64Array} start
+ * @param {Float64Array} end
+ * @returns {number}
+ */
+function shortestLength(start, end) {
+  let least = Infinity;
+  for (let at = 0; at < start.length; at++) {
+    const length = end[at] - start[at];
+    if (length > 0 && length < least) least = length;
+  }
+  return least === Infinity ? 0 : least;
+}
+
+/**
+ * Draws the sums that a worker takes part in.
+ * @param {Sight} sight
+ * @param {Row} row
+ * @param {Played} played
+ */
+function drawSums(sight, row, played) {
+  const { context, theme, left, from, scale } = sight;
+  const { sums, events } = played.schedule;
+  context.fillStyle = theme.sum;
+  for (let at = 0; at < sums.event.length; at++) {
+    const event = sums.event[at];
+    for (let place = sums.launches_from[at]; place < sums.launches_from[at + 1]; place++) {
+      const launch = sums.launches[place];
+      if (events.worker[launch] !== row.index) continue;
+      const y = sight.top + row.top - sight.scrolled;
+      const x = left + (played.run.end[launch] - from) * scale;
+      context.beginPath();
+      context.moveTo(x, y + 1);
+      context.lineTo(x + 4, y + row.height);
+      context.lineTo(x - 4, y + row.height);
+      context.fill();
+      if (event < 0) continue;
+      const start = left + (played.run.end[event] - played.run.length[event] - from) * scale;
+      context.fillRect(start, y + 2, played.run.length[event] * scale, row.height - 3);
+    }
+  }
+}

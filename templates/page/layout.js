@@ -1,0 +1,85 @@
+// Rows of the lanes from top to bottom.
+
+const HEADING_ROW = 26;
+const SUMS_ROW = 6;
+const LINK_ROW = 20;
+const GAP_BELOW = 6;
+
+/** The first row of each kind has a word of explanation above it of this height. */
+export const AXIS = 30;
+
+/**
+ * @param {Played[]} all
+ * @param {State} state
+ * @param {number} room pixels that rows may take before they become small
+ * @returns {{ rows: Row[], height: number }}
+ */
+export function rowsOf(all, state, room) {
+  /** @type {Row[]} */
+  const rows = [];
+  let top = 4;
+  /**
+   * @param {Row["kind"]} kind
+   * @param {number} schedule
+   * @param {number} index
+   * @param {number} height
+   * @param {string} name
+   */
+  const add = (kind, schedule, index, height, name) => {
+    rows.push({ kind, schedule, index, top, height, name });
+    top += height;
+  };
+  const lanes = all.reduce((count, { schedule }) => count + schedule.workers, 0);
+  const lane = Math.round(Math.min(36, Math.max(18, room / lanes / (state.shows.memory ? 2 : 1.2))));
+  all.forEach(({ schedule, memory, proven, links }, number) => {
+    if (all.length > 1) add("heading", number, 0, HEADING_ROW, schedule.name);
+    const hasSums = schedule.sums.event.length > 0 && proven;
+    for (let worker = 0; worker < schedule.workers; worker++) {
+      add("lane", number, worker, lane, `P${worker}`);
+      if (hasSums) add("sums", number, worker, SUMS_ROW, "");
+      if (state.shows.memory && memory.length > 0) add("memory", number, worker, Math.max(20, lane - 6), "");
+      top += GAP_BELOW;
+    }
+    if (state.shows.links && links.length > 0) {
+      top += GAP_BELOW;
+      schedule.messages.links.forEach(({ from, to }, link) => {
+        add("link", number, link, LINK_ROW, `${from}→${to}`);
+        top += 3;
+      });
+    }
+    top += GAP_BELOW;
+  });
+  return { rows, height: top };
+}
+
+/**
+ * The row at a height, or null.
+ * @param {Row[]} rows
+ * @param {number} y
+ * @returns {Row | null}
+ */
+export function rowAt(rows, y) {
+  return rows.find(({ top, height }) => y >= top && y < top + height) ?? null;
+}
+
+/**
+ * The rows that are at least partly between two heights.
+ * @param {Row[]} rows in order
+ * @param {number} from
+ * @param {number} to
+ * @returns {Row[]}
+ */
+export function rowsBetween(rows, from, to) {
+  return rows.filter(({ top, height }) => top + height > from && top < to);
+}
+
+/**
+ * The lane of an operation.
+ * @param {Row[]} rows
+ * @param {number} schedule
+ * @param {number} worker
+ * @returns {Row | null}
+ */
+export function laneOf(rows, schedule, worker) {
+  return rows.find((row) => row.kind === "lane" && row.schedule === schedule && row.index === worker) ?? null;
+}

@@ -1,0 +1,139 @@
+// What colours, patterns and signs mean.
+
+import { element } from "./dom.js";
+import { CAUSES } from "./idle.js";
+import { idleLook, lookPattern, swatch, themeOf } from "./theme.js";
+import { reason } from "./words.js";
+
+/** Looks that the legend shows at most. */
+const MOST_LOOKS = 24;
+
+/**
+ * Keeps the legend up to date with the mode, and with the causes of idle time that there are.
+ * @param {import("./store.js").Store} store
+ * @param {HTMLElement} legend
+ */
+export function showLegend(store, legend) {
+  const update = () => legend.replaceChildren(...entries(store));
+  store.listen((changed) => {
+    if (changed.has("dark") || changed.has("played") || changed.has("shows")) update();
+  });
+  update();
+}
+
+/**
+ * @param {import("./store.js").Store} store
+ * @returns {HTMLElement[]}
+ */
+function entries(store) {
+  const { all, state } = store;
+  const { mode, dark } = themeOf(state.dark);
+  /** @type {Map<string, { sample: HTMLCanvasElement, names: Set<string> }>} */
+  const made = new Map();
+  for (const { schedule } of all) {
+    for (const { name, pattern, ...colours } of schedule.looks) {
+      const { fill, ink } = colours[mode];
+      const key = `${fill} ${pattern}`;
+      const known = made.get(key);
+      if (known !== undefined) known.names.add(name);
+      else if (made.size < MOST_LOOKS) made.set(key, { sample: swatch(fill, lookPattern(pattern, ink)), names: new Set([name]) });
+    }
+  }
+  const causes = CAUSES.flatMap((cause, number) => {
+    if (!all.some(({ idle }) => idle.totals.some((totals) => totals[number] > 0))) return [];
+    const { pattern, ground } = idleLook(cause, dark);
+    return [entry(swatch(ground, pattern), cause, reason(number))];
+  });
+  const looks = [...made.values()].map(({ sample, names }) => entry(sample, [...names].join(" or ")));
+  return [...looks, ...causes, ...signs(store)];
+}
+
+/**
+ * Entries of the signs that are drawn now.
+ * @param {import("./store.js").Store} store
+ * @returns {HTMLElement[]}
+ */
+function signs({ all, state: { shows, dark, unit }, differences }) {
+  const theme = themeOf(dark);
+  const proven = all.filter((played) => played.proven);
+  /** @type {[boolean, string, (context: CanvasRenderingContext2D) => void][]} */
+  const known = [
+    [shows.critical, "critical path", (context) => framed(context, theme.critical)],
+    [proven.some(({ schedule }) => schedule.sums.event.length > 0), "sum of gradients", (context) => wedge(context, theme.sum)],
+    [shows.memory && proven.length > 0, "memory, its peak", (context) => hill(context, theme)],
+    [shows.memory && proven.some(({ schedule: { memory } }) => memory[unit]?.bound), "bound", (context) => dashed(context, theme.muted)],
+    [shows.differences && differences !== null, "on another worker", (context) => triangle(context, theme.difference, true)],
+    [shows.differences && differences !== null, "after another operation", (context) => triangle(context, theme.difference, false)],
+  ];
+  return known.filter(([drawn]) => drawn).map(([, name, draw]) => entry(sign(draw), name));
+}
+
+/** @param {CanvasRenderingContext2D} context @param {string} ink */
+function framed(context, ink) {
+  context.strokeStyle = ink;
+  context.lineWidth = 2;
+  context.strokeRect(1, 1, 20, 14);
+}
+
+/** @param {CanvasRenderingContext2D} context @param {string} ink */
+function wedge(context, ink) {
+  context.fillStyle = ink;
+  context.fill(new Path2D("M6 4L10 10H2ZM8 7H21V11H10Z"));
+}
+
+/** @param {CanvasRenderingContext2D} context @param {Theme} theme */
+function hill(context, theme) {
+  context.fillStyle = theme.memoryFill;
+  context.strokeStyle = theme.memory;
+  context.fill(new Path2D("M0 16V12H8V5H22V16Z"));
+  context.stroke(new Path2D("M0 12H8V5H22"));
+  context.fillStyle = theme.memory;
+  context.beginPath();
+  context.arc(8, 5, 3, 0, 2 * Math.PI);
+  context.fill();
+}
+
+/** @param {CanvasRenderingContext2D} context @param {string} ink */
+function dashed(context, ink) {
+  context.strokeStyle = ink;
+  context.setLineDash([4, 3]);
+  context.stroke(new Path2D("M0 8H22"));
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} ink
+ * @param {boolean} filled
+ */
+function triangle(context, ink, filled) {
+  context.beginPath();
+  context.moveTo(4, 2);
+  context.lineTo(16, 2);
+  context.lineTo(4, 14);
+  context.closePath();
+  context.fillStyle = context.strokeStyle = ink;
+  context.lineWidth = 1.5;
+  if (filled) context.fill();
+  context.stroke();
+}
+
+/**
+ * @param {(context: CanvasRenderingContext2D) => void} draw
+ * @returns {HTMLCanvasElement}
+ */
+function sign(draw) {
+  const canvas = swatch("#00000000", null);
+  const context = canvas.getContext("2d");
+  if (context !== null) draw(context);
+  return canvas;
+}
+
+/**
+ * @param {HTMLCanvasElement} sample
+ * @param {string} name
+ * @param {string} words
+ * @returns {HTMLElement}
+ */
+function entry(sample, name, words = "") {
+  return element("span", { title: words }, sample, name);
+}

@@ -1,0 +1,289 @@
+// Lines over the lanes: messages, the critical path, what an operation waits for, and what is wrong.
+
+import { ROLE } from "./engine.js";
+import { heightOf } from "./lanes.js";
+import { laneOf } from "./layout.js";
+
+/** Messages that are drawn at most; with more of them between its edges a picture would be grey. */
+const MOST_MESSAGES = 3000;
+
+/**
+ * The box of an operation on the canvas, or null if its lane has no row.
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {Played[]} all
+ * @param {Place} place
+ * @returns {{ x: number, y: number, width: number, height: number } | null}
+ */
+export function boxOf(sight, rows, all, place) {
+  const played = all[place.schedule];
+  const { worker, row: part } = played.schedule.operations;
+  const row = laneOf(rows, place.schedule, worker[place.operation]);
+  if (row === null) return null;
+  const x = sight.left + (played.start[place.operation] - sight.from) * sight.scale;
+  const width = Math.max(1, (played.end[place.operation] - played.start[place.operation]) * sight.scale);
+  const [y, height] = heightOf(part[place.operation], sight.top + row.top - sight.scrolled, row.height);
+  return { x, y, width, height };
+}
+
+/**
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {Played} played
+ * @param {number} schedule
+ */
+export function drawMessages(sight, rows, played, schedule) {
+  const { context, theme, from, scale, left } = sight;
+  const { messages } = played.schedule;
+  const to = from + (sight.width - left) / scale;
+  const { start, end } = played.run;
+  const tops = lanesOf(rows, schedule, played.schedule.workers);
+  const lines = new Path2D();
+  let count = 0;
+  for (let row = 0; row < messages.wire.length && count < MOST_MESSAGES; row++) {
+    const [sent, arrived] = [start[messages.wire[row]], end[messages.flight[row]]];
+    if (arrived < from || sent > to) continue;
+    const { from: source, to: target } = messages.links[messages.link[row]];
+    arrow(lines, sight, sent, tops[source], arrived, tops[target]);
+    count++;
+  }
+  context.strokeStyle = theme.muted;
+  context.lineWidth = 0.8;
+  context.globalAlpha = 0.75;
+  context.stroke(lines);
+  context.globalAlpha = 1;
+}
+
+/**
+ * The lanes of a schedule's workers.
+ * @param {Row[]} rows
+ * @param {number} schedule
+ * @param {number} workers
+ * @returns {Row[]}
+ */
+function lanesOf(rows, schedule, workers) {
+  /** @type {Row[]} */
+  const lanes = new Array(workers);
+  for (const row of rows) if (row.kind === "lane" && row.schedule === schedule) lanes[row.index] = row;
+  return lanes;
+}
+
+/**
+ * Adds a line between the facing edges of two lanes.
+ * @param {Path2D} path
+ * @param {Sight} sight
+ * @param {number} start
+ * @param {Row} source
+ * @param {number} end
+ * @param {Row} target
+ */
+function arrow(path, sight, start, source, end, target) {
+  const down = target.top > source.top;
+  const shift = sight.top - sight.scrolled;
+  path.moveTo(sight.left + (start - sight.from) * sight.scale, shift + source.top + (down ? source.height : 0));
+  path.lineTo(sight.left + (end - sight.from) * sight.scale, shift + target.top + (down ? 0 : target.height));
+}
+
+/**
+ * Draws the critical path: an outline around each operation of it, and lines from lane to lane.
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {Played} played
+ * @param {number} schedule
+ */
+export function drawCritical(sight, rows, played, schedule) {
+  const { context, theme, left, from, scale } = sight;
+  const { events } = played.schedule;
+  const lanes = lanesOf(rows, schedule, played.schedule.workers);
+  const path = new Path2D();
+  /** @type {{ lane: Row, end: number } | null} */
+  let last = null;
+  for (const event of played.critical) {
+    const role = played.plan.role[event];
+    if (role !== ROLE.COMPUTE && role !== ROLE.STEP && role !== ROLE.POST && role !== ROLE.SUM) continue;
+    const lane = lanes[events.worker[event]];
+    const [start, end] = [played.run.end[event] - played.run.length[event], played.run.end[event]];
+    if (last !== null && last.lane !== lane && start >= last.end) arrow(path, sight, last.end, last.lane, start, lane);
+    const x = left + (start - from) * scale;
+    const y = sight.top + lane.top - sight.scrolled;
+    if (x < sight.width && end >= from) outline(path, x, y, (end - start) * scale, lane.height);
+    last = { lane, end };
+  }
+  context.strokeStyle = theme.critical;
+  context.lineWidth = 2;
+  context.lineJoin = "round";
+  context.stroke(path);
+}
+
+/**
+ * @param {Path2D} path
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {number} height
+ */
+function outline(path, x, y, width, height) {
+  if (width < 3) path.rect(x, y + height - 3, Math.max(width, 0.5), 2);
+  else path.roundRect(x + 0.5, y + 0.5, width - 1, height - 1, 2.5);
+}
+
+/**
+ * Draws what an operation waits for and what waits for it. The need that decides its start is the thickest line.
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {Played[]} all
+ * @param {Place} place
+ */
+export function drawNeeds(sight, rows, all, place) {
+  const { theme } = sight;
+  const played = all[place.schedule];
+  const event = played.schedule.operations.event[place.operation];
+  for (const need of played.needs) {
+    if (need.to !== event && need.from !== event) continue;
+    const [from, to] = [operationOf(played, need.from), operationOf(played, need.to)];
+    if (from === -1 || to === -1) continue;
+    const source = boxOf(sight, rows, all, { schedule: place.schedule, operation: from });
+    const target = boxOf(sight, rows, all, { schedule: place.schedule, operation: to });
+    if (source === null || target === null) continue;
+    const after = need.from === event;
+    joined(sight, source, target, after ? theme.awaited : theme.waits, need.decides ? 3 : 1.6, after ? [6, 3] : []);
+  }
+}
+
+/**
+ * The first operation of an event, or -1.
+ * @param {Played} played
+ * @param {number} event
+ * @returns {number}
+ */
+export function operationOf(played, event) {
+  const { from, rows } = played.plan.operations;
+  return from[event] < from[event + 1] ? rows[from[event]] : -1;
+}
+
+/**
+ * Draws an arrow from the end of a box to the start of another one, between the edges that face each other.
+ * @param {Sight} sight
+ * @param {{ x: number, y: number, width: number, height: number }} source
+ * @param {{ x: number, y: number, width: number, height: number }} target
+ * @param {string} ink
+ * @param {number} width
+ * @param {number[]} dash
+ */
+function joined(sight, source, target, ink, width, dash) {
+  const { context, theme } = sight;
+  const path = new Path2D();
+  const head = new Path2D();
+  const [x, toX] = [source.x + source.width, target.x];
+  if (source.y === target.y) {
+    const y = source.y + source.height / 2;
+    if (toX - x < 14) return;
+    path.moveTo(x, y);
+    path.lineTo(toX - 6, y);
+    triangleAt(head, toX, y, 1, 0);
+  } else {
+    const down = target.y > source.y;
+    const [y, toY] = down ? [source.y + source.height, target.y] : [source.y, target.y + target.height];
+    const turn = down ? 1 : -1;
+    const inset = Math.min(5, source.width / 2);
+    const landing = toX + Math.min(5, target.width / 2);
+    const bend = Math.max(8, Math.abs(toY - y) / 2);
+    path.moveTo(x - inset, y);
+    path.bezierCurveTo(x - inset, y + turn * bend, landing, toY - turn * bend, landing, toY - turn * 6);
+    triangleAt(head, landing, toY, 0, turn);
+  }
+  context.lineWidth = width + 3;
+  context.strokeStyle = theme.paper;
+  context.stroke(path);
+  context.setLineDash(dash);
+  context.lineWidth = width;
+  context.strokeStyle = ink;
+  context.stroke(path);
+  context.setLineDash([]);
+  context.fillStyle = ink;
+  context.lineWidth = 1.5;
+  context.strokeStyle = theme.paper;
+  context.stroke(head);
+  context.fill(head);
+}
+
+/**
+ * Adds a triangle whose tip is at a point.
+ * @param {Path2D} path
+ * @param {number} x
+ * @param {number} y
+ * @param {number} right direction in which it points
+ * @param {number} down
+ */
+function triangleAt(path, x, y, right, down) {
+  path.moveTo(x, y);
+  path.lineTo(x - 8 * right - 5 * down, y - 8 * down - 5 * right);
+  path.lineTo(x - 8 * right + 5 * down, y - 8 * down + 5 * right);
+  path.closePath();
+}
+
+/**
+ * Draws an outline around an operation.
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {Played[]} all
+ * @param {Place} place
+ * @param {string} ink
+ * @param {number} width
+ * @param {number[]} dash
+ */
+export function drawOutline(sight, rows, all, place, ink, width, dash = []) {
+  const box = boxOf(sight, rows, all, place);
+  if (box === null) return;
+  const { context } = sight;
+  const wide = Math.max(box.width, 5);
+  const x = box.x - (wide - box.width) / 2;
+  const ring = new Path2D();
+  ring.roundRect(x - 1, box.y - 1, wide + 2, box.height + 2, 3.5);
+  context.setLineDash([]);
+  context.strokeStyle = sight.theme.paper;
+  context.lineWidth = width + 2;
+  context.stroke(ring);
+  context.setLineDash(dash);
+  context.strokeStyle = ink;
+  context.lineWidth = width;
+  context.stroke(ring);
+  context.setLineDash([]);
+}
+
+/**
+ * Draws a mistake: outlines of the operations that take part, and arrows between them with their words.
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {Played[]} all
+ * @param {Mistake} mistake
+ */
+export function drawMistake(sight, rows, all, mistake) {
+  const { context, theme } = sight;
+  for (let at = 0; at < mistake.operations.length; at++) {
+    drawOutline(sight, rows, all, { schedule: 0, operation: mistake.operations[at] }, theme.critical, 2.5);
+  }
+  for (const { from, to } of mistake.arrows) {
+    const source = boxOf(sight, rows, all, { schedule: 0, operation: from });
+    const target = boxOf(sight, rows, all, { schedule: 0, operation: to });
+    if (source !== null && target !== null) joined(sight, source, target, theme.critical, 2.5, []);
+  }
+  context.font = "600 11px system-ui, sans-serif";
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  for (const { from, to, words } of mistake.arrows) {
+    const source = boxOf(sight, rows, all, { schedule: 0, operation: from });
+    const target = boxOf(sight, rows, all, { schedule: 0, operation: to });
+    if (source === null || target === null) continue;
+    const x = (source.x + source.width + target.x) / 2;
+    const y = (source.y + source.height / 2 + target.y + target.height / 2) / 2;
+    const half = context.measureText(words).width / 2 + 4;
+    const at = Math.min(Math.max(x, sight.left + half), sight.width - half);
+    context.fillStyle = theme.paper;
+    context.globalAlpha = 0.9;
+    context.fillRect(at - half, y - 8, 2 * half, 16);
+    context.globalAlpha = 1;
+    context.fillStyle = theme.critical;
+    context.fillText(words, at, y);
+  }
+}

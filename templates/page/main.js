@@ -1,0 +1,90 @@
+// The page: reads its document, and connects its parts.
+
+import { Chart } from "./chart.js";
+import { showDetails } from "./details.js";
+import { element, part } from "./dom.js";
+import { connectKeys, speak } from "./keys.js";
+import { showLegend } from "./legend.js";
+import { loadDocument } from "./load.js";
+import { showMistake } from "./mistakes.js";
+import { percent, timeText } from "./numbers.js";
+import { connectPointer } from "./pointer.js";
+import { showSliders } from "./sliders.js";
+import { Store } from "./store.js";
+import { showTables } from "./tables.js";
+import { Texts } from "./texts.js";
+import { showTools } from "./tools.js";
+
+const DARK_MODE = matchMedia("(prefers-color-scheme: dark)");
+
+/**
+ * Shows a document.
+ * @param {PageDocument} page
+ */
+function show(page) {
+  const store = new Store(page, DARK_MODE.matches);
+  const dialog = part("keys", HTMLDialogElement);
+  const chart = new Chart(store, part("lanes", HTMLElement), part("tall", HTMLElement), part("canvas", HTMLCanvasElement));
+  const texts = new Texts(chart, part("texts", HTMLElement));
+  showTools(chart, part("tools", HTMLElement), dialog);
+  showLegend(store, part("legend", HTMLElement));
+  showDetails(chart, part("details", HTMLElement), (text) => texts.open(text));
+  showMistake(chart, part("mistake", HTMLElement));
+  const below = part("below", HTMLElement);
+  const sliders = element("section");
+  below.append(sliders);
+  showSliders(store, sliders);
+  showTables(chart, below);
+  showNotes(page, below);
+  showFigures(store, part("figures", HTMLElement));
+  connectPointer(chart, part("tip", HTMLElement));
+  connectKeys(chart, dialog);
+  speak(store, part("spoken", HTMLElement));
+  part("hint", HTMLElement).textContent = "Drag to move. Zoom with the buttons, two fingers, Ctrl and the wheel, or + and −.";
+  DARK_MODE.addEventListener("change", () => store.change({ dark: DARK_MODE.matches }));
+  addEventListener("beforeprint", () => chart.print(true));
+  addEventListener("afterprint", () => chart.print(false));
+}
+
+/**
+ * Keeps the line of figures below the title up to date.
+ * @param {Store} store
+ * @param {HTMLElement} line
+ */
+function showFigures(store, line) {
+  const update = () => line.replaceChildren(...store.all.filter(({ proven }) => proven).flatMap(figuresOf));
+  store.listen((changed) => {
+    if (changed.has("played")) update();
+  });
+  update();
+}
+
+/**
+ * @param {Played} played
+ * @param {number} place
+ * @param {Played[]} all
+ * @returns {HTMLElement[]}
+ */
+function figuresOf({ schedule, update, bubbleRatio, plan, values }, place, all) {
+  const figure = (/** @type {string} */ name, /** @type {string} */ value) => element("span", {}, `${name} `, element("b", {}, value));
+  const beside = all.length > 1 ? [element("span", {}, schedule.name)] : [];
+  const changed = values.some((value, slider) => value !== plan.values[slider]);
+  const before = changed ? [element("span", {}, `compiled: ${timeText(schedule.unit, schedule.facts.makespan)}`)] : [];
+  const stream = schedule.turn === null ? "makespan" : "time of an update";
+  const figures = [figure(stream, timeText(schedule.unit, update)), figure("bubble ratio", percent(bubbleRatio))];
+  return [element("div", {}, ...beside, ...figures, ...before)];
+}
+
+/**
+ * @param {PageDocument} page
+ * @param {HTMLElement} below
+ */
+function showNotes({ notes }, below) {
+  if (notes.length === 0) return;
+  const lines = notes.map((note) => element("li", {}, note));
+  below.append(element("section", {}, element("h2", {}, "What the compiler says"), element("ul", { class: "notes" }, ...lines)));
+}
+
+show(await loadDocument());
+document.documentElement.dataset.ready = "yes";
+performance.mark("ready");

@@ -1,0 +1,92 @@
+// Schedules as they are shown: played with the values of their sliders, or, where nothing is proven, in lane order.
+
+import { linkCurves, memoryCurves } from "./curves.js";
+import { play, prepare, ROLE } from "./engine.js";
+import { idleTimes } from "./idle.js";
+import { criticalPath, needs, slacks } from "./paths.js";
+import { updateTime } from "./period.js";
+
+/**
+ * Plays a schedule. What was prepared for it before can be used again.
+ * @param {Schedule} schedule
+ * @param {number[]} values one per slider
+ * @param {number} unit of memory: which one is shown
+ * @param {import("./engine.js").Plan} plan
+ * @returns {Played}
+ */
+export function playedWith(schedule, values, unit, plan = prepare(schedule)) {
+  const proven = schedule.events.role.length > 0;
+  const run = play(plan, values);
+  const count = schedule.operations.event.length;
+  const start = new Float64Array(count);
+  const end = new Float64Array(count);
+  const first = firstOfWorkers(schedule);
+  if (proven) {
+    for (let row = 0; row < count; row++) {
+      const event = schedule.operations.event[row];
+      start[row] = run.start[event];
+      end[row] = run.end[event];
+    }
+  } else {
+    placeInOrder(schedule, first, start, end);
+    run.span = end.reduce((most, time) => Math.max(most, time), 0);
+  }
+  const critical = proven ? criticalPath(plan, run) : new Int32Array(0);
+  const isCritical = new Uint8Array(plan.events);
+  critical.forEach((event) => (isCritical[event] = 1));
+  const update = proven ? updateTime(plan, run) : 0;
+  const memory = proven && schedule.memory.length > 0 ? memoryCurves(plan, run, schedule.memory[unit]) : [];
+  return {
+    ...{ schedule, plan, values, run, proven, start, end, first, critical, isCritical, update, memory },
+    bubbleRatio: proven ? bubbleRatioOf(plan, run, update) : 0,
+    slack: slacks(plan, run),
+    idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], event: [], totals: [] },
+    links: proven ? linkCurves(plan, run) : [],
+    needs: proven ? needs(plan, run) : [],
+  };
+}
+
+/**
+ * @param {Schedule} schedule
+ * @returns {Int32Array} per worker its first operation, and the number of all operations
+ */
+function firstOfWorkers({ workers, operations }) {
+  const first = new Int32Array(workers + 1);
+  for (let row = 0; row < operations.worker.length; row++) first[operations.worker[row] + 1]++;
+  for (let worker = 0; worker < workers; worker++) first[worker + 1] += first[worker];
+  return first;
+}
+
+/**
+ * Gives each operation of a lane a unit of time; both parts of a pair have the same.
+ * @param {Schedule} schedule
+ * @param {Int32Array} first
+ * @param {Float64Array} start
+ * @param {Float64Array} end
+ */
+function placeInOrder({ workers, operations }, first, start, end) {
+  for (let worker = 0; worker < workers; worker++) {
+    let time = 0;
+    for (let row = first[worker]; row < first[worker + 1]; row++) {
+      start[row] = time;
+      end[row] = time + 1;
+      if (operations.row[row] !== 1) time++;
+    }
+  }
+}
+
+/**
+ * The idle share of the workers' time: of the span or, without a flush, of the steady state.
+ * @param {import("./engine.js").Plan} plan
+ * @param {import("./engine.js").Run} run
+ * @param {number} update the time of an update
+ * @returns {number}
+ */
+function bubbleRatioOf(plan, run, update) {
+  const { turn, workers } = plan.schedule;
+  const events = turn === null ? plan.role.keys() : Array.from(turn.events);
+  let computing = 0;
+  for (const event of events) if (plan.role[event] === ROLE.COMPUTE) computing += run.length[event];
+  const time = update * workers * (turn === null ? 1 : turn.updates);
+  return time > 0 ? 1 - computing / time : 0;
+}

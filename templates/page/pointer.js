@@ -1,0 +1,218 @@
+// Mouse and touch: moving, zooming, pointing and choosing.
+
+import { CAUSES } from "./idle.js";
+import { amountText, countedText, timeText } from "./numbers.js";
+import { firstAbove, operationsAt } from "./search.js";
+import { amountAt } from "./steps.js";
+import { underWay } from "./curves.js";
+import { reason, sentence } from "./words.js";
+
+/** Pixels that a pointer may move in a click. */
+const STILL = 5;
+
+/**
+ * Connects mouse and touch with the lanes.
+ * @param {import("./chart.js").Chart} chart
+ * @param {HTMLElement} tip
+ */
+export function connectPointer(chart, tip) {
+  const { store, canvas, scroller, camera } = chart;
+  /** @type {Map<number, { x: number, y: number }>} */
+  const held = new Map();
+  let moved = 0;
+
+  /** @param {MouseEvent} event */
+  const placeOf = (event) => {
+    const box = canvas.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  };
+
+  canvas.addEventListener("pointerdown", (event) => {
+    held.set(event.pointerId, placeOf(event));
+    moved = held.size > 1 ? Infinity : 0;
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const now = placeOf(event);
+    const last = held.get(event.pointerId);
+    if (last === undefined) {
+      point(chart, tip, now, event);
+      return;
+    }
+    moved += Math.abs(now.x - last.x) + Math.abs(now.y - last.y);
+    const other = [...held].find(([id]) => id !== event.pointerId)?.[1];
+    held.set(event.pointerId, now);
+    if (other !== undefined) pinch(chart, last, now, other);
+    else if (moved > STILL) {
+      camera.pan(last.x - now.x);
+      if (event.pointerType === "mouse") scroller.scrollTop += last.y - now.y;
+      scroller.classList.add("moving");
+    }
+    tip.hidden = true;
+    chart.later();
+  });
+  const release = (/** @type {PointerEvent} */ event) => {
+    const was = held.delete(event.pointerId);
+    if (held.size === 0) scroller.classList.remove("moving");
+    if (event.type === "pointerup" && was && held.size === 0 && moved <= STILL) choose(chart, placeOf(event));
+  };
+  canvas.addEventListener("pointerup", release);
+  canvas.addEventListener("pointercancel", release);
+  canvas.addEventListener("pointerleave", () => {
+    tip.hidden = true;
+    chart.pointed = null;
+    store.change({ hovered: null });
+    chart.later();
+  });
+  canvas.addEventListener("dblclick", (event) => {
+    camera.zoom(event.shiftKey ? 2 : 0.5, chart.at(placeOf(event).x, 0).time);
+    chart.later();
+  });
+  canvas.addEventListener("wheel", (event) => turn(chart, event, placeOf(event)), { passive: false });
+}
+
+/**
+ * Zooms with a wheel if a key is held or the lanes have the focus; moves with a wheel that turns sideways. Otherwise the
+ * page scrolls.
+ * @param {import("./chart.js").Chart} chart
+ * @param {WheelEvent} event
+ * @param {{ x: number }} place
+ */
+function turn(chart, event, { x }) {
+  const { camera, scroller } = chart;
+  const across = event.shiftKey ? event.deltaY + event.deltaX : event.deltaX;
+  const zooms = event.ctrlKey || event.metaKey || document.activeElement === scroller;
+  if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) camera.pan(across);
+  else if (zooms) camera.zoom(1.0015 ** event.deltaY, chart.at(x, 0).time);
+  else return;
+  event.preventDefault();
+  chart.later();
+}
+
+/**
+ * Moves and zooms so that what is under two fingers stays under them.
+ * @param {import("./chart.js").Chart} chart
+ * @param {{ x: number }} last
+ * @param {{ x: number }} now
+ * @param {{ x: number }} other
+ */
+function pinch({ camera, left }, last, now, other) {
+  const [before, after] = [Math.abs(last.x - other.x), Math.abs(now.x - other.x)];
+  if (before < 8 || after < 8) return;
+  const time = camera.from + (other.x - (left ?? 0)) / camera.scale;
+  camera.zoom(before / after, time);
+}
+
+/**
+ * The operation at a point of the canvas, or null. Of a pair it is the part under the point.
+ * @param {import("./chart.js").Chart} chart
+ * @param {{ x: number, y: number }} point
+ * @returns {Place | null}
+ */
+function operationUnder(chart, { x, y }) {
+  const { row, time } = chart.at(x, y);
+  if (row === null || row.kind !== "lane") return null;
+  const played = chart.store.all[row.schedule];
+  const near = operationsAt(played, row.index, time, 3 / chart.camera.scale);
+  if (near.length === 0) return null;
+  const { top, scrolled } = chart.sight();
+  const lower = y - top + scrolled > row.top + row.height / 2;
+  const part = near.find((operation) => played.schedule.operations.row[operation] === (lower ? 2 : 1));
+  return { schedule: row.schedule, operation: part ?? near[0] };
+}
+
+/**
+ * @param {import("./chart.js").Chart} chart
+ * @param {{ x: number, y: number }} place
+ */
+function choose(chart, place) {
+  chart.scroller.focus({ preventScroll: true });
+  chart.store.change({ selected: operationUnder(chart, place), line: null });
+}
+
+/**
+ * Says what is under the pointer.
+ * @param {import("./chart.js").Chart} chart
+ * @param {HTMLElement} tip
+ * @param {{ x: number, y: number }} place
+ * @param {MouseEvent} event
+ */
+function point(chart, tip, place, event) {
+  const { store } = chart;
+  const hovered = operationUnder(chart, place);
+  const { row, time } = chart.at(place.x, place.y);
+  chart.pointed = row === null && place.y > chart.sight().top ? null : time;
+  store.change({ hovered });
+  chart.later();
+  const text = hovered === null ? textOf(chart, row, time) : sentence(store.all[hovered.schedule], hovered.operation);
+  tip.hidden = text === "";
+  if (tip.hidden) return;
+  tip.textContent = text;
+  const box = tip.getBoundingClientRect();
+  const right = event.clientX + 14 + box.width > innerWidth;
+  tip.style.left = `${Math.max(4, right ? event.clientX - 14 - box.width : event.clientX + 14)}px`;
+  tip.style.top = `${Math.min(innerHeight - box.height - 4, event.clientY + 16)}px`;
+}
+
+/**
+ * What is at a time of a row in which there is no operation.
+ * @param {import("./chart.js").Chart} chart
+ * @param {Row | null} row
+ * @param {number} time
+ * @returns {string}
+ */
+function textOf({ store, camera }, row, time) {
+  if (row === null || time < 0) return "";
+  const played = store.all[row.schedule];
+  const { unit, messages, memory, sums } = played.schedule;
+  if (!played.proven || time > played.run.span) return "";
+  if (row.kind === "memory") {
+    const amount = amountText(memory[store.state.unit].unit, amountAt(played.memory[row.index], time));
+    return `P${row.index} keeps ${amount}`;
+  }
+  if (row.kind === "link") {
+    const slack = 3 / camera.scale;
+    const near = underWay(played.plan, played.run, row.index, time);
+    const words = near.length > 0 ? near : atOnce(played, row.index, time, slack);
+    const names = words.slice(0, 8).map((message) => messages.words[message]).join("\n");
+    return `${messages.links[row.index].name}: ${countedText(near.length, "message")} on the way\n${names}`.trim();
+  }
+  if (row.kind === "lane") {
+    const { idle } = played;
+    const low = firstAbove(idle.worker, row.index - 1, 0, idle.worker.length);
+    const high = firstAbove(idle.worker, row.index, low, idle.worker.length);
+    const at = firstAbove(idle.end, time, low, high);
+    if (at === high || idle.start[at] > time) return "";
+    const when = `${timeText(unit, idle.start[at])} to ${timeText(unit, idle.end[at])}`;
+    return `P${row.index} is idle, ${when}\n${CAUSES[idle.cause[at]]}: ${reason(idle.cause[at])}`;
+  }
+  if (row.kind === "sums") {
+    for (let at = 0; at < sums.event.length; at++) {
+      for (let place = sums.launches_from[at]; place < sums.launches_from[at + 1]; place++) {
+        const launch = sums.launches[place];
+        if (played.schedule.events.worker[launch] !== row.index) continue;
+        const over = sums.event[at] < 0 ? played.run.end[launch] : played.run.end[sums.event[at]];
+        if (time < played.run.end[launch] - 5 / camera.scale || time > over + 5 / camera.scale) continue;
+        return `sum of the gradients of ${sums.words[at]}, launched at ${timeText(unit, played.run.end[launch])}, over at ${timeText(unit, over)}`;
+      }
+    }
+  }
+  return "";
+}
+
+/**
+ * Messages that take no time, near a time.
+ * @param {Played} played
+ * @param {number} link
+ * @param {number} time
+ * @param {number} slack
+ * @returns {number[]}
+ */
+function atOnce({ run, schedule: { messages } }, link, time, slack) {
+  const near = [];
+  for (let row = 0; row < messages.link.length; row++) {
+    if (messages.link[row] !== link) continue;
+    if (Math.abs(run.end[messages.flight[row]] - time) <= slack) near.push(row);
+  }
+  return near;
+}

@@ -1,0 +1,146 @@
+// Amounts over time below the lanes: what a worker keeps, and what is on its way on a link.
+
+import { grouped, listOf } from "./engine.js";
+import { firstAbove } from "./search.js";
+
+/**
+ * Draws the memory of a worker: its curve, the bound, and a mark where it is highest.
+ * @param {Sight} sight
+ * @param {Row} row
+ * @param {import("./curves.js").Curve} curve
+ * @param {number} most the amount at the top of the row
+ * @param {number | null} bound
+ */
+export function drawMemory(sight, row, curve, most, bound) {
+  const { context, theme, left, from, scale } = sight;
+  const y = sight.top + row.top - sight.scrolled;
+  /** @param {number} amount */
+  const level = (amount) => y + row.height - 1 - (most > 0 ? (amount / most) * (row.height - 4) : 0);
+  drawSteps(sight, curve, level, y + row.height - 1, theme.memory, theme.memoryFill);
+  if (bound !== null) {
+    context.strokeStyle = theme.muted;
+    context.setLineDash([4, 3]);
+    context.beginPath();
+    context.moveTo(left, level(bound));
+    context.lineTo(sight.width, level(bound));
+    context.stroke();
+    context.setLineDash([]);
+  }
+  const place = peakPlace(curve);
+  const x = left + (curve.times[place] - from) * scale;
+  if (curve.peak > 0 && x >= left - 3 && x <= sight.width) {
+    context.fillStyle = theme.memory;
+    context.beginPath();
+    context.arc(x, level(curve.peak), 3, 0, 2 * Math.PI);
+    context.fill();
+  }
+}
+
+/**
+ * The first place of a curve at its peak.
+ * @param {import("./curves.js").Curve} curve
+ * @returns {number}
+ */
+function peakPlace({ amounts, peak }) {
+  return Math.max(0, amounts.indexOf(peak));
+}
+
+/**
+ * Draws what is on its way on a link. A message that takes no time is a line.
+ * @param {Sight} sight
+ * @param {Row} row
+ * @param {Played} played
+ */
+export function drawLink(sight, row, played) {
+  const { context, theme, left } = sight;
+  const curve = played.links[row.index];
+  const y = sight.top + row.top - sight.scrolled;
+  context.fillStyle = theme.stripe;
+  context.fillRect(left, y, sight.width - left, row.height);
+  const most = Math.max(1, curve.peak);
+  /** @param {number} amount */
+  const level = (amount) => y + row.height - 1 - (amount / most) * (row.height - 4);
+  drawSteps(sight, curve, level, y + row.height - 1, theme.link, theme.linkFill);
+  drawAtOnce(sight, row, played, y);
+}
+
+/** @type {WeakMap<Schedule, import("./engine.js").Lists>} */
+const messagesOfLinks = new WeakMap();
+
+/**
+ * Draws messages that take no time as lines; only one for each pixel.
+ * @param {Sight} sight
+ * @param {Row} row
+ * @param {Played} played
+ * @param {number} y
+ */
+function drawAtOnce({ context, theme, left, from, scale, width }, row, { schedule, run }, y) {
+  const { messages } = schedule;
+  const lists = messagesOfLinks.get(schedule) ?? grouped(messages.link, messages.links.length);
+  messagesOfLinks.set(schedule, lists);
+  context.fillStyle = theme.link;
+  let last = -1;
+  for (const message of listOf(lists, row.index)) {
+    const arrived = run.end[messages.flight[message]];
+    if (arrived - run.start[messages.wire[message]] > run.rounding) continue;
+    const x = Math.round(left + (arrived - from) * scale);
+    if (x === last || x < left || x > width) continue;
+    context.fillRect(x - 0.75, y + 4, 1.5, row.height - 5);
+    last = x;
+  }
+}
+
+/**
+ * Fills the area under a step curve and draws its upper edge. Steps within a pixel are one line over all their amounts.
+ * @param {Sight} sight
+ * @param {import("./curves.js").Curve} curve
+ * @param {(amount: number) => number} level
+ * @param {number} bottom
+ * @param {string} ink
+ * @param {string} fill
+ */
+function drawSteps(sight, curve, level, bottom, ink, fill) {
+  const { context, left, from, scale, width } = sight;
+  const { times, amounts } = curve;
+  const first = Math.max(0, firstAbove(times, from, 0, times.length) - 1);
+  const last = firstAbove(times, from + (width - left) / scale, first, times.length);
+  const line = new Path2D();
+  let x = left;
+  let y = level(amountAt(curve, Math.max(from, 0)));
+  line.moveTo(x, y);
+  for (let at = first + 1; at < last; ) {
+    const pixel = left + (times[at] - from) * scale;
+    let [low, high] = [y, y];
+    for (; at < last && left + (times[at] - from) * scale < pixel + 0.7; at++) {
+      const next = level(amounts[at]);
+      low = Math.min(low, next);
+      if (times[at + 1] !== times[at]) high = Math.max(high, next);
+    }
+    const next = level(amounts[at - 1]);
+    line.lineTo(pixel, y);
+    if (low < Math.min(y, next)) line.lineTo(pixel, low);
+    if (high > Math.max(y, next)) line.lineTo(pixel, high);
+    line.lineTo(pixel, next);
+    [x, y] = [pixel, next];
+  }
+  line.lineTo(width, y);
+  const area = new Path2D(line);
+  area.lineTo(width, bottom);
+  area.lineTo(left, bottom);
+  area.closePath();
+  context.fillStyle = fill;
+  context.fill(area);
+  context.strokeStyle = ink;
+  context.lineWidth = 1;
+  context.stroke(line);
+}
+
+/**
+ * The amount of a curve at a time.
+ * @param {import("./curves.js").Curve} curve
+ * @param {number} time
+ * @returns {number}
+ */
+export function amountAt(curve, time) {
+  return curve.amounts[Math.max(0, firstAbove(curve.times, time, 0, curve.times.length) - 1)];
+}

@@ -1,0 +1,115 @@
+// What is shown now. Parts of the page listen to it; each change is told once, with the names of what changed.
+
+import { differences } from "./differences.js";
+import { prepare } from "./engine.js";
+import { playedWith } from "./playing.js";
+
+/** @typedef {keyof State | "played"} Changed */
+
+export class Store {
+  /**
+   * @param {PageDocument} page
+   * @param {boolean} dark
+   */
+  constructor(page, dark) {
+    this.page = page;
+    this.plans = page.schedules.map(prepare);
+    /** @type {State} */
+    this.state = {
+      ...{ selected: null, hovered: null, line: null, text: 0, unit: 0, dark },
+      shows: {
+        critical: false,
+        messages: false,
+        memory: page.schedules.some((schedule) => schedule.memory.length > 0 && schedule.events.role.length > 0),
+        links: false,
+        differences: page.schedules.length > 1,
+      },
+    };
+    this.values = new Map(this.sliders().map(({ name, value }) => [name, value]));
+    /** @type {((changed: Set<Changed>) => void)[]} */
+    this.listeners = [];
+    /** @type {Played[]} */
+    this.all = [];
+    /** @type {import("./differences.js").Differences | null} */
+    this.differences = null;
+    this.playAll();
+  }
+
+  /** @param {(changed: Set<Changed>) => void} listener */
+  listen(listener) {
+    this.listeners.push(listener);
+  }
+
+  /** @param {Partial<State>} change */
+  change(change) {
+    /** @type {Set<Changed>} */
+    const changed = new Set();
+    for (const name of /** @type {(keyof State)[]} */ (Object.keys(change))) {
+      if (JSON.stringify(this.state[name]) !== JSON.stringify(change[name])) changed.add(name);
+    }
+    if (changed.size === 0) return;
+    Object.assign(this.state, change);
+    if (changed.has("unit")) {
+      this.playAll();
+      changed.add("played");
+    }
+    this.tell(changed);
+  }
+
+  /**
+   * Sliders of all schedules, each name once.
+   * @returns {Slider[]}
+   */
+  sliders() {
+    const all = this.page.schedules.flatMap(({ sliders }) => sliders);
+    return all.filter(({ name }, place) => all.findIndex((other) => other.name === name) === place);
+  }
+
+  /** @param {Iterable<[string, number]>} values by the names of sliders */
+  setValues(values) {
+    for (const [name, value] of values) this.values.set(name, value);
+    this.playAll();
+    this.tell(new Set(["played"]));
+  }
+
+  playAll() {
+    const { schedules, matches } = this.page;
+    this.all = schedules.map((schedule, number) => {
+      const values = schedule.sliders.map(({ name, value }) => this.values.get(name) ?? value);
+      const unit = Math.min(this.state.unit, Math.max(0, schedule.memory.length - 1));
+      return playedWith(schedule, values, unit, this.plans[number]);
+    });
+    const [first, second] = this.all;
+    const compared = matches !== null && second !== undefined && first.proven && second.proven;
+    this.differences = compared ? differences(matches, first.plan, first.run, second.plan, second.run) : null;
+  }
+
+  /** @param {Set<Changed>} changed */
+  tell(changed) {
+    for (const listener of this.listeners) listener(changed);
+  }
+
+  /**
+   * The operation of the other schedule that does the same, or null.
+   * @param {Place} place
+   * @returns {Place | null}
+   */
+  matchOf({ schedule, operation }) {
+    const { matches, schedules } = this.page;
+    if (matches === null || schedules.length < 2) return null;
+    const other = schedule === 0 ? matches[operation] : Array.prototype.indexOf.call(matches, operation);
+    return other === undefined || other < 0 ? null : { schedule: 1 - schedule, operation: other };
+  }
+
+  /**
+   * Operations that stand back: those that are not of the line that is chosen; null if all stand equal.
+   * @param {number} schedule
+   * @returns {Uint8Array | null}
+   */
+  dimmed(schedule) {
+    const { line } = this.state;
+    if (line === null || schedule !== 0) return null;
+    const lines = this.page.texts[line.text].line;
+    return Uint8Array.from({ length: lines.length }, (_, operation) => Number(lines[operation] !== line.line));
+  }
+}

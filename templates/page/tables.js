@@ -1,0 +1,177 @@
+// Tables below the lanes: idle time by cause, memory, messages; two schedules stand beside each other.
+
+import { jump } from "./details.js";
+import { element, table } from "./dom.js";
+import { CAUSES } from "./idle.js";
+import { amountText, countedText, differenceText, percent, timeText } from "./numbers.js";
+import { idleLook, swatch } from "./theme.js";
+import { reason } from "./words.js";
+
+/** Workers up to which each has a column. */
+const COLUMNS = 8;
+
+/**
+ * Adds the tables, and keeps them up to date.
+ * @param {import("./chart.js").Chart} chart
+ * @param {HTMLElement} below
+ */
+export function showTables(chart, below) {
+  const { store } = chart;
+  const { mistake } = store.page;
+  const sections = [summary, idleTable, memoryTable, linkTable].map((make) => {
+    const section = element("section");
+    below.append(section);
+    return { section, make };
+  });
+  const update = () => {
+    for (const { section, make } of sections) {
+      const parts = make(chart);
+      section.hidden = parts.length === 0 || mistake !== null;
+      section.replaceChildren(...parts);
+    }
+  };
+  store.listen((changed) => {
+    if (changed.has("played") || changed.has("dark")) update();
+  });
+  update();
+}
+
+/**
+ * Two schedules beside each other.
+ * @param {import("./chart.js").Chart} chart
+ * @returns {HTMLElement[]}
+ */
+function summary({ store: { all, differences } }) {
+  if (all.length < 2) return [];
+  const [first, second] = all;
+  const { unit } = first.schedule;
+  const rows = [
+    ["time of an update", timeText(unit, first.update), timeText(unit, second.update), differenceText(unit, second.update - first.update)],
+    ["bubble ratio", percent(first.bubbleRatio), percent(second.bubbleRatio), points(second.bubbleRatio - first.bubbleRatio)],
+    ["operations", String(first.start.length), String(second.start.length), ""],
+  ];
+  const made = table("Beside each other", ["", first.schedule.name, second.schedule.name, "difference"], rows);
+  const parts = [scrolled(made, "Beside each other")];
+  if (differences === null) return parts;
+  const { match, moved, reordered, later, added } = differences;
+  const of = (/** @type {ArrayLike<number>} */ column) => Array.from(column).filter((value) => value !== 0).length;
+  const missing = Array.from(match).filter((other) => other < 0).length;
+  const words = [
+    `${of(moved)} on another worker`,
+    `${of(reordered)} after another operation`,
+    `${of(later)} at another time`,
+    `${missing} only in the first, ${added.length} only in the second`,
+  ];
+  const notes = element("ul", { class: "notes" }, ...words.map((line) => element("li", {}, line)));
+  return [...parts, element("h3", {}, `Of ${countedText(match.length, "operation")}`), notes];
+}
+
+/**
+ * @param {number} difference of shares
+ * @returns {string}
+ */
+function points(difference) {
+  return Math.abs(difference) < 5e-5 ? "0" : `${difference > 0 ? "+" : "−"}${percent(Math.abs(difference))}`;
+}
+
+/**
+ * Idle time by cause.
+ * @param {import("./chart.js").Chart} chart
+ * @returns {HTMLElement[]}
+ */
+function idleTable({ store: { all, state } }) {
+  const proven = all.filter((played) => played.proven);
+  if (proven.length === 0) return [];
+  const columns = proven.length === 1 && proven[0].schedule.workers <= COLUMNS ? proven[0].idle.totals : [];
+  const heads = ["cause", ...proven.flatMap(({ schedule: { name } }) => [proven.length > 1 ? name : "total", "share"])];
+  const rows = CAUSES.flatMap((cause, number) => {
+    const totals = proven.map((played) => idleOf(played, number));
+    if (totals.every((total) => total === 0)) return [];
+    const { pattern, ground } = idleLook(cause, state.dark);
+    const named = element("span", { title: reason(number) }, swatch(ground, pattern), ` ${cause}`);
+    const cells = proven.flatMap((played, place) => idleCells(played, totals[place]));
+    return [[named, ...cells, ...columns.map((worker) => timeText(proven[0].schedule.unit, worker[number]))]];
+  });
+  const sums = proven.flatMap((played) => idleCells(played, CAUSES.reduce((sum, _, number) => sum + idleOf(played, number), 0)));
+  const ofWorkers = columns.map((worker) => timeText(proven[0].schedule.unit, worker.reduce((sum, time) => sum + time, 0)));
+  rows.push(["all idle time", ...sums, ...ofWorkers]);
+  const made = table("Idle time by cause", [...heads, ...columns.map((_, worker) => `P${worker}`)], rows);
+  made.rows[made.rows.length - 1].className = "total";
+  return [scrolled(made, "Idle time by cause")];
+}
+
+/**
+ * @param {Played} played
+ * @param {number} cause
+ * @returns {number}
+ */
+function idleOf({ idle }, cause) {
+  return idle.totals.reduce((sum, totals) => sum + totals[cause], 0);
+}
+
+/**
+ * @param {Played} played
+ * @param {number} time
+ * @returns {string[]}
+ */
+function idleCells({ schedule: { unit, workers }, run }, time) {
+  return [timeText(unit, time), percent(run.span > 0 ? time / run.span / workers : 0)];
+}
+
+/**
+ * Peaks of memory, with the operation at each.
+ * @param {import("./chart.js").Chart} chart
+ * @returns {HTMLElement[]}
+ */
+function memoryTable(chart) {
+  const { all, state } = chart.store;
+  return all.flatMap((played, schedule) => {
+    if (played.memory.length === 0) return [];
+    const { unit, name, bound, changes } = played.schedule.memory[state.unit];
+    const rows = played.memory.map(({ peak, at }, worker) => {
+      const operation = at < 0 ? -1 : changes.operation[at];
+      const words = operation < 0 ? "from the start" : played.schedule.operations.words[operation];
+      const cell = operation < 0 ? words : jump(chart, { schedule, operation }, words);
+      return [`P${worker}`, amountText(unit, peak), cell, ...(bound === null ? [] : [amountText(unit, bound[worker])])];
+    });
+    const title = `Memory: ${name}${all.length > 1 ? `, ${played.schedule.name}` : ""}`;
+    const heads = ["worker", "most", "first at", ...(bound === null ? [] : ["bound"])];
+    return [scrolled(table(title, heads, rows), title)];
+  });
+}
+
+/**
+ * Messages of each link.
+ * @param {import("./chart.js").Chart} chart
+ * @returns {HTMLElement[]}
+ */
+function linkTable({ store: { all } }) {
+  return all.flatMap((played) => {
+    const { messages, name } = played.schedule;
+    if (played.links.length === 0) return [];
+    const counts = new Float64Array(messages.links.length);
+    const bytes = new Float64Array(messages.links.length);
+    for (let row = 0; row < messages.link.length; row++) {
+      counts[messages.link[row]]++;
+      bytes[messages.link[row]] += messages.bytes[row];
+    }
+    const sized = bytes.some((size) => size > 0);
+    const rows = messages.links.map((link, number) => {
+      const size = sized ? [amountText("bytes", bytes[number])] : [];
+      return [link.name, String(counts[number]), ...size, String(played.links[number].peak)];
+    });
+    const title = `Messages${all.length > 1 ? `, ${name}` : ""}`;
+    const heads = ["link", "messages", ...(sized ? ["bytes"] : []), "most on the way"];
+    return [scrolled(table(title, heads, rows), title)];
+  });
+}
+
+/**
+ * A table that scrolls where it is too large.
+ * @param {HTMLTableElement} made
+ * @param {string} name
+ * @returns {HTMLElement}
+ */
+function scrolled(made, name) {
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, made);
+}

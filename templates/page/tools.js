@@ -1,0 +1,80 @@
+// Buttons above the lanes.
+
+import { element } from "./dom.js";
+import { toggle } from "./keys.js";
+
+/** @type {{ name: keyof State["shows"], words: string }[]} */
+const LAYERS = [
+  { name: "critical", words: "Critical path" },
+  { name: "messages", words: "Messages" },
+  { name: "memory", words: "Memory" },
+  { name: "links", words: "Links" },
+  { name: "differences", words: "Differences" },
+];
+
+/**
+ * Adds the buttons, and keeps them up to date.
+ * @param {import("./chart.js").Chart} chart
+ * @param {HTMLElement} bar
+ * @param {HTMLDialogElement} dialog of the keys
+ */
+export function showTools(chart, bar, dialog) {
+  const { store, camera } = chart;
+  const zoom = (/** @type {() => void} */ change) => () => {
+    change();
+    chart.later();
+  };
+  const zooms = element(
+    "span",
+    { class: "group" },
+    button("Closer", zoom(() => camera.zoom(1 / 1.5))),
+    button("Farther", zoom(() => camera.zoom(1.5))),
+    button("Whole", zoom(() => camera.showAll())),
+  );
+  const layers = layersOf(store).map(({ name, words }) => ({ name, made: button(words, () => toggle(store, name)) }));
+  bar.append(zooms, ...(layers.length > 0 ? [element("span", { class: "group" }, ...layers.map(({ made }) => made))] : []));
+  const units = store.page.schedules[0]?.memory ?? [];
+  if (units.length > 1) {
+    const choose = (/** @type {Event} */ event) => {
+      if (event.target instanceof HTMLSelectElement) store.change({ unit: Number(event.target.value) });
+    };
+    const options = units.map(({ name, unit }, number) => element("option", { value: number }, `${name} (${unit})`));
+    bar.append(element("select", { "aria-label": "Unit of memory", change: choose }, ...options));
+  }
+  const mode = button("Dark", () => store.change({ dark: !store.state.dark }));
+  bar.append(element("span", { class: "group apart" }, mode, button("Keys", () => dialog.showModal())));
+  const update = () => {
+    for (const { name, made } of layers) made.setAttribute("aria-pressed", String(store.state.shows[name]));
+    mode.setAttribute("aria-pressed", String(store.state.dark));
+    document.documentElement.classList.toggle("dark", store.state.dark);
+  };
+  store.listen((changed) => {
+    if (changed.has("shows") || changed.has("dark")) update();
+  });
+  update();
+}
+
+/**
+ * Layers that the schedules have.
+ * @param {import("./store.js").Store} store
+ * @returns {typeof LAYERS}
+ */
+function layersOf({ all, differences }) {
+  const has = {
+    critical: all.some(({ critical }) => critical.length > 0),
+    messages: all.some(({ links }) => links.length > 0),
+    memory: all.some(({ memory }) => memory.length > 0),
+    links: all.some(({ links }) => links.length > 0),
+    differences: differences !== null,
+  };
+  return LAYERS.filter(({ name }) => has[name]);
+}
+
+/**
+ * @param {string} words
+ * @param {() => void} press
+ * @returns {HTMLButtonElement}
+ */
+function button(words, press) {
+  return element("button", { type: "button", click: press }, words);
+}

@@ -1,0 +1,85 @@
+/** What the modules that draw share: what is shown now, and where. Times are in the unit of their schedule. */
+
+/** A schedule played with the values of its sliders. */
+interface Played {
+  schedule: Schedule;
+  plan: import("./engine.js").Plan;
+  values: number[]; // one per slider
+  run: import("./engine.js").Run;
+  proven: boolean; // false: there are no events, and operations stand in the order of their lanes
+  start: Float64Array; // per operation
+  end: Float64Array;
+  first: Int32Array; // the operations of worker w are first[w] .. first[w + 1] - 1
+  update: number; // the time of an update: the span or, without a flush, the period
+  bubbleRatio: number;
+  critical: Int32Array; // events, in order
+  isCritical: Uint8Array; // per event
+  slack: Float64Array; // per event
+  idle: import("./idle.js").Idle;
+  memory: import("./curves.js").Curve[]; // per worker, of the unit that is shown
+  links: import("./curves.js").Curve[];
+  needs: import("./paths.js").Need[];
+}
+
+/** An operation of one of the schedules. */
+interface Place {
+  schedule: number;
+  operation: number;
+}
+
+/** All that can change while a page is open. */
+interface State {
+  selected: Place | null;
+  hovered: Place | null;
+  line: { text: number; line: number } | null; // its operations stand out
+  text: number; // shown beside the lanes
+  unit: number; // of memory: index into schedule.memory
+  shows: { critical: boolean; messages: boolean; memory: boolean; links: boolean; differences: boolean };
+  dark: boolean;
+}
+
+/** Horizontal stripe of the lanes: of a worker, a link, or a heading above a schedule. */
+interface Row {
+  kind: "heading" | "lane" | "sums" | "memory" | "link" | "measured";
+  schedule: number;
+  index: number; // the worker, or the link
+  top: number;
+  height: number;
+  name: string;
+}
+
+/** What a function that draws needs: where times and rows are on the canvas, in CSS pixels. */
+interface Sight {
+  context: CanvasRenderingContext2D;
+  theme: Theme;
+  left: number; // of the plot; names of lanes are before it
+  top: number; // of the plot; the axis is above it
+  width: number; // of the whole canvas
+  height: number;
+  ratio: number; // device pixels per CSS pixel
+  from: number; // the time at the left edge of the plot
+  scale: number; // pixels per unit of time
+  scrolled: number; // pixels of rows above the plot
+}
+
+/** Colours of one mode. */
+interface Theme {
+  dark: boolean;
+  mode: "light" | "dark";
+  paper: string;
+  ink: string;
+  muted: string;
+  line: string;
+  stripe: string;
+  critical: string;
+  waits: string;
+  awaited: string;
+  memory: string;
+  memoryFill: string;
+  link: string;
+  linkFill: string;
+  sum: string;
+  step: string;
+  difference: string;
+  select: string;
+}

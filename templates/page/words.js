@@ -1,0 +1,107 @@
+// What the page says about an operation, a stretch of idle time, a message.
+
+import { CAUSES } from "./idle.js";
+import { differenceText, numberText, timeText } from "./numbers.js";
+
+/**
+ * An operation in a few words: "F m3 s1 on P2".
+ * @param {Played} played
+ * @param {number} operation
+ * @returns {string}
+ */
+export function shortName({ schedule: { operations } }, operation) {
+  return `${operations.words[operation]} on P${operations.worker[operation]}`;
+}
+
+/**
+ * @param {Played} played
+ * @param {number} operation
+ * @returns {string}
+ */
+export function whenText({ schedule: { unit }, start, end, proven }, operation) {
+  if (!proven) return "without a time: the text is not proven";
+  const [from, to] = [start[operation], end[operation]];
+  return `${timeText(unit, from)} to ${timeText(unit, to)}, takes ${timeText(unit, to - from)}`;
+}
+
+/**
+ * @param {Played} played
+ * @param {number} operation
+ * @returns {string}
+ */
+export function slackText(played, operation) {
+  const slack = played.slack[played.schedule.operations.event[operation]];
+  if (slack > 0) return `${timeText(played.schedule.unit, slack)}: it may take that much longer`;
+  return "none: if it took longer, so would the whole";
+}
+
+/**
+ * One sentence on an operation, for the live region and the tip.
+ * @param {Played} played
+ * @param {number} operation
+ * @returns {string}
+ */
+export function sentence(played, operation) {
+  const { operations, looks } = played.schedule;
+  return `${shortName(played, operation)}, ${looks[operations.look[operation]].name}, ${whenText(played, operation)}`;
+}
+
+const REASONS = {
+  fill: "the pipes fill: it waits for its first operation",
+  drain: "the pipes run empty: its operations are over",
+  dependency: "it waits for another worker",
+  link: "it waits for a message that is on its way",
+  imbalance: "it waits for a worker that takes longer than others",
+  sum: "it waits for a sum of gradients",
+};
+
+/**
+ * A cause of idle time in words.
+ * @param {number} cause
+ * @returns {string}
+ */
+export function reason(cause) {
+  return REASONS[/** @type {keyof typeof REASONS} */ (CAUSES[cause])];
+}
+
+/**
+ * A need in words, without the operation that is waited for: "its message arrives at 4".
+ * @param {Played} played
+ * @param {import("./paths.js").Need} need
+ * @returns {string}
+ */
+export function needText(played, need) {
+  const { run, schedule } = played;
+  if (need.by === "lane") return `before it on the lane, ends at ${timeText(schedule.unit, run.end[need.from])}`;
+  if (need.by === "sum") return `sum of ${schedule.sums.words[need.row]}, over at ${timeText(schedule.unit, run.end[need.from])}`;
+  const arrives = run.end[schedule.messages.flight[need.row]];
+  return `message ${schedule.messages.words[need.row]}, there at ${timeText(schedule.unit, arrives)}`;
+}
+
+/**
+ * How the matched operation of the second schedule differs.
+ * @param {Played} second
+ * @param {import("./differences.js").Differences} differences
+ * @param {number} operation of the first schedule
+ * @returns {string}
+ */
+export function differenceWords(second, { match, moved, reordered, later }, operation) {
+  const other = match[operation];
+  if (other < 0) return "no such operation";
+  const { operations, unit } = second.schedule;
+  const parts = [];
+  if (moved[operation] === 1) parts.push(`on P${operations.worker[other]}`);
+  if (reordered[operation] === 1) parts.push("after another operation");
+  if (later[operation] !== 0) parts.push(`starts ${differenceText(unit, later[operation])}`);
+  return parts.length === 0 ? "the same" : parts.join(", ");
+}
+
+/**
+ * @param {Slider} slider
+ * @param {"" | "s"} unit
+ * @param {number} value
+ * @returns {string}
+ */
+export function sliderText(slider, unit, value) {
+  return `${slider.label}: ${unit === "" ? numberText(value) : `× ${numberText(value)}`}`;
+}
