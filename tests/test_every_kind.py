@@ -72,7 +72,8 @@ SECOND_VALUE = [
         "chimera_ir/ir/kinds.py",
         """\
 +NORMS = Value("n", "norms", Readers.FEEDING, Counted.MESSAGE, "it needs those norms", made="norms", slots="norms_read")
-+KINDS["N"] = Kind("N", "normed backward", (KEPT, GRADIENTS, NORMS), (GRADIENTS, NORMS), (KEPT,), sums=True, cost=2)
++N_READS, N_MAKES = (*BACKWARD.reads, NORMS), (*BACKWARD.makes, NORMS)
++KINDS["N"] = Kind("N", "normed backward", N_READS, N_MAKES, BACKWARD.frees, sums=True, cost=2)
  PAIR = Pairing("pair", "pair", (FORWARD, BACKWARD))
 """,
     ),

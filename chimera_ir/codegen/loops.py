@@ -14,7 +14,7 @@ from chimera_ir.codegen.statements import Scribe
 from chimera_ir.ir.ids import Micro, WeightGroup
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Instruction, Pair, singles
-from chimera_ir.ir.text.printer import ABSOLUTE, Numbers, numbers_of
+from chimera_ir.ir.text.printer import Numbers, absolute, numbers_of
 from chimera_ir.ir.text.printer import line as instruction_line
 from chimera_ir.ir.turns import Initial, Turn, extent, lowest
 
@@ -38,7 +38,7 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
     # The script is a function of the turn's number; a stretch that repeats within a turn is a loop inside it.
     for piece in roll(header, turn.instructions, turn.slots):
         if isinstance(piece, Straight) or not _in_step(piece, notation):
-            yield from _commented(outer, unrolled(piece), numbers_of(turn))
+            yield from _commented(outer, unrolled(piece), numbers_of(header, turn))
             continue
         first = _first_micro(piece)
         end = first + piece.rounds * piece.step
@@ -65,7 +65,7 @@ def lane_lines(scribe: Scribe, pieces: Iterable[Piece]) -> Iterator[str]:
     for number, piece in enumerate(pieces):
         yield from [""] if number else []
         if isinstance(piece, Straight):
-            yield from _commented(scribe, piece.instructions)
+            yield from _commented(scribe, piece.instructions, absolute(scribe.header))
             continue
         first = _first_micro(piece)
         notation = Notation(first, piece.step, piece.rings, "m")
@@ -88,7 +88,7 @@ def _first_micro(loop: Loop) -> Micro:
 
 
 def _commented(
-    scribe: Scribe, instructions: Iterable[Instruction], numbers: Numbers = ABSOLUTE, indented: int = 4
+    scribe: Scribe, instructions: Iterable[Instruction], numbers: Numbers, indented: int = 4
 ) -> Iterator[str]:
     """Statements, each with its line of the program as a comment: on the same line or, if that is too long, above.
 

@@ -15,7 +15,8 @@ from chimera_ir.codegen.notation import Notation
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.kinds import implied
-from chimera_ir.ir.levels import Header, LaneParts
+from chimera_ir.ir.lane_parts import LaneParts
+from chimera_ir.ir.levels import Header
 
 Route = tuple[int, int, int, *tuple[str, ...]]
 """A link of a worker: the stage that sends, the stage that receives, the other worker; a value that is not implied."""

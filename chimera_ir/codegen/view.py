@@ -8,7 +8,8 @@ from chimera_ir.codegen.notation import Notation
 from chimera_ir.codegen.rolling import Loop, roll
 from chimera_ir.codegen.statements import LinkVariables, Scribe, links, weights
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.levels import LaneParts
+from chimera_ir.ir.lane_parts import LaneParts
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.plural import counted, listed
@@ -62,13 +63,19 @@ def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankV
         title=header.title,
         micro_batches_text=counted(header.whole_micro_batches, "micro-batch"),
         evaluated_text=counted(evaluation.program.header.whole_micro_batches, "micro-batch"),
-        counting=" (counted in halves)" if header.halves else "",
+        counting=_counting(header),
         counter=counter(header) if header.period else "",
         per_update=header.per_update,
         stages_text=f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}" if stages else "no stage",
         training=_body(verified, worker),
         evaluation=_body(evaluation, worker),
     )
+
+
+def _counting(header: Header) -> str:
+    if header.slices > 1:
+        return f" (counted in slices: {header.slices} of each)"
+    return " (counted in halves)" if header.halves else ""
 
 
 def _body(verified: Verified, worker: Worker) -> BodyView:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from chimera_ir.cost.simulate import Launched, Stepped, Timed, Timeline, occupying
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.levels import LaneParts, Program
+from chimera_ir.ir.lane_parts import LaneParts
+from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 
 LaunchPlaces = Sequence[Sequence[tuple[int, WeightGroup]]]

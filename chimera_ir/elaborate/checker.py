@@ -194,9 +194,12 @@ class _Checker:
         index = [] if pipe.index is None else [pipe.index.variable]
         stages = [clause for clause in pipe.clauses if isinstance(clause, ast.Stages)][:1]
         micros = [clause for clause in pipe.clauses if isinstance(clause, ast.Micros)][:1]
+        slices = [clause for clause in pipe.clauses if isinstance(clause, ast.Slices)][:1]
         places = {clause.worker: _size_of(clause.place, self._sizes) for clause in stages if clause.worker is not None}
         of_stage = [*(clause.variable for clause in stages), *places]
-        variables = self._variables([*index, *of_stage, *(clause.variable for clause in micros)])
+        of_slice = {clause.variable.text for clause in slices}
+        of_micro = [*(clause.variable for clause in micros), *(clause.variable for clause in slices)]
+        variables = self._variables([*index, *of_stage, *of_micro])
         outside = self._with({word.text: variables[word.text] for word in index})
         if pipe.index is not None:
             self._range(pipe.index.range, self._defined)
@@ -211,12 +214,15 @@ class _Checker:
                     self._formula(place, Type.INTEGER, "`on`", scope)
                 case ast.Micros():
                     self._micros(clause, outside)
+                case ast.Slices():
+                    self._range(clause.range, outside)
                 case ast.Operation() if not (stages and micros):
                     pass  # a missing line is reported once, not for every name that it would have defined
                 case ast.Operation():
                     self._operation(clause, inside)
                 case ast.Reads(version):
-                    self._formula(version, Type.INTEGER, "`reads version`", inside)
+                    without_slice = self._with({text: kind for text, kind in variables.items() if text not in of_slice})
+                    self._formula(version, Type.INTEGER, "`reads version`", without_slice)
                 case ast.Recompute(guard) | ast.Sync(guard=guard):
                     self._guard(guard, by_stage)
                 case _:
@@ -238,6 +244,8 @@ class _Checker:
             else:
                 self._formula(subject.micro, Type.INTEGER, "a micro-batch number", inside)
             self._formula(subject.stage, Type.INTEGER, "a stage number", inside)
+            if subject.slice is not None:
+                self._formula(subject.slice, Type.INTEGER, "a slice number", inside)
             if subject.pipe is not None and subject.pipe.index is not None:
                 self._formula(subject.pipe.index, Type.INTEGER, "the index of a pipe", inside)
         self._formula(operation.clock, Type.INTEGER, "a clock", inside)

@@ -5,7 +5,7 @@ A memory bound may lack the name of the worker: there an unknown name gets anoth
 
 from collections.abc import Iterable, Iterator
 
-from chimera_ir.diagnostics.catalogue import endless, groups
+from chimera_ir.diagnostics.catalogue import endless, groups, slices
 from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.builtins import UNITS
@@ -63,9 +63,16 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     for name, needed in (("stages", ast.Stages), ("micros", ast.Micros), ("operation", ast.Operation)):
         if not any(isinstance(line, needed) for line in pipe.clauses):
             yield say.MissingClause(pipe.name.span, pipe.name.text, name, _EXAMPLES[name])
-    single = ("stages", ast.Stages), ("micros", ast.Micros), (_READS, ast.Reads), ("recompute", ast.Recompute)
+    single = (
+        ("stages", ast.Stages),
+        ("micros", ast.Micros),
+        ("slices", ast.Slices),
+        (_READS, ast.Reads),
+        ("recompute", ast.Recompute),
+    )
     for name, kind in single:
         yield from _once(pipe.clauses, kind, f"the pipe `{pipe.name.text}`", name)
+    yield from _slices(pipe)
     again = next((line for line in pipe.clauses if isinstance(line, ast.Recompute)), None)
     for line in pipe.clauses:
         match line:
@@ -78,6 +85,21 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
                 yield groups.OtherKinds(line.span, first.kind.letter, second.kind.letter)
             case _:
                 pass
+
+
+def _slices(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
+    """Diagnostics of lines that say nothing of a slice in a pipe with slices, or that its micro-batches cannot have."""
+    cut = next((line for line in pipe.clauses if isinstance(line, ast.Slices)), None)
+    for line in pipe.clauses:
+        if isinstance(line, ast.Micros) and line.halves and cut:
+            yield slices.SlicesAlone(line.halves.span, cut.span)
+        for subject in line.subjects if isinstance(line, ast.Operation) else ():
+            if cut is None and subject.slice is not None:
+                yield slices.SliceNamed(subject.slice.span, pipe.name.text)
+            elif cut and subject.slice is None:
+                yield slices.SliceNotNamed(subject.span, subject.kind.letter, cut.variable.text)
+            elif cut and isinstance(subject.micro, ast.Range):
+                yield slices.SlicesUngrouped(subject.micro.span, cut.span)
 
 
 def _once(lines: Iterable[ast.SyntaxNode], kind: type[ast.SyntaxNode], owner: str, name: str) -> Iterator[Diagnostic]:

@@ -98,7 +98,8 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         halves=ranges[0].micros.halves is not None,
         strategies=strategies(ranges),
         updates=stream.turn.updates if stream else 1,
-        period=stream.turn.period if stream else 0,
+        period=stream.turn.period * ranges[0].slices if stream else 0,
+        slices=ranges[0].slices,
     )
     shown = header_of(header, stream.turns * stream.turn.updates) if stream else header
     return Outline(shown, cut, values, warnings, stream)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, product
 from typing import NamedTuple, cast
 
-from chimera_ir.diagnostics.catalogue import groups
+from chimera_ir.diagnostics.catalogue import groups, slices
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.evaluate import Frame, Scope, compiled, evaluate
@@ -30,8 +30,8 @@ class _Single(NamedTuple):
 
     @property
     def numbers(self) -> dict[int, Micro]:
-        """The global numbers of the pipe's micro-batches."""
-        return dict(zip(self.shape.micro_range, self.pipe.micros, strict=True))
+        """The global numbers of the pipe's micro-batches, of which each counts as often as it has slices."""
+        return dict(zip(self.shape.micro_range, self.pipe.micros[:: self.shape.slices], strict=True))
 
     def computes(
         self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
@@ -49,6 +49,10 @@ class _Single(NamedTuple):
 
 def operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Planned]:
     """The operations of a line of a pipe; raises ``Rejected`` for the first that fails."""
+    return [planned for sliced in shape.by_slice() for planned in _operations(line, sliced, pipe, reads, pipes)]
+
+
+def _operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Planned]:
     singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
     try:
         return _all_at_once(line, singles, shape, reads)
@@ -101,6 +105,9 @@ def _column(
     ``holds`` has the guard's truth at each point of the grid; None if the line has no guard.
     """
     batches = _batches_on_grid(grid, single.subject.micro, single.numbers)
+    if single.subject.slice is not None:
+        places = grid.values(single.subject.slice)
+        batches = [_slice(batch, place, single.shape.slices) for batch, place in zip(batches, places, strict=True)]
     stages = cast("list[Stage]", grid.values(single.subject.stage))
     if holds is not None:
         batches, stages = (list(compress(column, holds)) for column in (batches, stages))  # type: ignore[assignment]
@@ -116,8 +123,7 @@ def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, r
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock = compiled(line.clock, scope)
     formulas = [
-        (single, compiled(single.subject.stage, scope), _batches(single.subject.micro, scope, single.numbers))
-        for single in singles
+        (single, compiled(single.subject.stage, scope), _batches(single.subject, scope, single)) for single in singles
     ]
     for frame in product(shape.steps, shape.stage_range):
         values = tuple(zip(shape.names, frame, strict=True))
@@ -167,10 +173,22 @@ def _batches_on_grid(
     return [batches[ends] for ends in ranges]
 
 
-def _batches(
+def _slice(batch: tuple[Micro, ...] | None, place: int, slices: int) -> tuple[Micro, ...] | None:
+    """The number of a slice of the only micro-batch of a batch; None if the micro-batch or the slice does not exist."""
+    return (Micro(batch[0] + place),) if batch is not None and 0 <= place < slices else None
+
+
+def _batches(subject: ast.Subject, scope: Scope, single: _Single) -> Callable[[Frame], tuple[Micro, ...] | None]:
+    """A function from a frame to the global numbers of its micro-batches, or None as in ``_batches_on_grid``."""
+    if subject.slice is None:
+        return _whole_batches(subject.micro, scope, single.numbers)
+    batches, place = _whole_batches(subject.micro, scope, single.numbers), compiled(subject.slice, scope)
+    return lambda frame: _slice(batches(frame), place(frame), single.shape.slices)
+
+
+def _whole_batches(
     micro: ast.Expression | ast.Range, scope: Scope, numbers: dict[int, Micro]
 ) -> Callable[[Frame], tuple[Micro, ...] | None]:
-    """A function from a frame to the global numbers of its micro-batches, or None as in ``_batches_on_grid``."""
     if not isinstance(micro, ast.Range):
         only = compiled(micro, scope)
         single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
@@ -198,5 +216,9 @@ def _no_such(single: _Single, shape: Shape, frame: Frame) -> Diagnostic:
     if first not in micros or last not in micros:
         micro = first if first not in micros else micros.stop
         return say.NoSuchMicro(subject.micro.span, values, instance, micro, micros.start, micros.stop - 1)
+    if subject.slice is not None:
+        values, place = scope.values_in(subject.slice, frame), compiled(subject.slice, scope)(frame)
+        if not 0 <= place < single.shape.slices:
+            return slices.NoSuchSlice(subject.slice.span, values, instance, place, single.shape.slices - 1)
     values, stage = scope.values_in(subject.stage, frame), compiled(subject.stage, scope)(frame)
     return say.NoSuchStage(subject.stage.span, values, instance, stage, single.shape.stage_range.stop - 1)

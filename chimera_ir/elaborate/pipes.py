@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from chimera_ir.diagnostics.catalogue import groups
+from chimera_ir.diagnostics.catalogue import slices as say_slices
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, made_of, reject
@@ -28,7 +29,8 @@ class Shape:
     """A pipe for given parameters, with evaluated ranges; the other formulas are not evaluated.
 
     ``micro_range`` has the micro-batches of the pipe, ``steps`` the values of the micro-batch variable. An endless pipe
-    has one step until `lengthened` gives it more.
+    has one step until `lengthened` gives it more. ``slices`` is the number of slices of each micro-batch; ``fixed`` has
+    the slice variable with its value in a shape of `by_slice`.
     """
 
     name: str
@@ -42,10 +44,22 @@ class Shape:
     stage_range: range
     micro_range: range
     steps: range
+    cut: ast.Slices | None = None
+    slices: int = 1
+    fixed: tuple[tuple[str, int], ...] = ()
 
     def instance(self, *values: tuple[str, int]) -> Instance:
         """This pipe with values of its variables, as a diagnostic names it."""
-        return Instance(self.name, values)
+        return Instance(self.name, (*values, *self.fixed))
+
+    def by_slice(self) -> Iterator["Shape"]:
+        """Yields the pipe with each value of the slice variable in its scope; once if it has no such variable."""
+        if self.cut is None:
+            yield self
+            return
+        for place in range(self.slices):
+            value = self.cut.variable.text, place
+            yield replace(self, scope=self.scope.with_value(*value), fixed=(value,))
 
     @property
     def names(self) -> tuple[str, str]:
@@ -82,6 +96,7 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
     pipe_shapes = tuple(made_of(_instances(pipes, values.scope), lambda instance: _shape(*instance)))
     reject(_disagreements(pipe_shapes))
     reject(_halves(pipe_shapes))
+    reject(_slices(pipe_shapes))
     reject(_too_many(pipe_shapes, pipes, values, max_operations))
     return pipe_shapes
 
@@ -112,6 +127,7 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
     if micros.step is not None and step < 1:
         raise Rejected([groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), instance, step)])
     micro_range = _micro_range(micros, step, scope, instance)
+    cut = next((clause for clause in clauses if isinstance(clause, ast.Slices)), None)
     return Shape(
         name,
         stages,
@@ -124,7 +140,20 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
         stage_range=stage_range,
         micro_range=micro_range,
         steps=micro_range[::step],
+        cut=cut,
+        slices=1 if cut is None else _slice_count(cut, scope, instance),
     )
+
+
+def _slice_count(cut: ast.Slices, scope: Scope, instance: Instance) -> int:
+    """The number of slices of a micro-batch; raises ``Rejected`` if there are none, or not from 0 on."""
+    slices = _range(cut.range, scope, instance, MAX_MICRO_BATCHES, "slice")
+    where = cut.range.span, _range_values(cut.range, scope), instance
+    if not slices:
+        raise Rejected([say_slices.NoSlices(*where, slices.start)])
+    if slices.start:
+        raise Rejected([say_slices.SlicesNotFromZero(*where, slices.start)])
+    return len(slices)
 
 
 def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range:
@@ -183,12 +212,21 @@ def _halves(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
         yield groups.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)
 
 
+def _slices(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
+    """Diagnostics of pipes that have another number of slices than the first pipe."""
+    for shape in shapes:
+        if shape.slices != shapes[0].slices:
+            first = shapes[0]
+            facts = shape.name, shape.slices, first.name, first.slices, (first.cut or first.micros).span
+            yield say_slices.SlicesDiffer((shape.cut or shape.micros).span, (), Instance(), *facts)
+
+
 def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: Globals, limit: int) -> list[Diagnostic]:
     """The diagnostic of a scheme with nothing to run, or more operations than ``limit``; counted, not enumerated."""
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
         return [say.EmptyIndex(index.range.span, _range_values(index.range, values.scope), Instance())]
-    micros = sum(len(shape.micro_range) for shape in shapes)
+    micros = sum(len(shape.micro_range) * shape.slices for shape in shapes)
     longest = max(shapes, key=lambda shape: len(shape.micro_range))
     text, where = longest.micros.range, (_range_values(longest.micros.range, longest.scope), Instance())
     if micros == 0:
@@ -198,7 +236,7 @@ def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: G
     # An endless pipe has one step so far: its operations are counted when its turn is known.
     stages = len(shapes[0].stage_range)
     by_stage = stages * sum(1 + len(shape.syncs) for shape in shapes)
-    operations = sum(len(shape.steps) * stages * len(shape.operations) for shape in shapes)
+    operations = sum(len(shape.steps) * shape.slices * stages * len(shape.operations) for shape in shapes)
     count = max(by_stage, operations, micros) if values.per_update is None else by_stage
     if count <= limit:
         return []

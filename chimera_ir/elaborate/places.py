@@ -18,7 +18,7 @@ from chimera_ir.syntax import ast
 
 
 def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pipe, ...]:
-    """The pipes with the workers of their stages and the global numbers of their micro-batches.
+    """The pipes with the workers of their stages and the global numbers of their micro-batches, or of all slices.
 
     Raises `Rejected` if a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each
     once. ``workers_span`` is the place in the text that gives the number of workers.
@@ -32,9 +32,14 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pi
     if idle:
         raise Rejected([say.IdleWorker(workers_span, min(idle), workers, len(idle))])
     return tuple(
-        Pipe(shape.name, row, tuple(map(Micro, column)), stages)
+        Pipe(shape.name, row, tuple(_each_slice(column, shape.slices)), stages)
         for shape, row, column, stages in zip(shapes, rows, columns, recompute, strict=True)
     )
+
+
+def _each_slice(numbers: Sequence[int], slices: int) -> Iterator[Micro]:
+    """Yields the numbers of the slices of micro-batches with some numbers."""
+    return (Micro(slices * number + place) for number in numbers for place in range(slices))
 
 
 def _recomputing(shape: Shape) -> Iterator[Stage]:
@@ -44,8 +49,9 @@ def _recomputing(shape: Shape) -> Iterator[Stage]:
     """
     if shape.recompute:
         return _stages_of(shape, shape.recompute)
-    scope, recomputing = shape.scope.with_variables(*shape.names), set[int]()
-    for line in shape.operations:
+    recomputing = set[int]()
+    for line, sliced in product(shape.operations, shape.by_slice()):
+        scope = sliced.scope.with_variables(*shape.names)
         if line.subjects[0].kind.recomputes:
             stage = compiled(line.subjects[0].stage, scope)
             holds = None if line.guard is None else compiled(line.guard, scope)

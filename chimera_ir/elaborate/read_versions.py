@@ -42,10 +42,10 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
 def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[Rhythm]) -> Readings:
     """The versions that the micro-batches of a turn read, by the laws of their pipes; below 0 before version 0."""
     return {
-        (number, Stage(stage)): Version(law.at(micro))
+        (number, Stage(stage)): Version(law.at(shape.micro_range[place // shape.slices]))
         for shape, pipe, rhythm in zip(shapes, pipes, rhythms, strict=True)
         for stage, law in enumerate(rhythm.versions)
-        for micro, number in zip(shape.micro_range, pipe.micros, strict=True)
+        for place, number in enumerate(pipe.micros)
     }
 
 

@@ -57,7 +57,8 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
     # The laws of all formulas. Rates are compared only if there are no other failures.
     number = Law((-shape.micro_range.start,), 1)  # without ``as`` the numbers count from the start of the pipe
     with Attempts() as attempts:
-        by_line = attempts.each(shape.operations, lambda line: list(_beats(line, shape, stages, most)))
+        lines = [(line, sliced) for line in shape.operations for sliced in shape.by_slice()]
+        by_line = attempts.each(lines, lambda line: list(_beats(*line, stages, most)))
         with attempts.step(), shape.rejecting():
             if shape.micros.number is not None:
                 number = law(shape.micros.number, shape.scope, shape.micros.variable.text, most)
@@ -95,9 +96,11 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
     Raises ``Fault`` unless the stage repeats and, where ``guard`` holds, the micro-batch stays within a step of its
     variable.
     """
-    place = laws(subject.stage)
+    place, part = laws(subject.stage), ALWAYS if subject.slice is None else laws(subject.slice)
     if place.increment:
         raise Fault(partial(say.StageDrifts, subject.stage.span, (), rate=str(place.rate)))
+    if part.increment and subject.slice is not None:
+        raise Fault(partial(say.SliceDrifts, subject.slice.span, (), rate=str(part.rate)))
     variable, step = shape.micros.variable.text, shape.steps.step
     if isinstance(subject.micro, ast.Range):
         ends = [laws(subject.micro.start), laws(subject.micro.stop)]
@@ -109,7 +112,7 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
         guarded = (m for m in shape.lengthened(period).steps if guard.at(m))
         if end.rate != 1 or not all(number <= end.at(m) - m < step + number for m in guarded):
             raise Fault(partial(say.MicroStrays, subject.micro.span, (), micro=text, variable=variable, step=step))
-    return lcm(place.period, *(end.period for end in ends))
+    return lcm(place.period, part.period, *(end.period for end in ends))
 
 
 def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:

@@ -89,7 +89,7 @@ def _measured(shapes: Sequence[Shape], stages: Sequence[int], per_update: int, l
 
     def rhythm(shape: Shape) -> Rhythm:
         # The limit on operations bounds the period. A micro-batch counts as one operation if it has fewer on a stage.
-        by_micro = max(1, len(shape.operations) // shape.steps.step)
+        by_micro = max(1, len(shape.operations) * shape.slices // shape.steps.step)
         return rhythm_of(shape, stages, max(1, limit // (LEAST_TURNS * len(shapes[0].stage_range)) // by_micro))
 
     rhythms = made_of(shapes, rhythm)
@@ -152,9 +152,10 @@ def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, p
     """
     stages = len(shapes[0].stage_range)
     lines = sum(
-        count // shape.steps.step * len(shape.operations) for shape, count in zip(shapes, turn.micros, strict=True)
+        count // shape.steps.step * shape.slices * len(shape.operations)
+        for shape, count in zip(shapes, turn.micros, strict=True)
     )
-    count = turns * stages * max(lines, period)
+    count = turns * stages * max(lines, period * shapes[0].slices)
     if count <= limit:
         return []
     shown = min(count, LIMIT), limit, stages, min(period, LIMIT)

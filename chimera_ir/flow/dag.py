@@ -123,7 +123,7 @@ class Dag:
             for value in reader.kind.reads
             for maker in makers
             if value in maker.kind.makes and maker.stage in self._header.makers(value, reader.stage)
-            if not {*reader.micros}.isdisjoint(maker.micros)
+            if not {micro - value.slices_on for micro in reader.micros}.isdisjoint(maker.micros)
         )
 
     def cycle(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import chain
 
 from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.kinds import Kind, Value, follows, sources, values
+from chimera_ir.ir.kinds import Kind, Value, all_kinds, sources, values
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Message, Operation, Pair
 
@@ -25,10 +25,10 @@ Numbered = Iterable[tuple[int, Operation]]
 class Flow:
     """The operations that make and take each value, by number.
 
-    Each micro-batch on each stage has a cell, ``micro * stages + stage``. ``makers[value][cell]`` is the number of the
-    operation in the cell that makes the value, ``takers[value][cell]`` the number of the operation in the cell after
-    which the value is gone; both are `ABSENT` without such an operation. If two operations make or take the same value,
-    the later one counts.
+    Each micro-batch, or slice of one, on each stage has a cell, ``micro * stages + stage``. ``makers[value][cell]`` is
+    the number of the operation in the cell that makes the value, ``takers[value][cell]`` the number of the operation in
+    the cell after which the value is gone; both are `ABSENT` without such an operation. If two operations make or take
+    the same value, the later one counts.
     """
 
     def __init__(self, header: Header, numbered: Numbered) -> None:
@@ -41,8 +41,10 @@ class Flow:
         self.makers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in makes.items()}
         self.takers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in takes.items()}
         columns = {reading: numbers[kinds] for reading, kinds in read.items()}
-        stages = [Stage(stage) for stage in range(header.stages)]
-        self._reads = {kind: [_readable(columns, header, kind, stage) for stage in stages] for kind in header.kinds}
+        # What is read depends on the slice and the stage, at ``cell % places``.
+        self._places = header.slices * header.stages
+        places = [(place, Stage(stage)) for place in range(header.slices) for stage in range(header.stages)]
+        self._reads = {kind: [_readable(columns, header, kind, *place) for place in places] for kind in header.kinds}
         self._fill(numbers, numbered)
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
@@ -61,9 +63,9 @@ class Flow:
         """The operations, by number, that make what an operation reads, each once; `ABSENT` for a missing one."""
         if isinstance(operation, Pair):
             return tuple(dict.fromkeys(chain.from_iterable(map(self.needs, operation.parts))))
-        readable = self._reads[operation.kind][operation.stage]
+        cell = operation.micros[0] * self.stages + operation.stage
+        readable = self._reads[operation.kind][cell % self._places]
         if len(operation.micros) == 1:
-            cell = operation.micros[0] * self.stages + operation.stage
             return tuple([makers[cell + away] for makers, away in readable])
         cells = [micro * self.stages + operation.stage for micro in operation.micros]
         return tuple(dict.fromkeys(makers[cell + away] for makers, away in readable for cell in cells))
@@ -114,10 +116,34 @@ def _kinds_by_value(
 
 
 def _readable(
-    columns: Mapping[tuple[Kind, Value], Sequence[int]], header: Header, kind: Kind, stage: Stage
+    columns: Mapping[tuple[Kind, Value], Sequence[int]], header: Header, kind: Kind, place: int, stage: Stage
 ) -> list[tuple[Sequence[int], int]]:
-    """The column of the makers of each value that ``kind`` reads on ``stage``, and the distance to the maker's cell."""
-    return [(columns[kind, value], maker - stage) for value in kind.reads for maker in header.makers(value, stage)]
+    """The column of the makers of each value that ``kind`` reads, and the distance to the maker's cell.
+
+    ``place`` is the slice of the micro-batch that the operation on ``stage`` is about.
+    """
+    return [
+        (columns[kind, value], maker - stage - value.slices_on * header.stages)
+        for value in kind.reads
+        if header.has_maker(value, place)
+        for maker in header.makers(value, stage)
+    ]
+
+
+def follows(value: Value) -> tuple[Value, ...]:
+    """The values that a stage makes and keeps after it has read ``value``; they may share memory with ``value``.
+
+    A value for another slice never does.
+    """
+    reached: dict[Value, None] = {}
+    pending = [value]
+    while pending:
+        read = pending.pop()
+        rows = [row for row in all_kinds() if read in row.reads]
+        made = [left for row in rows for left in row.keeps if not left.slices_on and left not in reached]
+        reached.update(dict.fromkeys(made))
+        pending += made
+    return tuple(reached)
 
 
 def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:

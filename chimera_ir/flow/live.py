@@ -8,14 +8,14 @@ B m1 s0     activations -1
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from chimera_ir.ir.kinds import Counted, Kind
+from chimera_ir.ir.kinds import Counted, Kind, Value
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, singles
 
@@ -92,34 +92,54 @@ def changes(
     What an operation makes exists while it runs, and so does what it frees. Operands alone take the place of the
     activations that are freed. A value that no operation frees does not count.
     """
-    effects = _effects(header.kinds, tuple(units))
-    if not any(effects.values()):
+    effects = _effects(header, tuple(units))
+    if not any(map(any, effects.values())):
         return
+    slices = header.slices
     for operation in lane:
-        for unit, per_micro in effects[operation.kind]:
+        for unit, per_micro in effects[operation.kind][operation.micros[0] % slices]:
             yield operation, unit, per_micro * len(operation.micros)
 
 
 def waiting(header: Header) -> dict[Kind, int]:
     """Number of values, of any unit, that an operation of each kind adds to what a stage keeps of a micro-batch."""
-    effects = _effects(header.kinds, tuple(Counted))
-    return {kind: sum(per_micro for _, per_micro in effects[kind]) for kind in header.kinds}
+    effects = _effects(header, (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS, Counted.HOST))
+    return {kind: sum(per_micro for _, per_micro in effects[kind][0]) for kind in header.kinds}
+
+
+_Effects = tuple[tuple[Counted, int], ...]
+"""The changes by an operation, in order: a unit, and the amount for each micro-batch, or part of one."""
+
+
+def _effects(header: Header, units: tuple[Counted, ...]) -> Mapping[Kind, Sequence[_Effects]]:
+    """The changes in ``units`` by operations of each kind on each slice of a micro-batch."""
+    return _effects_of(header.kinds, units, header.slices)
 
 
 @cache
-def _effects(kinds: tuple[Kind, ...], units: tuple[Counted, ...]) -> Mapping[Kind, tuple[tuple[Counted, int], ...]]:
-    """The changes in ``units`` by operations of each kind, in order: a unit, and the amount for each micro-batch."""
+def _effects_of(kinds: tuple[Kind, ...], units: tuple[Counted, ...], slices: int) -> Mapping[Kind, Sequence[_Effects]]:
     freed = {value for kind in kinds for value in kind.frees}
 
-    def effects(kind: Kind) -> Iterator[tuple[Counted, int]]:
-        made = Counter(value.counted for value in kind.keeps if value in freed)
-        gone = Counter(value.counted for value in kind.frees)
+    def effects(kind: Kind, place: int) -> Iterator[tuple[Counted, int]]:
+        made = Counter(
+            value.counted for value in kind.keeps if value in freed and 0 <= place + value.slices_on < slices
+        )
+        gone = Counter(value.counted for value in kind.frees if _is_freed(kind, value, place, slices))
         operands = made.pop(Counted.OPERANDS, 0)
         yield from made.items()
         yield from ((counted, -amount) for counted, amount in gone.items())
         yield Counted.OPERANDS, operands
 
-    return {kind: tuple([(unit, n) for unit, n in effects(kind) if unit in units and n]) for kind in kinds}
+    return {
+        kind: [tuple([(unit, n) for unit, n in effects(kind, place) if unit in units and n]) for place in range(slices)]
+        for kind in kinds
+    }
+
+
+def _is_freed(kind: Kind, value: Value, place: int, slices: int) -> bool:
+    """Whether there is the value that an operation on slice ``place`` frees: what it read, else what its slice made."""
+    maker = place - value.slices_on if value in kind.reads else place
+    return 0 <= maker < slices and 0 <= maker + value.slices_on < slices
 
 
 class Peak(NamedTuple):

@@ -1,26 +1,33 @@
 """The table of kinds of compute operations. All that the compiler knows about a kind follows from its row.
 
-    kind       reads                          makes     frees   sums   opens   occupies
-    F          y of the stages that feed it   y, a      -       no     yes     lane
-    F          y of the stages that feed it   y, x      -       no     yes     lane       on a stage that recomputes
-    recompute  x                              a         x       no     no      lane
-    B          a, dx of the stages it feeds   dx        a       yes    no      lane
-    I          a, dx of the stages it feeds   dx, g     a       no     no      lane
-    W          g                              -         g       yes    no      lane
+    kind       reads                                 makes      frees     sums   opens   occupies
+    F          y of the stages that feed it, c       y, a, c    -         no     yes     lane
+    F          y of the stages that feed it, c       y, x, c    -         no     yes     lane       if it recomputes
+    recompute  x, c                                  a          x         no     no      lane
+    B          a, dx of the stages it feeds, dc      dx, dc     a, c, dc  yes    no      lane
+    I          a, dx of the stages it feeds, dc      dx, dc, g  a, c, dc  no     no      lane
+    W          g                                     -          g         yes    no      lane
 
     value   counted as
     y, dx   message
     a       activations
     x       input
     g       operands
+    c       carries
+    dc      carry gradients
 
 y is the output of a stage, a is what its forward keeps for the backward, x is its input, dx is the gradient of its
-input, and g is what the gradient of its weights still needs. On each stage a micro-batch has the kinds of one of the
-`alternatives`: F and B, or F, I and W. If the stage recomputes, its forward keeps the input alone, and recompute, which
-is the forward again, makes a. A value for another stage is gone after the operation that reads it there, any other
-value after the operation that frees it. `Header.readers` says which stages read a value. No other module asks whether
-an operation *is* a forward: it asks what the operation's kind reads, makes, frees and sums. `flow.live` follows from
-what values are counted as.
+input, and g is what the gradient of its weights still needs. c and dc exist where micro-batches are cut into slices:
+the carry c is what a slice leaves for the next one on the same stage, such as keys and values. Its gradient dc is made
+by the backward of the slice that read it, so backwards take the slices in reverse.
+
+On each stage a micro-batch, or each slice of it, has the kinds of one of the `alternatives`: F and B, or F, I and W. If
+the stage recomputes, its forward keeps the input alone, and recompute, which is the forward again, makes a. A value for
+another stage is gone after the operation that reads it there, any other value after the operation that frees it. A kind
+that frees a value and reads it frees what it read, as B does with the dc that the next slice made; else it frees what
+its own slice made. `Header.readers` says which stages read a value. No other module asks whether an operation *is* a
+forward: it asks what the operation's kind reads, makes, frees and sums. `flow.live` follows from what values are
+counted as.
 
 A pair is an F and a B of different micro-batches that a worker runs as one operation. It reads, makes, frees and sums
 what both do, and has a cost of its own.
@@ -39,12 +46,15 @@ class Counted(Enum):
 
     ``ACTIVATIONS`` are M_a, what a forward keeps of a micro-batch; ``INPUT`` is the input of a forward that will run
     again; ``OPERANDS`` are what the first half of a backward leaves for the second, with the rest of the activations;
-    ``MESSAGE`` is a value for another stage; ``HOST`` is a value in host memory, any other is in the worker's memory.
+    ``CARRIES`` are what slices leave to the next ones, ``CARRY_GRADIENTS`` the gradients of these; ``MESSAGE`` is a
+    value for another stage; ``HOST`` is a value in host memory, any other is in the worker's memory.
     """
 
     ACTIVATIONS = "activations"
     INPUT = "input"
     OPERANDS = "operands"
+    CARRIES = "carries"
+    CARRY_GRADIENTS = "carry gradients"
     MESSAGE = "message"
     HOST = "host"
 
@@ -61,11 +71,13 @@ class Resource(Enum):
 
 
 class Readers(Enum):
-    """The stages that read a value, seen from the stage that makes it."""
+    """The stages that read a value, seen from the stage that makes it; a slice's values for other slices stay on it."""
 
     FED = "the stages that it feeds"
     FEEDING = "the stages that feed it"
     OWN = "the stage itself"
+    NEXT_SLICE = "the stage itself, on the next slice"
+    SLICE_BEFORE = "the stage itself, on the slice before"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -95,8 +107,15 @@ class Value:
     @property
     def crosses(self) -> bool:
         """Whether the value is for other stages than the one that makes it."""
-        return self.readers is not Readers.OWN
+        return self.readers in (Readers.FED, Readers.FEEDING)
 
+    @property
+    def slices_on(self) -> int:
+        """Distance from the slice that makes the value to the one that reads it: 1 for the next, -1 for that before."""
+        return _SLICES_ON.get(self.readers, 0)
+
+
+_SLICES_ON = {Readers.NEXT_SLICE: 1, Readers.SLICE_BEFORE: -1}
 
 ACTIVATIONS = Value(
     "y", "activations", Readers.FED, Counted.MESSAGE, "it needs those activations", made="outputs", slots="inputs"
@@ -118,6 +137,15 @@ OPERANDS = Value(
     Readers.OWN,
     Counted.OPERANDS,
     "a weight gradient needs what its input gradient kept",
+)
+
+CARRY = Value("c", "carry", Readers.NEXT_SLICE, Counted.CARRIES, "a slice needs the carry of the slice before it")
+CARRY_GRADIENT = Value(
+    "dc",
+    "gradient of the carry",
+    Readers.SLICE_BEFORE,
+    Counted.CARRY_GRADIENTS,
+    "the backward of a slice needs the gradient of its carry, which that of the next slice makes",
 )
 
 NOTHING = Value("-", "nothing", Readers.OWN, Counted.MESSAGE, "")
@@ -205,14 +233,27 @@ class Kind:
         return tuple(value for value in self.makes if not value.crosses)
 
 
-FORWARD = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, KEPT), opens=True)
-FORWARD_OF_INPUT = Kind("F", "forward", reads=(ACTIVATIONS,), makes=(ACTIVATIONS, INPUT), opens=True)
-BACKWARD = Kind("B", "backward", reads=(KEPT, GRADIENTS), makes=(GRADIENTS,), frees=(KEPT,), sums=True, cost=2)
+FORWARD = Kind("F", "forward", reads=(ACTIVATIONS, CARRY), makes=(ACTIVATIONS, KEPT, CARRY), opens=True)
+FORWARD_OF_INPUT = Kind("F", "forward", reads=(ACTIVATIONS, CARRY), makes=(ACTIVATIONS, INPUT, CARRY), opens=True)
+BACKWARD = Kind(
+    "B",
+    "backward",
+    reads=(KEPT, GRADIENTS, CARRY_GRADIENT),
+    makes=(GRADIENTS, CARRY_GRADIENT),
+    frees=(KEPT, CARRY, CARRY_GRADIENT),
+    sums=True,
+    cost=2,
+)
 INPUT_GRADIENT = Kind(
-    "I", "input gradient", (KEPT, GRADIENTS), (GRADIENTS, OPERANDS), frees=(KEPT,), call="backward_input"
+    "I",
+    "input gradient",
+    reads=BACKWARD.reads,
+    makes=(GRADIENTS, CARRY_GRADIENT, OPERANDS),
+    frees=BACKWARD.frees,
+    call="backward_input",
 )
 WEIGHT_GRADIENT = Kind("W", "weight gradient", (OPERANDS,), (), frees=(OPERANDS,), sums=True, call="backward_weights")
-RECOMPUTATION = Kind("recompute", "recomputation", reads=(INPUT,), makes=(KEPT,), frees=(INPUT,), call="recompute")
+RECOMPUTATION = Kind("recompute", "recomputation", (INPUT, CARRY), makes=(KEPT,), frees=(INPUT,), call="recompute")
 
 KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION)}
 """A row of each letter, by letter, in the order in which reports name them; `all_kinds` has every row."""
@@ -314,10 +355,11 @@ def implied(value: Value) -> bool:
 def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
     """The kinds of which a micro-batch has an operation on a stage before one of each kind, whatever else it has there.
 
-    Each value of the stage that an operation reads has been made by one of its makers.
+    Each value of the stage that an operation reads of its own slice has been made by one of its makers.
     """
     rows = tuple(kinds)
-    makers = {value: [row for row in rows if value in row.makes] for row in rows for value in row.keeps}
+    kept = [value for row in rows for value in row.keeps if not value.slices_on]
+    makers = {value: [row for row in rows if value in row.makes] for value in kept}
     before, changed = dict.fromkeys(rows, frozenset(rows)), True
     while changed:
         former = {**before}
@@ -330,23 +372,16 @@ def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
 
 
 def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
-    """The kinds that can have made each value, for each kind that reads it: makers that may come before the reader."""
+    """The kinds that can have made each value, for each kind that reads it: makers that may come before the reader.
+
+    A value of another slice may be made by its reader's own kind.
+    """
     rows = tuple(kinds)
     before = preceding(rows)
     return {
-        (row, value): frozenset(maker for maker in rows if value in maker.makes and row not in before[maker])
+        (row, value): frozenset(
+            maker for maker in rows if value in maker.makes and (value.slices_on or row not in before[maker])
+        )
         for row in rows
         for value in row.reads
     }
-
-
-def follows(value: Value) -> tuple[Value, ...]:
-    """The values that a stage makes and keeps after it has read ``value``; they may share memory with ``value``."""
-    reached: dict[Value, None] = {}
-    pending = [value]
-    while pending:
-        read = pending.pop()
-        made = [kept for row in all_kinds() if read in row.reads for kept in row.keeps if kept not in reached]
-        reached.update(dict.fromkeys(made))
-        pending += made
-    return tuple(reached)

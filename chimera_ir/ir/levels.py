@@ -1,16 +1,16 @@
 """Plan, Schedule and Program: what each pass takes and returns."""
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, values
+from chimera_ir.ir.lane_parts import LaneParts, parts_of
 from chimera_ir.ir.one_line import OneLine
 from chimera_ir.source import Span
 
@@ -22,8 +22,6 @@ MAX_AGE = 1_000
 
 MAX_PIPES = 1 << 12
 """The most pipes that a header may have, whatever the limit on operations."""
-
-T = TypeVar("T", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,9 @@ class Strategy(Enum):
 class Header:
     """The header of every level of IR.
 
-    ``micro_batches`` is the number over all pipes: N, or 2N half ones if ``halves`` is set. Every pipe has all D
-    ``stages``. ``strategies`` has the stages whose strategy is not eager_opt, ascending.
+    ``micro_batches`` is the number over all pipes: N, or 2N half ones if ``halves`` is set, or kN slices if ``slices``
+    is k: slice q of micro-batch m has number k*m + q. Every pipe has all D ``stages``. ``strategies`` has the stages
+    whose strategy is not eager_opt, ascending.
 
     A level of a scheme without a flush shows the scheme's first ``updates`` updates with all of their micro-batches,
     warm-up and drain included; its lanes repeat every ``period`` micro-batches. The header of a stream is that of one
@@ -115,6 +114,7 @@ class Header:
     period: int = 0
     only: tuple[Kind, ...] = ()
     ties: tuple[WeightGroup, ...] = ()
+    slices: int = 1
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -167,6 +167,8 @@ class Header:
             Readers.FED: (self.fed, self.feeding),
             Readers.FEEDING: (self.feeding, self.fed),
             Readers.OWN: (themselves,) * 2,
+            Readers.NEXT_SLICE: (themselves,) * 2,
+            Readers.SLICE_BEFORE: (themselves,) * 2,
         }
         return {value: both[value.readers] for value in values()}
 
@@ -210,7 +212,11 @@ class Header:
     @property
     def parts(self) -> int:
         """The number of parts that a micro-batch is cut into; a `Micro` counts one part."""
-        return 2 if self.halves else 1
+        return 2 if self.halves else self.slices
+
+    def has_maker(self, value: Value, place: int) -> bool:
+        """Whether a value that slice ``place`` of a micro-batch reads comes from a slice that exists."""
+        return 0 <= place - value.slices_on < self.slices
 
     @property
     def asynchronous(self) -> bool:
@@ -232,7 +238,7 @@ class Header:
 
     @property
     def per_update(self) -> int:
-        """The number of micro-batches per update, halves counted one by one."""
+        """The number of micro-batches per update, halves and slices counted one by one."""
         return self.micro_batches // self.updates
 
     @property
@@ -339,35 +345,6 @@ class Schedule(OneLine):
     lanes: tuple[tuple[ops.Operation, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Lines(Generic[T]):
-    """Instructions of a lane and, in the same order, their places in it."""
-
-    places: "array[int]"
-    lines: list[T]
-
-    def __iter__(self) -> Iterator[tuple[int, T]]:
-        return zip(self.places, self.lines, strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneParts:
-    """The instructions of a lane, ``length`` in all, by kind: compute, the four kinds about messages, and the rest."""
-
-    length: int
-    computes: Lines[ops.Operation]
-    sends: Lines[ops.Send]
-    recvs: Lines[ops.Recv]
-    wait_sends: Lines[ops.WaitSend]
-    wait_recvs: Lines[ops.WaitRecv]
-    updates: Lines[ops.AllReduce | ops.WaitAllReduce | ops.Step | ops.Stash | ops.Drop]
-
-    @property
-    def singles(self) -> Iterator[tuple[int, ops.Compute]]:
-        """The compute operations with their places, one by one: a pair yields its forward, then its backward."""
-        return ((place, part) for place, operation in self.computes for part in operation.parts)
-
-
 @dataclass(frozen=True, repr=False)
 class Program(OneLine):
     """A program: ``lanes[w]`` has all instructions of worker w in the header's updates, in the order of their run."""
@@ -379,22 +356,3 @@ class Program(OneLine):
     def parts(self) -> tuple[LaneParts, ...]:
         """The instructions of every lane by kind, for passes that walk along the lanes more than once."""
         return tuple(map(parts_of, self.lanes))
-
-
-def parts_of(lane: Sequence[ops.Instruction]) -> LaneParts:
-    """The instructions of a lane by kind."""
-    parts = LaneParts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
-    of_kind: dict[type, Lines[Any]] = {
-        ops.Compute: parts.computes,
-        ops.Pair: parts.computes,
-        ops.Send: parts.sends,
-        ops.Recv: parts.recvs,
-        ops.WaitSend: parts.wait_sends,
-        ops.WaitRecv: parts.wait_recvs,
-        **dict.fromkeys((ops.AllReduce, ops.WaitAllReduce, ops.Step, ops.Stash, ops.Drop), parts.updates),
-    }
-    for place, instruction in enumerate(lane):
-        lines = of_kind[type(instruction)]
-        lines.places.append(place)
-        lines.lines.append(instruction)
-    return parts

@@ -108,7 +108,7 @@ def loads_of(header: Header, held: Iterable[Holdings]) -> list[StageLoad]:
     for holdings in held:
         for stage, copies in holdings.copies:
             loads[stage] = loads[stage]._replace(copies=max(loads[stage].copies, copies))
-        for stage, activations, inputs, begun in chain.from_iterable(holdings.fullest):
+        for stage, activations, inputs, begun, *_ in chain.from_iterable(holdings.fullest):
             waiting = begun + (inputs or activations)
             loads[stage] = loads[stage]._replace(waiting=max(loads[stage].waiting, waiting))
     return loads

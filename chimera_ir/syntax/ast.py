@@ -155,6 +155,13 @@ class Micros(SyntaxNode):
     number: Expression | None
 
 
+class Slices(SyntaxNode):
+    """The line ``slices q in range``: the slices into which every micro-batch is cut, in causal order."""
+
+    variable: Word
+    range: Range
+
+
 class PipeName(SyntaxNode):
     """``of name[index]`` after an operation, for another pipe than the one in which the line stands."""
 
@@ -163,11 +170,12 @@ class PipeName(SyntaxNode):
 
 
 class Subject(SyntaxNode):
-    """An operation without its clock, ``F(micro, stage) [of pipe]``; a pair has two."""
+    """An operation without its clock, ``F(micro, stage [, slice]) [of pipe]``; a pair has two."""
 
     kind: Kind
     micro: Expression | Range
     stage: Expression
+    slice: Expression | None
     pipe: PipeName | None
 
 
@@ -206,7 +214,7 @@ class Sync(SyntaxNode):
     guard: Expression | None
 
 
-Clause = Stages | Micros | Operation | Reads | Recompute | Sync
+Clause = Stages | Micros | Slices | Operation | Reads | Recompute | Sync
 
 
 class Parameter(SyntaxNode):

@@ -103,6 +103,9 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         halves = next((child for child in c if isinstance(child, ast.Halves)), None)
         return ast.Micros(_word(c[1]), c[3], halves, _argument(c, "by"), _argument(c, "numbered"), span=_around(c))
 
+    def slices(self, c: _Children) -> ast.Slices:
+        return ast.Slices(_word(c[1]), c[3], span=_around(c))
+
     def operation(self, c: _Children) -> ast.Operation:
         subjects = [child for child in c if isinstance(child, ast.Subject)]
         pipe = next((child for child in c if isinstance(child, ast.PipeName)), None)
@@ -117,7 +120,9 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         elif c[0] not in KINDS:
             operations = listed(f"{letter} ({KINDS[letter].noun})" for letter in LETTERS)
             self.mistakes.append(UnknownLetter(_of(c[0]), str(c[0]), listed(LETTERS, "or"), operations))
-        return ast.Subject(KINDS.get(c[0], _PLACEHOLDER), c[2], c[4], None, span=_around(c))
+        micro, stage, *place = c[2:-1:2]
+        kind = KINDS.get(c[0], _PLACEHOLDER)
+        return ast.Subject(kind, micro, stage, place[0] if place else None, None, span=_around(c))
 
     def of(self, c: _Children) -> ast.PipeName:
         return ast.PipeName(_word(c[1]), c[3] if len(c) > 2 else None, span=_around(c))

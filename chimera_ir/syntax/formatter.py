@@ -78,6 +78,8 @@ def _clause(clause: ast.Clause) -> str:
             stepped = f" by {show_expression(step)}" if step else ""
             numbered = f" as {show_expression(number)}" if number else ""
             return f"micros {variable.text} in {_range(micros)}{counted}{stepped}{numbered}"
+        case ast.Slices(variable, slices):
+            return f"slices {variable.text} in {_range(slices)}"
         case ast.Operation():
             head = " & ".join(map(_subject, clause.subjects))
             return f"{head} @ {show_expression(clause.clock)}{_guard(clause.guard)}"
@@ -93,7 +95,8 @@ def _clause(clause: ast.Clause) -> str:
 
 def _subject(subject: ast.Subject) -> str:
     micro = _range(subject.micro) if isinstance(subject.micro, ast.Range) else show_expression(subject.micro)
-    text = f"{subject.kind.letter}({micro}, {show_expression(subject.stage)})"
+    place = "" if subject.slice is None else f", {show_expression(subject.slice)}"
+    text = f"{subject.kind.letter}({micro}, {show_expression(subject.stage)}{place})"
     if subject.pipe is None:
         return text
     index = "" if subject.pipe.index is None else f"[{show_expression(subject.pipe.index)}]"

@@ -111,7 +111,7 @@ def _inside_pipe(stop: Stop, token: Token, opened: Span) -> Diagnostic:
     """Reports the line of ``token`` in the pipe whose bracket is at ``opened``; a ``let`` can become a function."""
     tokens, at = stop.tokens, stop.position
     line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
-    variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "[")]
+    variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "slices", "[")]
     used = ", ".join(dict.fromkeys(variable for variable in reversed(variables) if variable in line[1:]))
     if token != "let" or not used:
         return say.InsidePipe(stop.span, f"`{token}`", opened)
@@ -290,7 +290,7 @@ def _header(stop: Stop) -> Diagnostic | None:
 
 
 def _arguments(stop: Stop) -> Diagnostic | None:
-    """Finds an operation whose brackets are not round, or that has one or three arguments."""
+    """Finds an operation whose brackets are not round, or that has one or four arguments."""
     if "{" not in stop.open_brackets:
         return None
     at = stop.position - 1 if stop.accepted == {"LPAR"} else _opening(stop) - 1
@@ -304,7 +304,7 @@ def _arguments(stop: Stop) -> Diagnostic | None:
         message = brackets.WithoutWhen if letter == "recompute" else brackets.WrongArguments
         return message(stop.span, str(letter))
     if stop.token == "," and "RPAR" in stop.accepted:
-        return brackets.ThirdArgument(stop.span, str(letter))
+        return brackets.FourthArgument(stop.span, str(letter))
     return None
 
 

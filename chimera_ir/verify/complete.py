@@ -147,8 +147,9 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
 
 
 def _linked(kind: Kind, other: Kind) -> bool:
-    """Whether one of two kinds of operations frees values that the other one keeps."""
-    return not ({*kind.frees}.isdisjoint(other.keeps) and {*other.frees}.isdisjoint(kind.keeps))
+    """Whether one of two kinds of operations frees values that the other one keeps for its own slice."""
+    both = (*((value, other) for value in kind.frees), *((value, kind) for value in other.frees))
+    return any(value in maker.keeps for value, maker in both if not value.slices_on)
 
 
 def _directions(header: Header) -> str:

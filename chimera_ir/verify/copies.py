@@ -11,7 +11,8 @@ from chimera_ir.diagnostics.catalogue.program import CopyInVain, CopyKeptTooLong
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.live import highest_by_key, most_at_once
 from chimera_ir.ir.ids import Version, WeightGroup
-from chimera_ir.ir.levels import Header, LaneParts, Program
+from chimera_ir.ir.lane_parts import LaneParts
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Drop, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.source import Span

@@ -17,24 +17,28 @@ from typing import NamedTuple, TypeVar
 from chimera_ir.flow.live import changes, highest_by_key, repeated
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.kinds import Counted
-from chimera_ir.ir.levels import Header, LaneParts, Program, parts_of
+from chimera_ir.ir.lane_parts import LaneParts, parts_of
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Compute, Crossing, Drop, Recv, Stash, singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import Ring
 
 
 class Kept(NamedTuple):
-    """Numbers of micro-batches of which a stage keeps something, in the header's micro-batches (a half counts as one).
+    """Numbers of micro-batches of which a stage keeps something, in the header's (a half or a slice counts as one).
 
     ``activations`` counts micro-batches whose activations the stage keeps, ``inputs`` those of which it keeps the input
     alone, and ``begun`` those between the two halves of a split backward. During a backward that runs the forward
-    again, its micro-batches count in ``activations`` and in ``inputs``.
+    again, its micro-batches count in ``activations`` and in ``inputs``. ``carries`` counts the slices whose carry is
+    kept, and ``carry_gradients`` the gradients of carries that wait for the backward of their slice.
     """
 
     stage: Stage
     activations: int
     inputs: int
     begun: int
+    carries: int = 0
+    carry_gradients: int = 0
 
 
 class OnHost(NamedTuple):
@@ -47,7 +51,7 @@ class OnHost(NamedTuple):
 Moment = tuple[Kept, ...]
 """The activations alive at once: an entry for each stage that a worker holds, ascending."""
 
-_UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS)
+KEPT_UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS, Counted.CARRIES, Counted.CARRY_GRADIENTS)
 """The units of the numbers of a `Kept`, in their order."""
 
 _Counts = tuple[int, ...]
@@ -135,7 +139,7 @@ def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute], pe
     period
         The period of a stream of which ``lane`` is a turn; 0 if the lane has all operations.
     """
-    return _not_exceeded(Kept, stages, _moments(header, stages, lane, period, _UNITS))
+    return _not_exceeded(Kept, stages, _moments(header, stages, lane, period, KEPT_UNITS))
 
 
 def on_host(

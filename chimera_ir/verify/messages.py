@@ -14,7 +14,8 @@ from chimera_ir.diagnostics.catalogue import lanes as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.flow import ABSENT, Flow, crossing
 from chimera_ir.ir.ids import Micro, Slot, Worker
-from chimera_ir.ir.levels import Lines, Program
+from chimera_ir.ir.lane_parts import Lines
+from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, Instruction, Message, Pair, Recv, Send, Talk, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import line, message_text
 from chimera_ir.source import Span

@@ -17,7 +17,8 @@ from chimera_ir.diagnostics.catalogue.program import AfterStep, VersionsDiffer
 from chimera_ir.diagnostics.catalogue.schedule import TiesDiffer
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Version, WeightGroup, Worker
-from chimera_ir.ir.levels import Header, LaneParts, Program, Schedule
+from chimera_ir.ir.lane_parts import LaneParts
+from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step, singles
 from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.verify.copies import Lane, last_reads

@@ -37,9 +37,7 @@ class MicroBatchBytes(NamedTuple):
         )
 
 
-def kept_bytes(
-    moment: Iterable[tuple[int, int, int, int]], sizes: Callable[[int], MicroBatchBytes], parts: int = 1
-) -> int:
+def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatchBytes], parts: int = 1) -> int:
     """Bytes of activations at a moment: for each stage what `KeptMicros` counts, times its ``sizes``.
 
     If a stage has micro-batches between the halves of their backward, the moment may be in a first half, where what it
@@ -47,7 +45,7 @@ def kept_bytes(
     which ``sizes`` are given.
     """
     total = halving = 0
-    for stage, activations, inputs, begun in moment:
+    for stage, activations, inputs, begun, *_ in moment:
         of_stage = sizes(stage)
         total += share(activations, of_stage.activations, parts) + share(inputs, of_stage.input, parts)
         if begun:

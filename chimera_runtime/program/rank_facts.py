@@ -90,13 +90,17 @@ class KeptMicros(NamedTuple):
     """Numbers of micro-batches of which a stage keeps something at one moment.
 
     ``activations`` counts the micro-batches of which all activations are kept, ``inputs`` those of which only the input
-    is, to recompute the rest, and ``begun`` the micro-batches between the two halves of their backward.
+    is, to recompute the rest, and ``begun`` the micro-batches between the two halves of their backward. Where
+    micro-batches have slices, all of these count slices, ``carries`` those of which the carry is kept, and
+    ``carry_gradients`` the gradients of carries that wait for the backward of their slice.
     """
 
     stage: int
     activations: int
     inputs: int
     begun: int = 0
+    carries: int = 0
+    carry_gradients: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def memory_report(device: torch.device, facts: RankFacts | None) -> str:
     copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
     kept = [
         f"stage {s}: {full + begun}{f' and {inputs} x inputs alone' if inputs else ''}"
-        for s, full, inputs, begun in fullest
+        for s, full, inputs, begun, *_ in fullest
     ]
     return (
         f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "

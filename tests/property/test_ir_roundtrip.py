@@ -73,13 +73,13 @@ def test_every_operation_of_a_stream_knows_its_line_and_its_turn():
     level = read(text)
     for turn, lane in zip(level.turns, level.view(7).lanes, strict=True):
         for each in turn.instructions:
-            assert text[each.origin.start : each.origin.end] == line(each, numbers_of(turn))
+            assert text[each.origin.start : each.origin.end] == line(each, numbers_of(level.header, turn))
         for each in lane:
             micros, updates = each.origin.turn
             counted = shifted(each, -micros, -updates)
             here = text[each.origin.start : each.origin.end]
             if getattr(each, "version", None) != 0:  # version 0 may stand for one below it
-                assert here.split(" into ")[0] == line(counted, numbers_of(turn)).split(" into ")[0]
+                assert here.split(" into ")[0] == line(counted, numbers_of(level.header, turn)).split(" into ")[0]
 
 
 @_FEW

@@ -33,7 +33,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.conflict_free import conflict_free
-from chimera_ir.verify.holdings import Kept, fullest, holdings
+from chimera_ir.verify.holdings import KEPT_UNITS, Kept, fullest, holdings
 from chimera_ir.verify.verify import verify_schedule
 
 ON_HOST = Value("h", "activations", Readers.OWN, Counted.HOST, "a reload needs what was offloaded")
@@ -179,4 +179,4 @@ def test_operations_on_one_clock_conflict_if_they_occupy_the_same(second: Kind, 
 def test_whatever_a_stage_keeps_is_counted_in_a_column_of_its_own() -> None:
     """A kind that is right in time and wrong in memory would keep a value of a unit that no column has."""
     kept = {value.counted for row in KINDS.values() for value in row.keeps}
-    assert kept <= {Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS}
+    assert kept <= {*KEPT_UNITS}

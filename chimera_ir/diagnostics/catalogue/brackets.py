@@ -1,6 +1,5 @@
 """CH115 to CH118, CH138, CH141 and CH142: brackets, and the values between them."""
 
-from chimera_ir.diagnostics.catalogue.syntax import LIMITS
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
 
@@ -69,10 +68,10 @@ WithoutWhen = WrongArguments.worded(
     "WithoutWhen", help="write `recompute when condition`, or `{letter}(m, s) @ formula` for a clock"
 )
 
-ThirdArgument = WrongArguments.worded(
-    "ThirdArgument",
-    label="found a third argument",
-    help="write `{letter}(m, s) @ formula`; a scheme has no slices; see " + LIMITS,
+FourthArgument = WrongArguments.worded(
+    "FourthArgument",
+    label="found a fourth argument",
+    help="write `{letter}(m, s) @ formula`, or `{letter}(m, s, q) @ formula` in a pipe with slices",
 )
 
 

@@ -129,6 +129,9 @@ class StageDrifts(InFormula, code="CH266"):
     rate: str
 
 
+SliceDrifts = StageDrifts.worded("SliceDrifts", title="the slice of this operation grows without end")
+
+
 class MicroStrays(InFormula, code="CH267"):
     """An operation on another micro-batch than the line's variable stands for, such as ``F(m + 1, s)``."""
 

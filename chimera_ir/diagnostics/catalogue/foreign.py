@@ -73,9 +73,10 @@ UNSAYABLE = _by_token(
             "durations are given when it is compiled: `--cost F=1 --cost B=2`, "
             "or `--profile FILE` for those of each stage",
         ),
-        "slice slices sequence tokens chunks quarters thirds parts": (
+        "slice sequence tokens chunks quarters thirds parts": (
             "parts of a micro-batch",
-            "cut the batch into more micro-batches, or each of them into two `halves`",
+            "cut the batch into more micro-batches, each of them into two `halves`, or into `slices q in 0..k` of the "
+            "sequence",
         ),
         "feed feeds edge edges link links connect graph send sends recv receive receives to from": (
             "the data between stages",

@@ -174,3 +174,13 @@ class NoUpdates(Diagnostic, code="CH526"):
     word: str
     line: str
     kinds: Span
+
+
+class SlicesLeftOver(Diagnostic, code="CH531"):
+    """A count of slices that ends within a micro-batch."""
+
+    title = "after {count:slice} no micro-batch ends: each has {slices:slice}"
+    label = "not a multiple of {slices}"
+    help = "count {slices} for each micro-batch: `micro_batches COUNT slices K`, updates and pipes count slices"
+    count: int
+    slices: int

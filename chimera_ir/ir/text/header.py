@@ -60,6 +60,7 @@ class _HeaderReader:
         self._counts: dict[str, int] = {}
         self._parameters: dict[str, int] = {}
         self._halves = False
+        self._slices = 1
         self._bounds: dict[Quantity, tuple[Token, list[int]]] = {}
         self._lines: dict[str, list[Token]] = defaultdict(list)
         self._attempts = Attempts()
@@ -93,7 +94,7 @@ class _HeaderReader:
         self._bounds[quantity] = token, integers(token, token)
 
     def _take_count(self, token: Token) -> None:
-        word, number = token.type.lower(), integers(token, token)[-1]
+        word, (number, *slices) = token.type.lower(), integers(token, token)
         self._halves |= token.split()[-1] == "halves"
         if token.type in self._counts:
             raise Rejected([say.HeaderTwice(span(token), f"`{word}`")])
@@ -102,6 +103,12 @@ class _HeaderReader:
             raise Rejected([say.HalvesLeftOver(span(token), number)])
         if not 1 <= number <= _LIMITS[token.type]:
             raise Rejected([NumberOutOfRange(span(token), word, str(number), 1, _LIMITS[token.type])])
+        for count in slices:
+            if not 1 <= count <= number:
+                raise Rejected([NumberOutOfRange(span(token), "slices", str(count), 1, number)])
+            if number % count:
+                raise Rejected([say.SlicesLeftOver(span(token), number, count)])
+            self._slices = count
 
     def finish(self) -> Header:
         """The header, after the last line has been taken."""
@@ -126,6 +133,7 @@ class _HeaderReader:
             period=period,
             only=only,
             ties=self._read_ties(),
+            slices=self._slices,
         )
 
     def _read_bounds(self) -> Iterator[Bound]:
@@ -170,6 +178,8 @@ class _HeaderReader:
         (token,) = self._lines["UPDATES"]
         updates, *periods = integers(token, token)
         micro_batches, level = self._counts["MICRO_BATCHES"], self._title.split()[0]
+        if updates and micro_batches // updates % self._slices:
+            raise Rejected([say.SlicesLeftOver(span(token), micro_batches // updates, self._slices)])
         if not periods and level == "plan":
             raise Rejected([say.TurnInPlan(span(token), level)])
         if periods and level != "plan":
@@ -241,7 +251,10 @@ class _HeaderReader:
         for worker in workers:
             if worker >= self._counts["WORKERS"]:
                 raise Rejected([NumberOutOfRange(where, "worker", str(worker), 0, self._counts["WORKERS"] - 1)])
-        numbers = self._read_runs(token, integers(token, " ".join(words[micros:recompute])), earlier)
+        ends = integers(token, " ".join(words[micros:recompute]))
+        if torn := [end for end in ends if end % self._slices]:
+            raise Rejected([say.SlicesLeftOver(where, torn[0], self._slices)])
+        numbers = self._read_runs(token, ends, earlier)
         return Pipe(
             name,
             tuple(map(Worker, workers)),

@@ -33,17 +33,19 @@ def show(level: Level) -> str:
     match level:
         case Plan():
             lines = [*_header("plan", level.header), ""]
+            numbers = absolute(level.header)
             lines += [
-                f"  {line(planned.operation)} @ {planned.clock} on w{planned.worker}" for planned in level.operations
+                f"  {line(planned.operation, numbers)} @ {planned.clock} on w{planned.worker}"
+                for planned in level.operations
             ]
         case Schedule():
-            lines = [*_header("schedule", level.header), *_lanes(level.lanes)]
+            lines = [*_header("schedule", level.header), *_lanes(level)]
         case Program():
-            lines = [*_header("program", level.header), *_lanes(level.lanes)]
+            lines = [*_header("program", level.header), *_lanes(level)]
         case ScheduleStream():
-            lines = [*_header("schedule", level.header, stream=True), *_turns(level.turns)]
+            lines = [*_header("schedule", level.header, stream=True), *_turns(level)]
         case ProgramStream():
-            lines = [*_header("program", level.header, stream=True), *_turns(level.turns)]
+            lines = [*_header("program", level.header, stream=True), *_turns(level)]
         case _:
             assert_never(level)
     return "\n".join(lines) + "\n"
@@ -58,13 +60,20 @@ class Numbers(NamedTuple):
 
 
 ABSOLUTE = Numbers(lambda micro: f"m{micro}", lambda version: f"v{version}", lambda recv: str(recv.slot))
-"""Numbers as they are, as in ``m3``, ``v2``, ``0``."""
+"""Numbers as they are, as in ``m3``, ``v2``, ``0``, where micro-batches have no slices."""
 
 
-def numbers_of(turn: Turn) -> Numbers:
+def absolute(header: Header) -> Numbers:
+    """Numbers as they are: of a slice its micro-batch and its place there, as in ``m3 q1``, else as in ``m3``."""
+    slices = header.slices
+    return ABSOLUTE if slices == 1 else ABSOLUTE._replace(micro=lambda micro: f"m{micro // slices} q{micro % slices}")
+
+
+def numbers_of(header: Header, turn: Turn) -> Numbers:
     """Numbers counted from the first micro-batch and version of a turn, as in ``m+3``, ``v-1``, ``0 of 4``."""
+    slices = header.slices
     return Numbers(
-        lambda micro: _counted("m", micro),
+        lambda micro: _counted("m", micro) if slices == 1 else f"{_counted('m', micro // slices)} q{micro % slices}",
         lambda version: _counted("v", version),
         lambda recv: f"{recv.slot} of {turn.rings[shelf(recv.message)].slots}",
     )
@@ -127,12 +136,14 @@ def _micros(micros: tuple[Micro, ...], numbers: Numbers) -> str:
     return ",".join([numbers.micro(micro) for micro in micros])
 
 
-def _lanes(lanes: Iterable[tuple[ops.Instruction, ...]]) -> Iterator[str]:
-    return _headed([line(instruction) for instruction in lane] for lane in lanes)
+def _lanes(level: Schedule | Program) -> Iterator[str]:
+    numbers = absolute(level.header)
+    return _headed([line(instruction, numbers) for instruction in lane] for lane in level.lanes)
 
 
-def _turns(turns: Iterable[Turn]) -> Iterator[str]:
-    return _headed([line(instruction, numbers_of(turn)) for instruction in turn.instructions] for turn in turns)
+def _turns(level: ScheduleStream | ProgramStream) -> Iterator[str]:
+    for_turns = ((turn, numbers_of(level.header, turn)) for turn in level.turns)
+    return _headed([line(instruction, numbers) for instruction in turn.instructions] for turn, numbers in for_turns)
 
 
 def _headed(lanes: Iterable[list[str]]) -> Iterator[str]:
@@ -149,7 +160,8 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
         yield "parameters " + " ".join(f"{name}={value}" for name, value in header.parameters)
     yield f"workers {header.workers}"
     yield f"stages {header.stages}"
-    yield f"micro_batches {header.micro_batches}" + (" halves" if header.halves else "")
+    parts = " halves" if header.halves else f" slices {header.slices}" if header.slices > 1 else ""
+    yield f"micro_batches {header.micro_batches}{parts}"
     if header.only:
         yield kinds_line(header)
     if header.period:

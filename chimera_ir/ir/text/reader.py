@@ -62,7 +62,7 @@ class _BodyReader:
         self._header = header
         self._level = level
         self._stream = header.asynchronous and level != "plan"
-        self._last = (header.micro_batches - 1, header.stages - 1, header.workers - 1)
+        self._last = (header.micro_batches // header.slices - 1, header.stages - 1, header.workers - 1)
         self._rings: dict[Shelf, tuple[int, Token]] = {}
         self.attempts = Attempts()
 
@@ -166,7 +166,7 @@ class _BodyReader:
         if not self._stream:
             if count is not None:
                 raise Rejected([say.MalformedLine(span(token), "recv", FORMS["recv"])])
-            self._require(token, "slot", slot, self._last[0])
+            self._require(token, "slot", slot, self._header.micro_batches - 1)
             return
         if count is None:
             raise Rejected([say.RingUnsaid(span(token), slot, slot + 1)])
@@ -247,7 +247,7 @@ class _BodyReader:
 
     def _require_range(self, token: Token, micros: list[int], stage: int) -> None:
         for micro in {min(micros), max(micros)}:
-            self._require_of_turn(token, "micro-batch", micro, self._last[0])
+            self._require_of_turn(token, "micro-batch", micro // self._header.slices, self._last[0])
         self._require(token, "stage", stage, self._last[1])
 
     def _require_of_turn(self, token: Token, what: str, value: int, last: int) -> None:
@@ -271,7 +271,28 @@ class _BodyReader:
         if wrong:
             message = say.NoTurnInPlan if self._level == "plan" else say.NoTurnToCountFrom
             raise Rejected([message(span(token), wrong[1], self._level)])
-        return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), _VERSION.sub("", token)))
+        text = _VERSION.sub("", token)
+        slices = self._header.slices
+        if slices > 1 or _SLICE.search(text):
+            return integers(token, self._counting_slices(token, text))
+        return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), text))
+
+    def _counting_slices(self, token: Token, text: str) -> str:
+        """The text of a line with the number of the slice in place of each micro-batch and slice."""
+        slices = self._header.slices
+        if slices == 1:
+            raise Rejected([say.LineWithSlice(span(token), slices)])
+        if "," in text:
+            raise Rejected([say.GroupOfSlices(span(token), slices)])
+
+        def number(micro: re.Match[str]) -> str:
+            if micro[2] is None:
+                raise Rejected([say.LineWithoutSlice(span(token), slices)])
+            (whole, place) = integers(token, f"{(micro[1] or '0').lstrip('+')} {micro[2]}")
+            self._require(token, "slice", place, slices - 1)
+            return str(whole * slices + place)
+
+        return _SLICED.sub(number, text)
 
     def _wrong_level(self, token: Token) -> Rejected:
         form = f"{FORMS['F']} @ 3 on w1" if self._level == "plan" else (FORMS_OF_TURN if self._stream else FORMS)["F"]
@@ -281,6 +302,8 @@ class _BodyReader:
 
 _VERSION = re.compile(r"[ \t]v([+-]?[0-9]+)?(?![^ \t\r])")
 _MICRO = re.compile(r"(?<![^ \t,])m([+-]?[0-9]+)?(?![^ \t\r,])")
+_SLICE = re.compile(r"[ \t]q[0-9]")
+_SLICED = re.compile(_MICRO.pattern + r"(?:[ \t]+q([0-9]+))?")
 _OF_TURN = re.compile(r"(?<![^ \t,])([mv](?:[+-][0-9]+)?)(?![^ \t\r,])")
 _NOT_OF_TURN = re.compile(r"(?<![^ \t,])([mv][0-9]+)")
 _VALUE = re.compile(r"(?:wait[ \t]+)?(?:send|recv)[ \t]+([a-z]+)[ \t]+m")

@@ -110,7 +110,7 @@ class RankNeed:
         place = self.context.world.place
         parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())
         fullest = max(self._facts.kept, key=self._moment, default=())
-        stages = "; ".join(self._stage_in_words(*of_stage) for of_stage in fullest)
+        stages = "; ".join(self._stage_in_words(*of_stage[:4]) for of_stage in fullest)
         return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages})"
 
     def _stage_in_words(self, stage: int, activations: int, inputs: int, begun: int) -> str:

@@ -1,0 +1,58 @@
+"""The instructions of a lane by kind, for passes that walk along a lane more than once."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from chimera_ir.ir import ops
+
+T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(Generic[T]):
+    """Instructions of a lane and, in the same order, their places in it."""
+
+    places: "array[int]"
+    lines: list[T]
+
+    def __iter__(self) -> Iterator[tuple[int, T]]:
+        return zip(self.places, self.lines, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneParts:
+    """The instructions of a lane, ``length`` in all, by kind: compute, the four kinds about messages, and the rest."""
+
+    length: int
+    computes: Lines[ops.Operation]
+    sends: Lines[ops.Send]
+    recvs: Lines[ops.Recv]
+    wait_sends: Lines[ops.WaitSend]
+    wait_recvs: Lines[ops.WaitRecv]
+    updates: Lines[ops.AllReduce | ops.WaitAllReduce | ops.Step | ops.Stash | ops.Drop]
+
+    @property
+    def singles(self) -> Iterator[tuple[int, ops.Compute]]:
+        """The compute operations with their places, one by one: a pair yields its forward, then its backward."""
+        return ((place, part) for place, operation in self.computes for part in operation.parts)
+
+
+def parts_of(lane: Sequence[ops.Instruction]) -> LaneParts:
+    """The instructions of a lane by kind."""
+    parts = LaneParts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
+    of_kind: dict[type, Lines[Any]] = {
+        ops.Compute: parts.computes,
+        ops.Pair: parts.computes,
+        ops.Send: parts.sends,
+        ops.Recv: parts.recvs,
+        ops.WaitSend: parts.wait_sends,
+        ops.WaitRecv: parts.wait_recvs,
+        **dict.fromkeys((ops.AllReduce, ops.WaitAllReduce, ops.Step, ops.Stash, ops.Drop), parts.updates),
+    }
+    for place, instruction in enumerate(lane):
+        lines = of_kind[type(instruction)]
+        lines.places.append(place)
+        lines.lines.append(instruction)
+    return parts
