@@ -49,7 +49,7 @@ export class Chart {
 
   /** Puts rows where they belong, and makes the canvas as large as what is seen of them. */
   arrange() {
-    const room = Math.min(620, window.innerHeight * 0.6);
+    const room = window.innerHeight * 0.6;
     const { rows, height } = rowsOf(this.store.all, this.store.state, room);
     this.rows = rows;
     this.tall.style.height = `${AXIS + height}px`;
@@ -83,7 +83,7 @@ export class Chart {
     const context = this.canvas.getContext("2d", { alpha: false });
     if (context === null || this.size === undefined) throw new Error("this browser draws on no canvas");
     const { width, height, ratio } = this.size;
-    const theme = themeOf(this.store.state.dark && !this.printing);
+    const theme = themeOf(this.store.state.dark);
     const scrolled = this.printing ? 0 : this.scroller.scrollTop;
     const { from, scale } = this.camera;
     return { context, theme, left: this.left ?? 0, top: AXIS, width, height, ratio, from, scale, scrolled };

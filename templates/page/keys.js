@@ -29,7 +29,7 @@ export function connectKeys(chart, dialog) {
   const rows = HELP.map(([keys, words]) => [element("kbd", {}, keys), words]);
   const title = element("h2", { id: "keys-title" }, "Keys, while the lanes have the focus");
   const wheel = "The wheel zooms while the lanes have the focus, or with Ctrl; with Shift it moves. A double click zooms.";
-  dialog.append(title, table("", ["key", "does"], rows), element("p", {}, wheel), close);
+  dialog.append(title, table("Keys of the lanes", ["key", "does"], rows), element("p", {}, wheel), close);
 
   /** @type {Record<string, () => void>} */
   const actions = {

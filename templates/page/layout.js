@@ -4,8 +4,9 @@ const HEADING_ROW = 26;
 const SUMS_ROW = 6;
 const LINK_ROW = 20;
 const GAP_BELOW = 6;
+const GAP_OF_ARROWS = 26;
 
-/** The first row of each kind has a word of explanation above it of this height. */
+/** Pixels of the axis above the rows. */
 export const AXIS = 30;
 
 /**
@@ -30,7 +31,7 @@ export function rowsOf(all, state, room) {
     top += height;
   };
   const lanes = all.reduce((count, { schedule }) => count + schedule.workers, 0);
-  const lane = Math.round(Math.min(36, Math.max(18, room / lanes / (state.shows.memory ? 2 : 1.2))));
+  const lane = Math.round(Math.min(44, Math.max(18, room / lanes / (state.shows.memory ? 2 : 1.2))));
   all.forEach(({ schedule, memory, proven, links }, number) => {
     if (all.length > 1) add("heading", number, 0, HEADING_ROW, schedule.name);
     const hasSums = schedule.sums.event.length > 0 && proven;
@@ -38,7 +39,7 @@ export function rowsOf(all, state, room) {
       add("lane", number, worker, lane, `P${worker}`);
       if (hasSums) add("sums", number, worker, SUMS_ROW, "");
       if (state.shows.memory && memory.length > 0) add("memory", number, worker, Math.max(20, lane - 6), "");
-      top += GAP_BELOW;
+      top += proven ? GAP_BELOW : GAP_OF_ARROWS;
     }
     if (state.shows.links && links.length > 0) {
       top += GAP_BELOW;

@@ -177,10 +177,11 @@ function joined(sight, source, target, ink, width, dash) {
   const [x, toX] = [source.x + source.width, target.x];
   if (source.y === target.y) {
     const y = source.y + source.height / 2;
-    if (toX - x < 14) return;
+    const ahead = toX > x ? 1 : -1;
+    if (Math.abs(toX - x) < 14) return;
     path.moveTo(x, y);
-    path.lineTo(toX - 6, y);
-    triangleAt(head, toX, y, 1, 0);
+    path.lineTo(toX - ahead * 6, y);
+    triangleAt(head, toX, y, ahead, 0);
   } else {
     const down = target.y > source.y;
     const [y, toY] = down ? [source.y + source.height, target.y] : [source.y, target.y + target.height];
@@ -205,6 +206,15 @@ function joined(sight, source, target, ink, width, dash) {
   context.strokeStyle = theme.paper;
   context.stroke(head);
   context.fill(head);
+}
+
+/**
+ * The middle of a box, as a box of no width.
+ * @param {{ x: number, y: number, width: number, height: number }} box
+ * @returns {{ x: number, y: number, width: number, height: number }}
+ */
+function middleOf({ x, y, width, height }) {
+  return { x: x + width / 2, y, width: 0, height };
 }
 
 /**
@@ -266,7 +276,7 @@ export function drawMistake(sight, rows, all, mistake) {
   for (const { from, to } of mistake.arrows) {
     const source = boxOf(sight, rows, all, { schedule: 0, operation: from });
     const target = boxOf(sight, rows, all, { schedule: 0, operation: to });
-    if (source !== null && target !== null) joined(sight, source, target, theme.critical, 2.5, []);
+    if (source !== null && target !== null) joined(sight, middleOf(source), middleOf(target), theme.critical, 2.5, []);
   }
   context.font = "600 11px system-ui, sans-serif";
   context.textAlign = "center";
@@ -275,7 +285,7 @@ export function drawMistake(sight, rows, all, mistake) {
     const source = boxOf(sight, rows, all, { schedule: 0, operation: from });
     const target = boxOf(sight, rows, all, { schedule: 0, operation: to });
     if (source === null || target === null) continue;
-    const x = (source.x + source.width + target.x) / 2;
+    const x = (source.x + source.width / 2 + target.x + target.width / 2) / 2;
     const y = (source.y + source.height / 2 + target.y + target.height / 2) / 2;
     const half = context.measureText(words).width / 2 + 4;
     const at = Math.min(Math.max(x, sight.left + half), sight.width - half);

@@ -41,9 +41,17 @@ function show(page) {
   connectKeys(chart, dialog);
   speak(store, part("spoken", HTMLElement));
   part("hint", HTMLElement).textContent = "Drag to move. Zoom with the buttons, two fingers, Ctrl and the wheel, or + and −.";
+  let { dark } = store.state; // before it is printed, in light colours
   DARK_MODE.addEventListener("change", () => store.change({ dark: DARK_MODE.matches }));
-  addEventListener("beforeprint", () => chart.print(true));
-  addEventListener("afterprint", () => chart.print(false));
+  addEventListener("beforeprint", () => {
+    dark = store.state.dark;
+    store.change({ dark: false });
+    chart.print(true);
+  });
+  addEventListener("afterprint", () => {
+    store.change({ dark });
+    chart.print(false);
+  });
 }
 
 /**

@@ -50,7 +50,7 @@ function summary({ store: { all, differences } }) {
     ["bubble ratio", percent(first.bubbleRatio), percent(second.bubbleRatio), points(second.bubbleRatio - first.bubbleRatio)],
     ["operations", String(first.start.length), String(second.start.length), ""],
   ];
-  const made = table("Beside each other", ["", first.schedule.name, second.schedule.name, "difference"], rows);
+  const made = table("Beside each other", ["figure", first.schedule.name, second.schedule.name, "difference"], rows);
   const parts = [scrolled(made, "Beside each other")];
   if (differences === null) return parts;
   const { match, moved, reordered, later, added } = differences;
