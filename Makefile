@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 COMPILED := $(VENV)/.compiled
 ACTIVATE = @echo "chimera is installed in $(VENV): source $(BIN)/activate makes it a command of this shell"
 
-.PHONY: help demo quick test check docs browser examples torchtitan gpu test-torch clean
+.PHONY: help demo quick test check docs browser examples torchtitan typescript gpu test-torch clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -65,6 +65,12 @@ torchtitan: $(READY)  ## install torchtitan for the test of examples/torchtitan
 	@test -d $(VENV)/torchtitan || $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --no-deps \
 	  --target $(VENV)/torchtitan $(TITAN) || echo "no torchtitan: a test is skipped"
 
+# What checks the types in the scripts of a page. Without npm its test is skipped.
+TYPESCRIPT := typescript@7.0.2
+typescript: $(READY)  ## install what checks the types in the scripts of a page
+	@test -d $(VENV)/typescript || npm install --silent --no-audit --no-fund --prefix $(VENV)/typescript $(TYPESCRIPT) \
+	  || echo "no TypeScript: a test is skipped"
+
 # What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
 # from end to end, the core of the runtime, and some of the properties.
 QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_types docs names)) tests/errors chimera_ir/diagnostics chimera_ir/syntax \
@@ -91,7 +97,7 @@ checked:
 
 # Tests write some hundred thousand small files: into memory, where it has room for them.
 tests: export TMPDIR := $(or $(TMPDIR),$(shell $(PYTHON) -c 'import shutil; print("/dev/shm" * (shutil.disk_usage("/dev/shm").free > 4 << 30))' 2>/dev/null))
-tests: $(COMPILED) browser examples torchtitan
+tests: $(COMPILED) browser examples torchtitan typescript
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch

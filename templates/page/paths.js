@@ -3,6 +3,9 @@
 import { criticalCycle } from "./period.js";
 import { listOf, ROLE } from "./engine.js";
 
+/** @type {WeakMap<import("./engine.js").Plan, Float64Array>} */
+const KNOWN_PREFERENCES = new WeakMap();
+
 /**
  * Weight of every event among critical paths of equal length, by the rule of the compiler: the path with the most
  * micro-batches of preference 3, then the one with the most pairs, then the one with the most of preference 1.
@@ -10,6 +13,8 @@ import { listOf, ROLE } from "./engine.js";
  * @returns {Float64Array}
  */
 export function preferences(plan) {
+  const known = KNOWN_PREFERENCES.get(plan);
+  if (known !== undefined) return known;
   const { kinds, operations } = plan.schedule;
   let unit = 1;
   for (let row = 0; row < operations.size.length; row++) unit += operations.size[row];
@@ -21,6 +26,7 @@ export function preferences(plan) {
       if (rank > 0) weight[event] += unit ** (rank - 1) * operations.size[row];
     }
   }
+  KNOWN_PREFERENCES.set(plan, weight);
   return weight;
 }
 

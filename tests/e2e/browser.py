@@ -66,6 +66,10 @@ class Tab:
         self.page.wait_for_function("performance.getEntriesByName('ready').length > 0")
         return self
 
+    def frame(self) -> None:
+        """Waits until all that has changed is drawn."""
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
     def mistakes(self) -> list[str]:
         """What a page must not do: say something, or ask for anything but itself and the data that it holds."""
         foreign = [url for url in self.asked_for[1:] if not url.startswith(("data:", "blob:", "about:"))]
@@ -87,7 +91,8 @@ class Tab:
 def tab(browser: Any, width: int = 1500, height: int = 900, dark: bool = False, **how: Any) -> Iterator[Tab]:
     """Opens an empty tab of this size and mode; ``how`` goes to playwright's ``new_context``."""
     mode = "dark" if dark else "light"
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=mode, **how)
+    size = {"width": width, "height": height}
+    context = browser.new_context(viewport=size, color_scheme=mode, reduced_motion="reduce", **how)
     try:
         yield Tab(context.new_page())
     finally:
