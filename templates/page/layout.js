@@ -32,7 +32,7 @@ export function rowsOf(all, state, room) {
   };
   const lanes = all.reduce((count, { schedule }) => count + schedule.workers, 0);
   const lane = Math.round(Math.min(44, Math.max(18, room / lanes / (state.shows.memory ? 2 : 1.2))));
-  all.forEach(({ schedule, memory, proven, links }, number) => {
+  all.forEach(({ schedule, memory, proven }, number) => {
     if (all.length > 1) add("heading", number, 0, HEADING_ROW, schedule.name);
     const hasSums = schedule.sums.event.length > 0 && proven;
     for (let worker = 0; worker < schedule.workers; worker++) {
@@ -41,7 +41,7 @@ export function rowsOf(all, state, room) {
       if (state.shows.memory && memory.length > 0) add("memory", number, worker, Math.max(20, lane - 6), "");
       top += proven ? GAP_BELOW : GAP_OF_ARROWS;
     }
-    if (state.shows.links && links.length > 0) {
+    if (state.shows.links && proven) {
       top += GAP_BELOW;
       schedule.messages.links.forEach(({ from, to }, link) => {
         add("link", number, link, LINK_ROW, `${from}→${to}`);

@@ -105,14 +105,31 @@ export function drawCritical(sight, rows, played, schedule) {
     const [start, end] = [played.run.end[event] - played.run.length[event], played.run.end[event]];
     if (last !== null && last.lane !== lane && start >= last.end) arrow(path, sight, last.end, last.lane, start, lane);
     const x = left + (start - from) * scale;
-    const y = sight.top + lane.top - sight.scrolled;
-    if (x < sight.width && end >= from) outline(path, x, y, (end - start) * scale, lane.height);
+    for (const { top, height } of role === ROLE.SUM ? sumRows(rows, played, schedule, event) : [lane]) {
+      if (x < sight.width && end >= from) outline(path, x, sight.top + top - sight.scrolled, (end - start) * scale, height);
+    }
     last = { lane, end };
   }
   context.strokeStyle = theme.critical;
   context.lineWidth = 2;
   context.lineJoin = "round";
   context.stroke(path);
+}
+
+/**
+ * The rows in which a sum is drawn: below the lanes of its members.
+ * @param {Row[]} rows
+ * @param {Played} played
+ * @param {number} schedule
+ * @param {number} event
+ * @returns {Row[]}
+ */
+function sumRows(rows, played, schedule, event) {
+  const { sums, events } = played.schedule;
+  const sum = Array.prototype.indexOf.call(sums.event, event);
+  const launches = Array.from(sums.launches).slice(sums.launches_from[sum], sums.launches_from[sum + 1]);
+  const members = new Set(launches.map((launch) => events.worker[launch]));
+  return rows.filter((row) => row.kind === "sums" && row.schedule === schedule && members.has(row.index));
 }
 
 /**

@@ -31,19 +31,57 @@ export function playedWith(schedule, values, unit, plan = prepare(schedule)) {
     placeInOrder(schedule, first, start, end);
     run.span = end.reduce((most, time) => Math.max(most, time), 0);
   }
-  const critical = proven ? criticalPath(plan, run) : new Int32Array(0);
-  const isCritical = new Uint8Array(plan.events);
-  critical.forEach((event) => (isCritical[event] = 1));
+  // What is not always shown is computed when it is first asked for.
+  const critical = lazily(() => (proven ? criticalPath(plan, run) : new Int32Array(0)));
+  const isCritical = lazily(() => marked(plan.events, critical()));
+  const slack = lazily(() => slacks(plan, run));
+  const links = lazily(() => (proven ? linkCurves(plan, run) : []));
+  const waits = lazily(() => (proven ? needs(plan, run) : []));
   const update = proven ? updateTime(plan, run) : 0;
   const memory = proven && schedule.memory.length > 0 ? memoryCurves(plan, run, schedule.memory[unit]) : [];
   return {
-    ...{ schedule, plan, values, run, proven, start, end, first, critical, isCritical, update, memory },
+    ...{ schedule, plan, values, run, proven, start, end, first, update, memory },
     bubbleRatio: proven ? bubbleRatioOf(plan, run, update) : 0,
-    slack: slacks(plan, run),
     idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], event: [], totals: [] },
-    links: proven ? linkCurves(plan, run) : [],
-    needs: proven ? needs(plan, run) : [],
+    get critical() {
+      return critical();
+    },
+    get isCritical() {
+      return isCritical();
+    },
+    get slack() {
+      return slack();
+    },
+    get links() {
+      return links();
+    },
+    get needs() {
+      return waits();
+    },
   };
+}
+
+/**
+ * A value that is made when it is first asked for.
+ * @template T
+ * @param {() => T} make
+ * @returns {() => T}
+ */
+function lazily(make) {
+  /** @type {{ value: T } | null} */
+  let made = null;
+  return () => (made ??= { value: make() }).value;
+}
+
+/**
+ * @param {number} count
+ * @param {Int32Array} rows
+ * @returns {Uint8Array} 1 for each of the rows
+ */
+function marked(count, rows) {
+  const marks = new Uint8Array(count);
+  for (const row of rows) marks[row] = 1;
+  return marks;
 }
 
 /**

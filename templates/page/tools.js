@@ -61,10 +61,10 @@ export function showTools(chart, bar, dialog) {
  */
 function layersOf({ all, differences }) {
   const has = {
-    critical: all.some(({ critical }) => critical.length > 0),
-    messages: all.some(({ links }) => links.length > 0),
+    critical: all.some(({ proven }) => proven),
+    messages: all.some(({ schedule }) => schedule.messages.links.length > 0),
     memory: all.some(({ memory }) => memory.length > 0),
-    links: all.some(({ links }) => links.length > 0),
+    links: all.some(({ schedule }) => schedule.messages.links.length > 0),
     differences: differences !== null,
   };
   return LAYERS.filter(({ name }) => has[name]);
