@@ -27,6 +27,7 @@ class Level(Enum):
     TIMELINE = "timeline"
     TRACE = "trace"
     REPORT = "report"
+    HTML = "html"
 
 
 ENDINGS: Mapping[Level | None, str] = {
@@ -176,5 +177,7 @@ def _text(compilation: Compilation, level: Level) -> str:
             return compilation.trace
         case Level.REPORT:
             return compilation.report_json
+        case Level.HTML:
+            return compilation.page
         case _:
             assert_never(level)

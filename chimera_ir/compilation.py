@@ -259,6 +259,13 @@ class Compilation:
         return json.dumps(content, indent=2) + "\n"
 
     @_level
+    def page(self) -> str:
+        """The page in which the schedule can be looked at and played with, an HTML file that needs no other."""
+        from chimera_ir.page import assembly, contents
+
+        return assembly.page(contents.document(self))
+
+    @_level
     def files(self) -> Mapping[str, str]:
         """The contents of the output files by relative path; each file relies only on files before it."""
         from chimera_ir.ir.text.printer import show
@@ -270,6 +277,7 @@ class Compilation:
             "schedule.sir": show(self.program),
             "evaluate.sir": show(self.evaluation),
             "timeline.svg": svg.draw(self.timeline),
+            "schedule.html": self.page,
             **self.scripts.files,
         }
 

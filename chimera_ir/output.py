@@ -68,36 +68,36 @@ def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, o
             raise
 
 
-def refuse_file(file: Path, mark: str, force: bool) -> None:
+_FORCE = "choose another file, or write over it with --force"
+
+
+def refuse_file(file: Path, mark: str, force: bool, option: str = "--out", remedy: str = _FORCE) -> None:
     """Makes sure that a file can be written, before the work that fills it begins.
 
     Raises `OutputRefused` if it cannot be written, or if it exists, does not begin with ``mark``, and ``force`` is not
-    set.
+    set; the message has ``option``, by which the user named the file, and for such a file the ``remedy``.
     """
-    with _refusals(f"--out {file}"):
+    with _refusals(f"{option} {file}"):
         if file.is_dir():
             raise OutputRefused("is a directory")
         if file.exists():
             if not file.is_file():
                 raise OutputRefused("is no regular file")
             if not force and not contents(file).startswith(mark.encode()):
-                raise OutputRefused(
-                    "exists and was not written by this command, or is to be kept; "
-                    "choose another file, or write over it with --force"
-                )
+                raise OutputRefused(f"exists and was not written by this command, or is to be kept; {remedy}")
         folder = _resolved(file).parent
         folder.stat()
         if not os.access(folder, os.W_OK | os.X_OK):
             raise OutputRefused(f"{folder} cannot be written")
 
 
-def write_file(file: Path, text: str, mark: str, force: bool) -> None:
+def write_file(file: Path, text: str, mark: str, force: bool, option: str = "--out", remedy: str = _FORCE) -> None:
     """Writes the line ``mark`` and a text to a file. An old file without that line stays, unless ``force`` is set.
 
     Raises `OutputRefused` as `refuse_file`; the file is then as it was before.
     """
-    refuse_file(file, mark, force)
-    with _refusals(f"--out {file}"):
+    refuse_file(file, mark, force, option, remedy)
+    with _refusals(f"{option} {file}"):
         target = _resolved(file)
         with _turn(target.parent):
             for left in target.parent.glob(f"{escape(f'.{target.name}.')}*.part"):

@@ -41,6 +41,7 @@ IMPORTS = {
     "torch_text": {"ir", "lower", "diagnostics", "source", "errors", "verify"},
     "cost": {"ir", "flow", "notebook"},
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
+    "page": {"cost", "flow", "ir", "picture", "predict", "resources", "verify"},
     "codegen": {"ir", "flow", "resources", "verify"},
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
     "predict": {"cost", "errors", "ir", "flow", "lower", "profile", "verify", "garbage"},
@@ -53,7 +54,7 @@ IMPORTS = {
     "compilation": {
         "comparison",
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
-        *("codegen", "errors", "library", "notebook", "output", "request", "garbage", "torch_text", "trace"),
+        *("codegen", "errors", "library", "notebook", "output", "page", "request", "garbage", "torch_text", "trace"),
     },
     "options": {
         *("compilation", "cost", "elaborate", "errors", "ir", "predict", "profile", "request", "source", "syntax"),

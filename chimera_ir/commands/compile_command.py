@@ -63,6 +63,9 @@ def _described(name: str, further: tuple[Path, ...]) -> str:
         return str(error)
 
 
+PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
+"""The first lines of a page; a file that begins with anything else is not written over."""
+
 compiling = all_of(
     click.option(
         "--cost",
@@ -109,12 +112,13 @@ compiling = all_of(
         "Common options": "--set --out --emit --against --list",
         "The schedule": "--cost --recompute --sync --tied --communicators",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer",
-        "Output": "--details --json --table --quiet",
+        "Output": "--html --details --json --table --quiet",
     },
 )
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
 @setting(listed_values, "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.")
 @compiling
+@click.option("--html", type=FILE, metavar="FILE", help="Write the page of the schedule to FILE, and nothing else.")
 @click.option("--details", is_flag=True, help="Print all figures, too: the tables and each launch of a sum.")
 @click.option(
     "--emit",
@@ -161,6 +165,7 @@ def compile_command(
     scheme: str | None,
     settings: dict[str, tuple[int, ...]],
     out: Path | None,
+    html: Path | None,
     details: bool,
     emit: str | None,
     table: str | None,
@@ -188,17 +193,21 @@ def compile_command(
         raise WrongCommand("Missing argument 'SCHEME'")
     if as_json and (emit not in (None, Level.REPORT.value) or table not in (None, TableForm.JSON.value)):
         raise WrongCommand(f"--json: leave {f'--emit {emit}' if emit else f'--table {table}'} out")
+    if html is not None and (conflicting := _said({"--emit": emit, "--out": out, "--json": as_json or None})):
+        raise WrongCommand(f"{conflicting}: --html writes the page and nothing else; leave one of them out")
     if table is not None or any(len(values) > 1 for values in settings.values()):
-        if out is not None or emit is not None:
-            conflicting = "--out" if emit is None else "--emit"
+        if conflicting := _said({"--out": out, "--emit": emit, "--html": html}):
             raise WrongCommand(f"{conflicting}: a table is printed alone, and nothing is written")
         form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
         compiles = _sweep(scheme, settings, options, form)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
     # One compilation, from the cache if an earlier call has made it.
-    wanted = Level(emit) if emit else None
+    wanted = Level.HTML if html else Level(emit) if emit else None
     values = {name: value for name, (value,) in settings.items()}
     request, answer = answered(scheme, values, options, wanted, no_cache, details)
+    if html is not None:
+        _write_page(html, answer.printed)
+        return
     if answer.output is None:
         write(_in_colours(answer.printed, wanted))
         return
@@ -218,6 +227,18 @@ def compile_command(
     if not answer.output.fits:
         click.echo("the program does not fit the memory of the cluster's workers", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _write_page(file: Path, page: str) -> None:
+    """Writes a page to ``file``; an existing file that is no such page stays."""
+    remedy = "choose another file, or remove it"
+    output.write_file(file, page.removeprefix(PAGE_MARK), PAGE_MARK, force=False, option="--html", remedy=remedy)
+    report(f"wrote {visible(str(file))}: open it in a browser\n")
+
+
+def _said(options: Mapping[str, object]) -> str:
+    """The first of some options that is given; empty if none is."""
+    return next((name for name, value in options.items() if value is not None), "")
 
 
 def _in_colours(text: str, level: Level | None) -> str:

@@ -1,4 +1,4 @@
-"""``chimera view``: the picture of a compiled directory, in a browser."""
+"""``chimera view``: the page of a compiled directory, or of a recorded run, in a browser."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from chimera_ir.commands.common import GivenPath, WrongCommand, write
 from chimera_ir.commands.sections import SectionedCommand, general, report
 from chimera_ir.escapes import visible
 
-PICTURES = ("trace.html", "view/trace.html", "replay.svg", "timeline.svg")
+PICTURES = ("trace.html", "view/trace.html", "schedule.html", "replay.svg", "timeline.svg")
 """Files to open, of which the first that exists is taken: the page of a recorded run, or the picture of a schedule."""
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")

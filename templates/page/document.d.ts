@@ -1,5 +1,5 @@
 /**
- * What a page shows. Python writes it (`chimera_ir/page/document.py`), the scripts in this folder read it. Every
+ * What a page shows. Python writes it (`chimera_ir/page/contents.py`), the scripts in this folder read it. Every
  * string is plain text, never markup.
  *
  * A table is stored by columns: element i of each column belongs to row i of the table, and `-1` stands for no row.
@@ -145,8 +145,8 @@ interface Sums {
 }
 
 /** The turn that a stream repeats, a periodic system. Node i is event `events[i]`. It waits for the nodes `before`,
- *  each `ago` turns earlier (0: in the same turn). The time of an update in the steady state is the largest ratio of
- *  a cycle's length to the turns that it goes back, divided by `updates`. */
+ *  each `ago` turns earlier (0: in the same turn; less: in a later one). The time of an update in the steady state is
+ *  the largest ratio of a cycle's length to the turns that it goes back, divided by `updates`. */
 interface TurnOfStream {
   events: Column;
   before: Column;

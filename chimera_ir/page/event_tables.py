@@ -1,0 +1,197 @@
+"""The events of a program as tables: their waits, the messages and the sums that they are about, the turn of a stream.
+
+They are those of a replay (`predict.events`) in another order: first the lanes, lane by lane, then all others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+from chimera_ir.flow.engine import ordered
+from chimera_ir.flow.flow import Flow
+from chimera_ir.ir import ops
+from chimera_ir.ir.ids import Version, WeightGroup
+from chimera_ir.ir.text.printer import group_text, message_text
+from chimera_ir.page.lengths import Lengths
+from chimera_ir.page.operation_tables import OperationRow
+from chimera_ir.page.tables import Column, EventTable, MessageTable, SumTable, TurnTable, nested
+from chimera_ir.predict.charges import Charges
+from chimera_ir.predict.events import Events, Node, Role
+from chimera_ir.predict.steady import turn_of
+
+VERBS: dict[type[ops.Instruction], str] = {
+    ops.Send: "send",
+    ops.Recv: "recv",
+    ops.WaitSend: "wait send",
+    ops.WaitRecv: "wait recv",
+    ops.AllReduce: "all_reduce",
+    ops.WaitAllReduce: "wait all_reduce",
+    ops.Step: "step",
+}
+"""The words of instructions that are about a message or a sum, without it."""
+
+_OF_MESSAGES = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
+_OF_SUMS = (ops.AllReduce, ops.WaitAllReduce, ops.Step)
+
+_VERB_NUMBERS = {instruction: number for number, instruction in enumerate(VERBS, 1)}
+
+_ROLE_NUMBERS = {role: number for number, role in enumerate(Role)}
+
+_SumKey = tuple[WeightGroup, Version | None]
+
+
+class EventTables(NamedTuple):
+    """Events and what they are about; ``of_rows`` has the event of each operation."""
+
+    events: EventTable
+    messages: MessageTable
+    sums: SumTable
+    turn: TurnTable | None
+    of_rows: Column
+
+
+def tables(events: Events, rows: Sequence[OperationRow], charges: Charges, lengths: Lengths) -> EventTables:
+    """The tables of the events of a program, whose operations are ``rows``; adds their forms to ``lengths``."""
+    listed = _Listed(events, rows, charges)
+    turn = listed.turn() if charges.header.asynchronous else None
+    return EventTables(listed.events_table(lengths), listed.messages_table(), listed.sums_table(), turn, listed.of_rows)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """The events of a replay, and their places in the tables."""
+
+    events: Events
+    rows: Sequence[OperationRow]
+    charges: Charges
+
+    @cached_property
+    def order(self) -> list[int]:
+        """All events in the order of the tables."""
+        in_lanes = [*chain.from_iterable(self.events.lanes)]
+        return [*in_lanes, *sorted({*range(len(self.events.nodes))}.difference(in_lanes))]
+
+    @cached_property
+    def number(self) -> list[int]:
+        """The place of each event in the tables."""
+        number = [0] * len(self.order)
+        for place, event in enumerate(self.order):
+            number[event] = place
+        return number
+
+    @cached_property
+    def of_rows(self) -> list[int]:
+        """The event of each operation: the operations of a lane and their events have the same order."""
+        nodes = self.events.nodes
+        computes = [[event for event in lane if nodes[event].role is Role.COMPUTE] for lane in self.events.lanes]
+        return [self.number[computes[row.worker][row.place]] for row in self.rows]
+
+    @cached_property
+    def messages(self) -> dict[ops.Message, int]:
+        """The wire of each message, in the order of the rows of messages."""
+        nodes = enumerate(self.events.nodes)
+        return {_message(node): event for event, node in nodes if node.role is Role.WIRE}
+
+    @cached_property
+    def sums(self) -> list[_SumKey]:
+        """The group and the version of each row of sums."""
+        instructions = (node.instruction for node in self.events.nodes)
+        return [*dict.fromkeys((line.group, line.version) for line in instructions if isinstance(line, _OF_SUMS))]
+
+    def events_table(self, lengths: Lengths) -> EventTable:
+        nodes = [self.events.nodes[event] for event in self.order]
+        number, before = self.number, self.events.before
+        waits = nested([number[other] for other in before[event]] for event in self.order)
+        form = [lengths.form(node) for node in nodes]
+        return EventTable(
+            role=[_ROLE_NUMBERS[node.role] for node in nodes],
+            verb=[_VERB_NUMBERS.get(type(node.instruction), 0) for node in nodes],
+            verbs=["", *VERBS.values()],
+            subject=self._subjects(nodes),
+            worker=[node.workers[0] for node in nodes],
+            form=form,
+            forms=lengths.forms(),
+            before=waits.numbers,
+            before_from=waits.starts,
+            lane_from=list(accumulate(map(len, self.events.lanes), initial=0)),
+        )
+
+    def _subjects(self, nodes: Sequence[Node]) -> list[int]:
+        """The row that each event is about, in the table that its instruction implies."""
+        messages = {message: row for row, message in enumerate(self.messages)}
+        sums = {key: row for row, key in enumerate(self.sums)}
+        operations = {event: row for row, event in reversed([*enumerate(self.of_rows)])}
+
+        def subject(event: int, node: Node) -> int:
+            line = node.instruction
+            if node.role is Role.BEGIN:
+                return -1
+            if isinstance(line, _OF_MESSAGES):
+                return messages[line.message]
+            return sums[line.group, line.version] if isinstance(line, _OF_SUMS) else operations[event]
+
+        return [subject(event, node) for event, node in enumerate(nodes)]
+
+    def messages_table(self) -> MessageTable:
+        nodes, number = self.events.nodes, self.number
+        header, sizes = self.charges.header, self.charges.size
+        flow = Flow(header, enumerate(row.operation for row in self.rows))
+        wires = self.messages.values()
+        ends = [nodes[wire].workers for wire in wires]
+        links = {link: row for row, link in enumerate(sorted({*ends}))}
+        awaited = {
+            node.instruction.message: number[event]
+            for event, node in enumerate(nodes)
+            if node.role is Role.WAIT and isinstance(node.instruction, ops.WaitRecv)
+        }
+        posted = [{nodes[event].workers[0]: number[event] for event in self.events.posted[wire]} for wire in wires]
+        return MessageTable(
+            words=[*map(message_text, self.messages)],
+            link=[links[link] for link in ends],
+            bytes=[*map(sizes, self.messages)],
+            maker=[*map(flow.producer, self.messages)],
+            taker=[*map(flow.consumer, self.messages)],
+            send=[of_worker[source] for of_worker, (source, _) in zip(posted, ends, strict=True)],
+            recv=[of_worker[target] for of_worker, (_, target) in zip(posted, ends, strict=True)],
+            wire=[number[wire] for wire in wires],
+            flight=[number[wire + 1] for wire in wires],
+            wait=[awaited[message] for message in self.messages],
+            links=[{"from": source, "to": target, "name": f"P{source} to P{target}"} for source, target in links],
+        )
+
+    def sums_table(self) -> SumTable:
+        nodes = enumerate(self.events.nodes)
+        events = {
+            (node.instruction.group, node.instruction.version): event
+            for event, node in nodes
+            if node.role is Role.SUM and isinstance(node.instruction, ops.AllReduce)
+        }
+        launches = nested(
+            [self.number[event] for event in self.events.posted[events[key]]] if key in events else []
+            for key in self.sums
+        )
+        return SumTable(
+            words=[group_text(group) + ("" if version is None else f" v{version}") for group, version in self.sums],
+            event=[self.number[events[key]] if key in events else -1 for key in self.sums],
+            launches=launches.numbers,
+            launches_from=launches.starts,
+        )
+
+    def turn(self) -> TurnTable:
+        """The turn that a stream repeats."""
+        turn = turn_of(self.charges.header, self.events, ordered(self.events.before))
+        waits = nested([node for node, _ in waits] for waits in turn.waits)
+        return TurnTable(
+            events=[self.number[event] for event in turn.events],
+            before=waits.numbers,
+            before_from=waits.starts,
+            ago=[ago for waits in turn.waits for _, ago in waits],
+            updates=turn.updates,
+        )
+
+
+def _message(node: Node) -> ops.Message:
+    assert isinstance(node.instruction, ops.Send)
+    return node.instruction.message

@@ -1,0 +1,111 @@
+"""Lengths of events as sums over sliders, so that a page can play a schedule again with other costs."""
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from chimera_ir.cost.durations import Costs, duration_key
+from chimera_ir.ir.kinds import COSTED, PAIR
+from chimera_ir.ir.ops import AllReduce, Operation, Pair, Send
+from chimera_ir.page.tables import LengthForm, Slider
+from chimera_ir.predict.charges import Charges, OperationCharges
+from chimera_ir.predict.events import Node, Role
+
+MESSAGE, SUM, STEP = "message", "sum", "step"
+"""The sliders of what is not an operation."""
+
+_LABELS = {MESSAGE: "a message", SUM: "a sum of gradients", STEP: "a step of the optimizer"}
+
+_Terms = tuple[tuple[str, float], ...]
+"""A length: coefficients of sliders, by their names."""
+
+
+class Lengths:
+    """Collects the forms of events, each once, and the sliders that they need.
+
+    Without a profile a slider is a cost per micro-batch. A message or a sum, which is free at first, takes as long as
+    its slider says, a message in proportion to its micro-batches. With a profile a slider is a factor on its seconds.
+    """
+
+    def __init__(self, charges: Charges) -> None:
+        self._charges = charges
+        durations = charges.durations if isinstance(charges, OperationCharges) else None
+        self._costs = durations if isinstance(durations, Costs) else None
+        self._forms: dict[_Terms, int] = {}
+        self._form_of: dict[object, int] = {}
+
+    def form(self, node: Node) -> int:
+        """The index of the form of an event's length."""
+        key = self._key(node)
+        if key not in self._form_of:
+            terms = tuple((name, coefficient) for name, coefficient in self._terms(node) if coefficient)
+            self._form_of[key] = self._forms.setdefault(terms, len(self._forms))
+        return self._form_of[key]
+
+    def sliders(self) -> list[Slider]:
+        """The sliders that the forms need, those of operations first."""
+        used = {name for terms in self._forms for name, _ in terms}
+        return [self._slider(name) for name in (*COSTED, *_LABELS) if name in used]
+
+    def forms(self) -> list[LengthForm]:
+        """All forms, in the order of their indices."""
+        numbers = {slider.name: number for number, slider in enumerate(self.sliders())}
+        return [LengthForm(0, tuple((numbers[name], by) for name, by in terms)) for terms in self._forms]
+
+    def _key(self, node: Node) -> object:
+        """A key that is equal for events of one form."""
+        role, instruction, _, seconds = node
+        if role is Role.COMPUTE:
+            assert isinstance(instruction, Operation)
+            return duration_key(instruction)
+        if role is Role.WIRE:
+            assert isinstance(instruction, Send)
+            return role, len(instruction.message.micros), seconds
+        return role, isinstance(instruction, AllReduce), seconds
+
+    def _terms(self, node: Node) -> Iterator[tuple[str, float]]:
+        role, instruction, _, seconds = node
+        match role:
+            case Role.COMPUTE:
+                assert isinstance(instruction, Operation)
+                yield from self._compute(instruction, seconds)
+            case Role.POST:
+                yield (SUM if isinstance(instruction, AllReduce) else MESSAGE), seconds
+            case Role.WIRE:
+                assert isinstance(instruction, Send)
+                yield MESSAGE, seconds if self._costs is None else self._share(len(instruction.message.micros))
+            case Role.NOTICE | Role.FLIGHT:
+                yield MESSAGE, seconds
+            case Role.SUM:
+                yield SUM, seconds if self._costs is None else 1
+            case Role.STEP:
+                yield STEP, seconds
+            case Role.BEGIN | Role.WAIT:
+                pass
+            case _:
+                assert_never(role)
+
+    def _compute(self, operation: Operation, seconds: float) -> Iterator[tuple[str, float]]:
+        """The terms of an operation: those of its kind or, of a pair without a cost of its own, of both its kinds."""
+        together = isinstance(operation, Pair) and self._pairs_cost(operation)
+        for part in [operation] if together else operation.parts:
+            if self._costs is not None:
+                yield part.kind.letter, self._share(part.size)
+            else:
+                yield part.kind.letter, seconds if part is operation else self._charges.compute(part)
+
+    def _pairs_cost(self, pair: Pair) -> bool:
+        """Whether pairs have a cost of their own."""
+        if self._costs is not None:
+            return PAIR.letter in self._costs.user_set
+        return self._charges.setting.joint(pair, self._charges.header) is not None
+
+    def _share(self, micros: int) -> float:
+        """The number of whole micro-batches in ``micros`` parts of one."""
+        return micros / self._charges.header.parts
+
+    def _slider(self, name: str) -> Slider:
+        label = _LABELS[name] if name in _LABELS else COSTED[name].noun
+        if self._costs is None:
+            return Slider(name, label, 1, 4)
+        value = float(self._costs[name]) if name in COSTED else 0.0
+        return Slider(name, label, value, max(4.0, 2 * value))

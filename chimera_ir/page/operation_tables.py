@@ -1,0 +1,99 @@
+"""The rows of a page's compute operations, and the looks of their boxes."""
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.kinds import KEPT, Kind
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Compute, Operation
+from chimera_ir.ir.text.printer import line
+from chimera_ir.page.tables import BoxColours, Column, Look, OperationKind, OperationTable
+from chimera_ir.picture.legend import kinds_of
+from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
+from chimera_ir.picture.words import BLACK, ink, mixed, strands
+
+_DIMMED = Fraction(1, 5)
+"""The share of black that is mixed into light colours on a dark page."""
+
+
+class OperationRow(NamedTuple):
+    """A compute operation as a row: with its worker, the part of the lane's height that it takes, and its event.
+
+    ``place`` is its place among the operations of its lane, which a pair takes once.
+    """
+
+    worker: Worker
+    operation: Compute
+    height: Row
+    place: int
+
+
+def rows(lanes: Iterable[Iterable[Operation]]) -> list[OperationRow]:
+    """The rows of all operations, lane by lane."""
+    return [
+        OperationRow(Worker(worker), part, height, place)
+        for worker, lane in enumerate(lanes)
+        for place, operation in enumerate(lane)
+        for height, part in rows_of(operation)
+    ]
+
+
+class OperationTables(NamedTuple):
+    """The table of operations, with the kinds and the looks that its rows refer to."""
+
+    kinds: list[OperationKind]
+    looks: list[Look]
+    operations: OperationTable
+
+
+def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> OperationTables:
+    """The tables of rows; ``events`` has the event of each."""
+    operations = [row.operation for row in rows]
+    kinds = kinds_of(operations)
+    kind_numbers = {kind.letter: number for number, kind in enumerate(kinds)}
+    pipe_numbers = {pipe.name: number for number, pipe in enumerate(header.pipes)}
+    painted = Looks(header)
+    groups = [painted.group(operation) for operation in operations]
+    look_numbers = {group: number for number, group in enumerate(sorted({*groups}))}
+    examples = dict(zip(groups, operations, strict=True))
+    return OperationTables(
+        [OperationKind(kind.letter, kind.noun, _preference(kind)) for kind in kinds],
+        [_look(painted, group, examples[group]) for group in look_numbers],
+        OperationTable(
+            worker=[row.worker for row in rows],
+            kind=[kind_numbers[operation.kind.letter] for operation in operations],
+            micro=[operation.micros[0] for operation in operations],
+            size=[_share(operation.size, header.parts) for operation in operations],
+            stage=[operation.stage for operation in operations],
+            pipe=[pipe_numbers[header.pipe_of[operation.micros[0]].name] for operation in operations],
+            look=[look_numbers[group] for group in groups],
+            row=[int(row.height) for row in rows],
+            event=events,
+            label=[painted.label(operation) for operation in operations],
+            words=[line(operation) for operation in operations],
+        ),
+    )
+
+
+def _share(micros: int, parts: int) -> float:
+    """The number of whole micro-batches in ``micros`` parts of one."""
+    return micros // parts if micros % parts == 0 else micros / parts
+
+
+def _preference(kind: Kind) -> int:
+    """The preference of a kind on critical paths: whole backwards first, then, after pairs, input gradients."""
+    return (3 if kind.sums else 1) * (KEPT in kind.reads)
+
+
+def _look(painted: Looks, group: ColourGroup, example: Compute) -> Look:
+    """The look of a colour group, of which ``example`` is an operation."""
+    fill, text = painted.fill(group), ink(example.kind)
+    stage = f", {painted.letter(group.chunk)}" if painted.chunks > 1 else ""
+    return Look(
+        name=f"{strands(painted.header)[group.strand].name}{stage}: {example.kind.noun}",
+        light=BoxColours(fill, text),
+        dark=BoxColours(mixed(fill, BLACK, _DIMMED) if example.kind.opens else fill, text),
+        pattern=group.chunk,
+    )

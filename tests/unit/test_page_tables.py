@@ -1,0 +1,162 @@
+"""The tables of a page: events with the times of the replay, also at other costs, and what each row is about."""
+
+import gzip
+import json
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import chimera_ir
+from chimera_ir import Compilation, Options
+from chimera_ir.flow.cycles import critical
+from chimera_ir.flow.engine import ordered
+from chimera_ir.ir.ops import Compute, Pair
+from chimera_ir.ir.text.printer import line
+from tests.test_architecture import ROOT
+
+EXAMPLES = ROOT / "docs" / "examples"
+PROFILED = Options(
+    profile=EXAMPLES / "small.profile.toml", cluster=EXAMPLES / "small.cluster.toml", micro_batch_size=8, copies=2
+)
+CASES = {
+    "two directions": ("chimera", {"D": 4, "N": 4}, Options()),
+    "halves": ("chimera_halving", {"D": 4, "N": 4}, Options(costs={"F": "1/3"})),
+    "pairs": ("dualpipe_v", {"P": 2, "N": 6}, Options(costs={"pair": 2})),
+    "split backwards": ("zb_h1", {"D": 4, "N": 4}, Options()),
+    "a stream": ("pipedream_2bw", {"D": 2, "N": 2}, Options(recompute=True)),
+    "a profile": ("dapple", {"D": 4, "N": 4}, PROFILED),
+}
+
+
+@cache
+def compilation(case: str) -> Compilation:
+    scheme, parameters, options = CASES[case]
+    return chimera_ir.compile(scheme, options=options, **parameters)
+
+
+def document_in(page: str) -> dict[str, Any]:
+    """The document of a page, as its script reads it."""
+    data = re.search(r'<script type="application/gzip" id="document">([^<]*)</script>', page)
+    assert data is not None
+    document: dict[str, Any] = json.loads(gzip.decompress(b64decode(data[1])))
+    return document
+
+
+@cache
+def schedule_of(case: str) -> dict[str, Any]:
+    (schedule,) = document_in(compilation(case).page)["schedules"]
+    assert isinstance(schedule, dict)
+    return schedule
+
+
+def rows_of(table: Mapping[str, Any], column: str) -> list[list[int]]:
+    """The rows of several numbers in two columns of a table."""
+    starts = table[f"{column}_from"]
+    return [table[column][start:end] for start, end in pairwise(starts)]
+
+
+def times_of(schedule: Mapping[str, Any], values: Mapping[str, float]) -> list[tuple[float, float]]:
+    """Start and end of each event; ``values`` are those of sliders that do not stand where they stand at first."""
+    events = schedule["events"]
+    costs = [values.get(slider["name"], slider["value"]) for slider in schedule["sliders"]]
+    lengths = [form["constant"] + sum(by * costs[slider] for slider, by in form["of"]) for form in events["forms"]]
+    before = rows_of(events, "before")
+    times = [(0.0, 0.0)] * len(before)
+    for event in ordered(before):
+        start = max((times[other][1] for other in before[event]), default=0.0)
+        times[event] = start, start + lengths[events["form"][event]]
+    return times
+
+
+def operations_of(schedule: Mapping[str, Any], **values: float) -> Iterator[tuple[int, str, float, float]]:
+    """The operations of a schedule with their times, as the page has them."""
+    times, operations = times_of(schedule, values), schedule["operations"]
+    rows = zip(operations["worker"], operations["words"], operations["event"], strict=True)
+    return ((worker, words, *times[event]) for worker, words, event in rows)
+
+
+def replayed(compiled: Compilation) -> Iterator[tuple[int, str, float, float]]:
+    """The operations of a compilation with their times, as the replay has them."""
+    for worker, lane in enumerate(compiled.replay.lanes):
+        for event in lane:
+            if isinstance(event.instruction, Compute | Pair):
+                yield from ((worker, line(part), event.start, event.end) for part in event.instruction.parts)
+
+
+def assert_equal(shown: Iterator[tuple[Any, ...]], expected: Iterator[tuple[Any, ...]]) -> None:
+    rows, others = list(shown), list(expected)
+    assert [row[:2] for row in rows] == [row[:2] for row in others]
+    assert [row[2:] for row in rows] == [pytest.approx(row[2:], rel=1e-12, abs=1e-15) for row in others]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_have_the_times_of_the_replay(case: str) -> None:
+    assert_equal(operations_of(schedule_of(case)), replayed(compilation(case)))
+
+
+@pytest.mark.parametrize("case", ["halves", "pairs", "split backwards", "a stream"])
+def test_sliders_give_the_times_of_other_costs(case: str) -> None:
+    scheme, parameters, options = CASES[case]
+    sliders = [slider for slider in schedule_of(case)["sliders"] if slider["name"] not in ("message", "sum")]
+    costs = {slider["name"]: slider["value"] + 0.25 for slider in sliders}
+    others = Options(costs=costs, recompute=options.recompute)
+    compiled = chimera_ir.compile(scheme, options=others, **parameters)
+    assert [*costs] == [letter for letter in ("F", "B", "I", "W", "recompute", "pair") if letter in costs]
+    assert_equal(operations_of(schedule_of(case), **costs), replayed(compiled))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_messages_and_sums_know_their_events_and_operations(case: str) -> None:
+    schedule = schedule_of(case)
+    events, operations, messages = schedule["events"], schedule["operations"], schedule["messages"]
+    words = [
+        f"{events['verbs'][verb]} {messages['words'][subject]}" if 1 <= verb <= 4 else ""
+        for verb, subject in zip(events["verb"], events["subject"], strict=True)
+    ]
+    assert len(messages["words"]) == len(compilation(case).replay.messages)
+    before = rows_of(events, "before")
+    for row, text in enumerate(messages["words"]):
+        micros, source, target = re.fullmatch(r"(?:\w+ )?(m[\d,m]+) s(\d+)->s(\d+)", text).groups()  # type: ignore[union-attr]
+        maker, taker, link = messages["maker"][row], messages["taker"][row], messages["links"][messages["link"][row]]
+        assert (operations["stage"][maker], operations["stage"][taker]) == (int(source), int(target))
+        assert f" {micros} " in f"{operations['words'][maker]} "
+        assert (operations["worker"][maker], operations["worker"][taker]) == (link["from"], link["to"])
+        assert words[messages["wait"][row]] == f"wait recv {text}"
+        assert messages["flight"][row] in before[messages["wait"][row]]
+        assert messages["wire"][row] in before[messages["flight"][row]]
+        assert messages["send"][row] in before[messages["wire"][row]]
+        assert events["worker"][messages["recv"][row]] == link["to"]
+    launches = rows_of(schedule["sums"], "launches")
+    for row, event in enumerate(schedule["sums"]["event"]):
+        assert sorted({events["worker"][launch] for launch in launches[row]}) == [
+            events["worker"][launch] for launch in launches[row]
+        ]
+        assert event == -1 or set(launches[row]) <= set(before[event])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_reaches_the_peaks_of_the_report(case: str) -> None:
+    schedule, report = schedule_of(case), compilation(case).report
+    for table in schedule["memory"][:2]:
+        amounts, peaks = [*table["start"]], [*table["start"]]
+        for worker, amount in zip(table["changes"]["worker"], table["changes"]["amount"], strict=True):
+            amounts[worker] += amount
+            peaks[worker] = max(peaks[worker], amounts[worker])
+        if table["unit"] in ("M_a", "inputs"):
+            assert peaks == [*(report.activations if table["unit"] == "M_a" else report.stashed_inputs)]
+
+
+def test_the_turn_of_a_stream_has_its_period() -> None:
+    schedule = schedule_of("a stream")
+    turn, times = schedule["turn"], times_of(schedule, {})
+    starts = turn["before_from"]
+    ago = [turn["ago"][start:end] for start, end in pairwise(starts)]
+    waits = [list(zip(*columns, strict=True)) for columns in zip(rows_of(turn, "before"), ago, strict=True)]
+    lengths = [round(times[event][1] - times[event][0]) for event in turn["events"]]
+    assert critical(waits, lengths).cycle.ratio / turn["updates"] == schedule["facts"]["makespan"]
+    assert [case for case in CASES if schedule_of(case)["turn"]] == ["a stream"]
