@@ -1,28 +1,23 @@
-"""A sweep as a table for a terminal, as CSV and as JSON."""
+"""A sweep as a table for a terminal or a notebook, as CSV and as JSON."""
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, assert_never
+from typing import assert_never
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chimera_ir import notebook
 from chimera_ir.console import printed
 from chimera_ir.cost.number_text import decimal, percent, rounded, seconds
 from chimera_ir.cost.report import Report
 from chimera_ir.sweeps import TableForm
-from chimera_ir.sweeps.sweep import Refused, SizeRow, Sweep
-
-_REFUSED = "refused"
-"""The head of the column that says why a combination has no report."""
-
-_Cells = Mapping[str, object]
-"""The cells of a row by the heads of their columns."""
+from chimera_ir.sweeps.sweep import Cell, Refused, SizeRow, Sweep
 
 
 def shown(sweep: Sweep, form: TableForm) -> str:
@@ -39,83 +34,103 @@ def shown(sweep: Sweep, form: TableForm) -> str:
 
 
 def text(sweep: Sweep) -> RenderableType:
-    """The sweep as a table for a console of any width; the reasons of refused rows come last."""
-    rows = [
-        (row.settings, _cells(row, lambda report: dict(_figures(report)), lambda time: {"T by replay": seconds(time)}))
-        for row in sweep.rows
-    ]
-    heads = _heads(words for _, words in rows)
+    """The sweep as a table for a console of any width; below it the reason for each code of a refusal."""
+    heads, rows = _words(sweep)
+    refusals = reasons(row.outcome for row in sweep.results)
+    return Group(Text(_heading(sweep)), grid(heads, rows), *(Text(reason) for reason in refusals))
+
+
+def html(sweep: Sweep) -> str:
+    """The sweep as an HTML table; below it the reason for each code of a refusal."""
+    refusals = "\n".join(reasons(row.outcome for row in sweep.results))
+    return notebook.table(_heading(sweep), *_words(sweep)) + (notebook.message(refusals) if refusals else "")
+
+
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of numbers for a terminal."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in (*sweep.names, *heads):
-        table.add_column(head, justify="left" if head == _REFUSED else "right", overflow="fold")
-    for settings, words in rows:
-        table.add_row(*(str(settings[name]) for name in sweep.names), *(str(words.get(head, "")) for head in heads))
-    return Group(*(_heading(row.outcome) for row in sweep.compiled[:1] if isinstance(row.outcome, Report)), table)
+    for head in heads:
+        table.add_column(head, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
-def _heads(rows: Iterable[_Cells]) -> list[str]:
-    heads = dict.fromkeys(head for row in rows for head in row)
-    return sorted(heads, key=lambda head: head == _REFUSED)
+def reasons(outcomes: Iterable[object]) -> list[str]:
+    """A line for each code and reason among the outcomes that are refusals."""
+    return list(dict.fromkeys(f"{each.code}: {each.reason}" for each in outcomes if isinstance(each, Refused)))
 
 
-def _heading(report: Report) -> Text:
-    figures = report
-    costs = figures.durations.summary(figures.header, figures.counts)
-    return Text.assemble((figures.header.scheme, "bold"), f": {costs}; memory of the fullest worker")
+def in_short(refused: Refused) -> str:
+    """The cell of a table for a refusal: a word, and the code that `chimera explain` takes."""
+    return f"refused {refused.code}"
 
 
-def _cells(row: SizeRow, of_report: Callable[[Report], _Cells], replay: Callable[[float], _Cells]) -> _Cells:
-    """The cells of a row: the reason of a refused one, or those of its report and, if known, its time by replay."""
+def _words(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
+    """The heads of a table and its rows, as words for people."""
+    rows = [(row, _cells(row)) for row in sweep.results]
+    heads = list(dict.fromkeys(head for _, words in rows for head in words))
+    several = ["scheme"] if len(sweep.schemes) > 1 else []
+    return [*several, *sweep.names, *heads], [
+        [
+            *(row.scheme for _ in several),
+            *(str(row.settings.get(name, "")) for name in sweep.names),
+            *(words.get(head, "") for head in heads),
+        ]
+        for row, words in rows
+    ]
+
+
+def _heading(sweep: Sweep) -> str:
+    memory = "memory of the fullest worker"
+    reports = [row.outcome for row in sweep.compiled if isinstance(row.outcome, Report)]
+    if len(sweep.schemes) > 1 or not reports:
+        return f"{', '.join(sweep.schemes)}: {memory}"
+    report = reports[0]
+    return f"{report.scheme}: {report.durations.summary(report.header, report.counts)}; {memory}"
+
+
+def _cells(row: SizeRow) -> Mapping[str, str]:
+    """The cells of a row as words, by the heads of their columns."""
     if isinstance(row.outcome, Refused):
-        return {_REFUSED: row.outcome.reason}
-    return {**of_report(row.outcome), **({} if row.seconds is None else replay(row.seconds))}
+        return {"makespan": in_short(row.outcome)}
+    replayed = {} if row.seconds is None else {"T by replay": seconds(row.seconds)}
+    return {**dict(_figures(row.outcome)), **replayed}
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:
-    figures, baseline = report, report.baseline
-    unit = figures.durations.unit
-    yield "makespan", unit.show(figures.makespan)
-    yield "bubble ratio", percent(figures.bubble_ratio)
-    yield "steady period", unit.show(figures.steady_period)
-    yield from ((f"C_{kind.lower()}", decimal(count)) for kind, count in figures.counts.items())
-    yield "M_theta", decimal(max(figures.weights))
-    yield "M_a", decimal(max(figures.activations))
-    if any(figures.stashed_inputs):
-        yield "stashed", decimal(max(figures.stashed_inputs))
-    yield f"baseline: {baseline.header.scheme}", unit.show(baseline.makespan)
-    yield "times as fast", decimal(Fraction(round(1000 * baseline.makespan / figures.makespan), 1000))
+    unit, baseline = report.durations.unit, report.baseline
+    yield "makespan", unit.show(report.makespan)
+    yield "bubble ratio", percent(report.bubble_ratio)
+    yield "steady period", unit.show(report.steady_period)
+    yield from ((f"C_{kind.lower()}", decimal(count)) for kind, count in report.counts.items())
+    yield "M_theta", decimal(max(report.weights))
+    yield "M_a", decimal(max(report.activations))
+    if any(report.stashed_inputs):
+        yield "stashed", decimal(max(report.stashed_inputs))
+    yield f"baseline: {baseline.scheme}", unit.show(baseline.makespan)
+    yield "times as fast", decimal(Fraction(round(1000 * baseline.makespan / report.makespan), 1000))
 
 
 def as_csv(sweep: Sweep) -> str:
-    """The sweep as CSV with a line of heads; numbers as in ``report.json``, memory as of the fullest worker."""
-    rows = [(row.settings, _cells(row, lambda report: _flat(report.as_json()), _predicted)) for row in sweep.rows]
-    heads = _heads([*(numbers for _, numbers in rows), {_REFUSED: ""}])
+    """The rows of a sweep as CSV with a line of heads; numbers as in ``report.json``."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*sweep.names, *heads])
-    writer.writerows(
-        [*(settings[name] for name in sweep.names), *(numbers.get(head, "") for head in heads)]
-        for settings, numbers in rows
-    )
+    writer = csv.DictWriter(out, sweep.rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({head: _number(cell) for head, cell in row.items()} for row in sweep.rows)
     return out.getvalue()
 
 
-def _flat(report: Mapping[str, Any]) -> _Cells:
-    """The figures of a report by name; the largest of those per worker, and those of the baseline with a prefix."""
-    sizes = "workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span"
-    return {
-        **{name: report[name] for name in sizes},
-        **report["critical_path"],
-        **{name: max(report[name]) for name in ("weights", "activations", "stashed_inputs")},
-        **{f"baseline_{name}": report["baseline"][name] for name in ("scheme", "makespan", "bubble_ratio")},
-    }
+def _number(cell: Cell) -> Cell:
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else rounded(cell)
 
 
 def as_json(sweep: Sweep) -> str:
     """The sweep as a JSON list: for each row what was set, and the content of report.json, or why there is none."""
-    rows = [{"set": dict(row.settings), **_cells(row, Report.as_json, _predicted)} for row in sweep.rows]
-    return json.dumps(rows, indent=2) + "\n"
+    return json.dumps([{"set": dict(row.settings), **_entries(row)} for row in sweep.results], indent=2) + "\n"
 
 
-def _predicted(time: float) -> _Cells:
-    return {"T_replay": rounded(time)}
+def _entries(row: SizeRow) -> Mapping[str, object]:
+    if isinstance(row.outcome, Refused):
+        return {"scheme": row.scheme, "refused": row.outcome.reason, "code": row.outcome.code}
+    return {**row.outcome.as_json(), **({} if row.seconds is None else {"T_replay": rounded(row.seconds)})}

@@ -1,13 +1,15 @@
-"""A sweep: the report of one text for every combination of some values of its parameters.
+"""A sweep: the reports of texts for combinations of values of their parameters.
 
 chimera D=4..8  ->  D=4: report    D=5: refused, "D stages must split evenly over the 2f pipelines"    ..    D=8: report
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import product
 from math import prod
 from os import PathLike
+from pathlib import Path
 
 from chimera_ir import texts
 from chimera_ir.compilation import Compilation
@@ -18,79 +20,167 @@ from chimera_ir.options import Options, integer, require_parameters
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
+from chimera_ir.sweeps.figures import figures_of
 
 MOST = 10_000
 """The most combinations of values."""
 
 Settings = Mapping[str, int]
 
+Text = str | PathLike[str] | Source
+"""A text as a caller names it."""
+
+_REFUSAL = ("code", "refused")
+"""The columns of what is refused, which a table has at its end."""
+
+Cell = int | float | str | None
+"""A value of a table of plain values."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The reason why there is no report for a combination of values."""
+    """The reason why there is no report, and the code by which ``chimera explain`` knows the message."""
 
+    code: str
     reason: str
+
+    @staticmethod
+    def by(error: CompileError) -> "Refused":
+        """The refusal that an error of a compilation is."""
+        match error:
+            case TextError():
+                return Refused(error.diagnostics[0].code, titles(error.diagnostics))
+            case AboveMaxOperations():
+                return Refused(type(error).__name__, error.excess)
+            case _:
+                return Refused(type(error).__name__, str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """A combination of values, and its report or refusal; ``seconds`` is the replayed time of an update, if known."""
+    """A combination of values for a scheme, and its report or refusal.
 
+    ``seconds`` is the replayed time of an update, if a profile is given.
+    """
+
+    scheme: str
     settings: Settings
     outcome: Report | Refused
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
-    """The rows of a sweep, in the order of the values, and the names of the parameters that were set.
+    """The results of a sweep, in the order of the texts and values, and the names of the parameters that were set.
+
+    ``rows`` are the same as plain values, for a table of pandas or polars. A notebook shows a sweep as its table.
 
     Examples
     --------
     >>> import chimera_ir
     >>> sizes = chimera_ir.sweep("chimera", D=[4, 5, 8])
+    >>> sizes
+    <Sweep of chimera over D: 3 sizes, 1 refused>
     >>> [row.outcome.makespan for row in sizes.compiled]
     [Fraction(16, 1), Fraction(36, 1)]
-    >>> sizes.rows[1].outcome.reason
-    'D stages must split evenly over the 2f pipelines'
+    >>> sizes.results[1].outcome
+    Refused(code='CH233', reason='D stages must split evenly over the 2f pipelines')
+    >>> [(row["D"], row["makespan"], row["code"]) for row in sizes.rows]
+    [(4, 16.0, None), (5, None, 'CH233'), (8, 36.0, None)]
     """
 
     names: tuple[str, ...]
-    rows: tuple[SizeRow, ...]
+    results: tuple[SizeRow, ...]
 
     @property
     def compiled(self) -> tuple[SizeRow, ...]:
-        """The rows that have a report."""
-        return tuple(row for row in self.rows if isinstance(row.outcome, Report))
+        """The results that have a report."""
+        return tuple(row for row in self.results if isinstance(row.outcome, Report))
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The names of the schemes, each once."""
+        return tuple(dict.fromkeys(row.scheme for row in self.results))
+
+    @property
+    def rows(self) -> list[dict[str, Cell]]:
+        """The results by column: the scheme, its settings, the figures of report.json, the reason of a refusal.
+
+        Every row has every column, and a column has values of one type or None. Memory is that of the fullest worker.
+        """
+        rows = [_cells(row) for row in self.results]
+        figures = dict.fromkeys(column for row in rows for column in row if column not in _REFUSAL)
+        columns = dict.fromkeys(("scheme", *self.names, *figures, *_REFUSAL))
+        return [{column: row.get(column) for column in columns} for row in rows]
+
+    def __repr__(self) -> str:
+        refused = len(self.results) - len(self.compiled)
+        sizes = counted(len(self.results), "size") + (f", {refused} refused" if refused else "")
+        over = f" over {', '.join(self.names)}" if self.names else ""
+        return f"<Sweep of {', '.join(self.schemes)}{over}: {sizes}>"
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        from chimera_ir.sweeps.printing import html
+
+        return html(self)
+
+
+def _cells(row: SizeRow) -> dict[str, Cell]:
+    known: dict[str, Cell] = {"scheme": row.scheme, **row.settings}
+    if isinstance(row.outcome, Refused):
+        return {**known, **dict(zip(_REFUSAL, (row.outcome.code, row.outcome.reason), strict=True))}
+    figures = figures_of(row.outcome)
+    predicted = {} if row.seconds is None else {"T_replay": row.seconds}
+    plain = {name: float(value) if isinstance(value, Fraction) else value for name, value in figures.items()}
+    return {**known, **plain, **predicted}
 
 
 def sweep(
-    text: str | PathLike[str] | Source,
+    text: Text | Sequence[Text],
     /,
     *,
     options: Options | None = None,
+    zipped: Mapping[str, Iterable[int]] | None = None,
     **parameters: int | Iterable[int],
 ) -> Sweep:
-    """The reports of a text for all combinations of values of its parameters; nothing is written.
+    """The reports of one or several texts for combinations of values of their parameters; nothing is written.
 
-    A combination without a report, because the scheme or the profile refuses it or it is too large, is a row that says
-    why. ``text`` and ``options`` are as in `compile`; a parameter has a value, or several.
+    A parameter has a value, or several, of which all combinations are compiled. The values of parameters in ``zipped``
+    go together: the first of each, then the second of each. Of several texts each takes the parameters that it has. A
+    combination without a report, because the scheme or the profile refuses it or it is too large, is a row that says
+    why. ``options`` and each text are as in `compile`.
 
-    Raises `CompileError` if there is no such text, no such parameter or option, the text cannot be read, or there are
-    too many combinations.
+    Raises `CompileError` if there is no such text, no such parameter or option, a text cannot be read, or there are too
+    many combinations.
 
     Examples
     --------
     >>> import chimera_ir
-    >>> [(row.settings["N"], row.outcome.makespan) for row in chimera_ir.sweep("chimera", D=4, N=[4, 8]).rows]
-    [(4, Fraction(16, 1)), (8, Fraction(30, 1))]
+    >>> sizes = chimera_ir.sweep("chimera", zipped={"D": [4, 8], "N": [8, 16]})
+    >>> [(row.settings["D"], row.settings["N"], int(row.outcome.makespan)) for row in sizes.results]
+    [(4, 8, 30), (8, 16, 66)]
     """
     options = Options() if options is None else options
+    named = [text] if isinstance(text, str | PathLike | Source) else text
+    sources = [texts.source(name, options.library) for name in named]
+    if not sources:
+        raise OptionError("there are no texts")
+    together = {name: _integers(name, values) for name, values in (zipped or {}).items()}
     values = {name: _integers(name, value) for name, value in parameters.items()}
-    request = options.request(
-        texts.source(text, options.library), {name: first for name, (first, *_) in values.items()}
-    )
-    return swept(request, values)
+    if both := together.keys() & values.keys():
+        raise OptionError(f"{min(both)}: its values are given twice")
+    if len(lengths := {len(numbers) for numbers in together.values()}) > 1:
+        raise OptionError(f"zipped: {' and '.join(together)} need as many values as one another, not {sorted(lengths)}")
+    known = [_parameters(source) for source in sources] if len(sources) > 1 else [{*together, *values}]
+    nowhere = {*together, *values}.difference(*known)
+    swept_texts = []
+    for source, names in zip(sources, known, strict=True):
+        wanted = names | nowhere
+        first = {name: numbers[0] for name, numbers in {**together, **values}.items() if name in wanted}
+        swept_texts.append(swept(options.request(source, first), _of(values, wanted), together=_of(together, wanted)))
+    results = (row for swept_text in swept_texts for row in swept_text.results)
+    return Sweep((*together, *values), tuple(results))
 
 
 def swept(
@@ -98,38 +188,54 @@ def swept(
     values: Mapping[str, Sequence[int]],
     warn: Callable[[Diagnostic], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
+    together: Mapping[str, Sequence[int]] | None = None,
 ) -> Sweep:
     """The sweep of a request over values of its parameters; raises the errors of `sweep`.
 
-    Calls ``tell`` with a few words before each compilation, and ``warn`` with each warning.
+    The values of ``together`` are zipped. Calls ``tell`` with a few words before each compilation, and ``warn`` with
+    each warning.
     """
-    combinations = prod(map(len, values.values()))
+    zipped = together or {}
+    joint = list(dict.fromkeys(zip(*zipped.values(), strict=True))) or [()]
+    combinations = prod(map(len, values.values())) * len(joint)
     if combinations > MOST:
         raise OptionError(f"{counted(combinations, 'combination')} of values, and the limit is {MOST:,}")
-    if values:
+    name = Path(request.source.name).stem
+    largest = {name: max(numbers, key=abs) for name, numbers in {**zipped, **values}.items()}
+    if largest:
         from chimera_ir.elaborate.settings import require_settable
 
         scheme = Compilation(request).scheme
-        require_parameters(values, scheme)
-        require_settable(scheme, {name: max(numbers, key=abs) for name, numbers in values.items()})
+        require_parameters(largest, scheme)
+        require_settable(scheme, largest)
+        name = scheme.name.text
     rows = []
-    for number, chosen in enumerate(product(*values.values()), 1):
+    for number, (first, chosen) in enumerate(product(joint, product(*values.values())), 1):
         tell(f"compiling {number} of {combinations}")
-        settings = dict(zip(values, chosen, strict=True))
-        rows.append(_row(Compilation(replace(request, settings=settings), warn=warn), settings))
-    return Sweep(tuple(values), tuple(rows))
+        settings = dict(zip((*zipped, *values), (*first, *chosen), strict=True))
+        rows.append(_row(Compilation(replace(request, settings=settings), warn=warn), name, settings))
+    return Sweep((*zipped, *values), tuple(rows))
 
 
-def _row(compilation: Compilation, settings: Settings) -> SizeRow:
+def _row(compilation: Compilation, name: str, settings: Settings) -> SizeRow:
     try:
         report, prediction = compilation.report, compilation.prediction
-    except TextError as error:
-        return SizeRow(settings, Refused(titles(error.diagnostics)))
-    except AboveMaxOperations as error:
-        return SizeRow(settings, Refused(error.excess))
     except CompileError as error:
-        return SizeRow(settings, Refused(str(error)))
-    return SizeRow(settings, report, prediction.replay.seconds if prediction else None)
+        return SizeRow(name, settings, Refused.by(error))
+    return SizeRow(name, settings, report, prediction.replay.seconds if prediction else None)
+
+
+def _of(values: Mapping[str, Sequence[int]], names: Iterable[str]) -> dict[str, Sequence[int]]:
+    return {name: numbers for name, numbers in values.items() if name in names}
+
+
+def _parameters(source: Source) -> set[str]:
+    """The names of a text's parameters; none if it is not a scheme."""
+    if not source.is_scheme:
+        return set()
+    from chimera_ir.elaborate.settings import parameter_names
+
+    return {*parameter_names(Compilation(Request(source)).scheme)}
 
 
 def _integers(name: str, value: int | Iterable[int]) -> tuple[int, ...]:

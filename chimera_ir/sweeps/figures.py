@@ -1,0 +1,21 @@
+"""The figures of a report by flat names, for tables that programs read."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from chimera_ir.cost.report import Report
+
+_SIZES = ("workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span")
+
+
+def figures_of(report: Report) -> Mapping[str, int | str | Fraction]:
+    """The figures of a report by their names in report.json.
+
+    Of figures per worker it has the largest, those of the baseline have a prefix.
+    """
+    return {
+        **{name: getattr(report, name) for name in _SIZES},
+        **report.critical_path,
+        **{name: max(getattr(report, name)) for name in ("weights", "activations", "stashed_inputs")},
+        **{f"baseline_{name}": getattr(report.baseline, name) for name in ("scheme", "makespan", "bubble_ratio")},
+    }
