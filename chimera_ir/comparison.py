@@ -74,8 +74,10 @@ def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str,
     return settings
 
 
-def fitting(scheme: "Scheme", like: Header, max_operations: int) -> Mapping[str, int] | Rejected | None:
-    """The fewest settings that give a scheme the workers and micro-batches of a header.
+def fitting(
+    scheme: "Scheme", like: Header, max_operations: int, fixed: Mapping[str, int] | None = None
+) -> Mapping[str, int] | Rejected | None:
+    """The fewest settings that, with those that are ``fixed``, give a scheme the workers and micro-batches of a header.
 
     Parameters that both schemes have keep the value of the header's scheme, if that is possible. If no settings fit,
     the result is the first rejection of the scheme at one of the tried sizes, or None if it was never rejected.
@@ -91,7 +93,9 @@ def fitting(scheme: "Scheme", like: Header, max_operations: int) -> Mapping[str,
     from chimera_ir.elaborate.elaborate import outline, parameter_names
 
     refused = None
-    for settings in _candidates(parameter_names(scheme), like):
+    unchanged = fixed or {}
+    for chosen in _candidates([name for name in parameter_names(scheme) if name not in unchanged], like):
+        settings = {**unchanged, **chosen}
         try:
             header = outline(scheme, settings, max_operations).header
         except Rejected as rejected:

@@ -96,6 +96,17 @@ def summary(name: str, directories: Further = ()) -> str:
     return first[1:].strip() if first.startswith("#") else ""
 
 
+def use(name: str, directories: Further = ()) -> str:
+    """Advice on when to use a library scheme, from ``[use]`` in the ``library.toml`` beside it; empty if it has none.
+
+    Raises `UnreadableText` as `source`, or if the ``library.toml`` is not written as it should be.
+    """
+    folder = _files(directories)[name][0].parent
+    table = _beside(folder).get("use", {}) if isfile(folder / _BESIDE) else {}
+    sentence = table.get(name, "") if isinstance(table, dict) else ""
+    return sentence if isinstance(sentence, str) else ""
+
+
 def parameters(name: str, directories: Further = ()) -> str:
     """The parameters of a library scheme with defaults, as in ``D = 4, N = D``; raises `Rejected` for other texts."""
     from chimera_ir.syntax.formatter import show_expression

@@ -62,8 +62,8 @@ IMPORTS = {
     },
     "console": {"escapes"},
     "sweeps": {
-        *("compilation", "console", "cost", "diagnostics", "elaborate", "errors", "notebook", "options", "request"),
-        *("source", "texts"),
+        *("comparison", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "ir", "library"),
+        *("notebook", "options", "picture", "predict", "request", "resources", "source", "texts"),
     },
     "planner": {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "flow", "lower", "verify", "cost"),

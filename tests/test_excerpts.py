@@ -45,6 +45,7 @@ WRITTEN = {
     "docs/howto/check.md": 1,
     "docs/howto/checkpoints.md": 3,
     "docs/howto/clause.md": 4,
+    "docs/howto/compare.md": 1,
     "docs/howto/data.md": 1,
     "docs/howto/from_pipelining.md": 1,
     "docs/howto/loop.md": 13,

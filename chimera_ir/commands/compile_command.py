@@ -184,7 +184,7 @@ def compile_command(
     interrupted.
     """
     if listing:
-        further = library.further(options["library"], _as_written("library"))
+        further = library.further(options["library"], as_written("library"))
         entries = [{"name": name, "description": _described(name, further)} for name in library.names(further)]
         write_json(entries) if as_json else write(_listed(further))
         return
@@ -265,8 +265,8 @@ def answered(
     """
     source = _text(scheme, options)
     color = colored(sys.stderr)
-    with _as_misuse(source):
-        request = Options(**options).request(source, settings, _as_written)
+    with option_errors(source):
+        request = Options(**options).request(source, settings, as_written)
         make = partial(_compiled, request, wanted, color, details)
         answer = make() if no_cache else cache.recall(partial(_question, request, wanted, color, details), make)
     _say(answer.warnings)
@@ -278,7 +278,7 @@ def _text(scheme: str, options: Mapping[str, Any]) -> Source:
     return texts.scheme_or_ir(
         "/dev/stdin" if scheme == "-" else scheme,
         options["library"],
-        _as_written("library"),
+        as_written("library"),
         lambda text: remark(f"remark: {text}"),
     )
 
@@ -290,23 +290,23 @@ def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[
 
     source = _text(scheme, options)
     warnings: list[Diagnostic] = []
-    with _as_misuse(source), progress.shown(is_quiet()) as tell:
+    with option_errors(source), progress.shown(is_quiet()) as tell:
         first = {name: numbers[0] for name, numbers in values.items()}
-        sweep = swept(Options(**options).request(source, first, _as_written), values, warnings.append, tell)
+        sweep = swept(Options(**options).request(source, first, as_written), values, warnings.append, tell)
     _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
     write(shown(sweep, form))
     return bool(sweep.compiled)
 
 
 @contextmanager
-def _as_misuse(source: Source) -> Iterator[None]:
+def option_errors(source: Source) -> Iterator[None]:
     """Context in which errors in options become errors of the command line, with options as the user writes them."""
     try:
         yield
     except errors.ParameterError as error:
         raise WrongCommand(str(error)) from error
     except errors.WrongOption as error:
-        raise WrongCommand(f"{_as_written(error.option)}{error.problem}") from error
+        raise WrongCommand(f"{as_written(error.option)}{error.problem}") from error
     except errors.NoSuchTie as error:
         raise WrongCommand(f"--tied {error.tie}: {error.problem}") from error
     except errors.NoSuchLevel as error:
@@ -326,7 +326,7 @@ def delivered(printed: str, made: Output, out: Path | None) -> Path:
     return directory
 
 
-def _as_written(name: str) -> str:
+def as_written(name: str) -> str:
     """The spelling of an option on the command line."""
     return next(option.opts[0] for option in compile_command.params if option.name == name)
 

@@ -17,6 +17,7 @@ NAME = "chimera"
 COMMANDS = {
     "compile": "Compile a scheme to PyTorch scripts, proven free of deadlock.",
     "run": "Compile a scheme and train a model with it on this machine.",
+    "compare": "Show schemes side by side at one size.",
     "plan": "Rank every way to train a model on a cluster.",
     "profile": "Measure what a model and a cluster cost.",
     "trace": "Compare what ranks recorded with what was promised.",

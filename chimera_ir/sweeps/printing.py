@@ -58,7 +58,9 @@ def grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def reasons(outcomes: Iterable[object]) -> list[str]:
     """A line for each code and reason among the outcomes that are refusals."""
-    return list(dict.fromkeys(f"{each.code}: {each.reason}" for each in outcomes if isinstance(each, Refused)))
+    return list(
+        dict.fromkeys(f"{outcome.code}: {outcome.reason}" for outcome in outcomes if isinstance(outcome, Refused))
+    )
 
 
 def in_short(refused: Refused) -> str:

@@ -127,13 +127,13 @@ class Sweep:
 
 
 def _cells(row: SizeRow) -> dict[str, Cell]:
-    known: dict[str, Cell] = {"scheme": row.scheme, **row.settings}
+    settings: dict[str, Cell] = {"scheme": row.scheme, **row.settings}
     if isinstance(row.outcome, Refused):
-        return {**known, **dict(zip(_REFUSAL, (row.outcome.code, row.outcome.reason), strict=True))}
+        return {**settings, **dict(zip(_REFUSAL, (row.outcome.code, row.outcome.reason), strict=True))}
     figures = figures_of(row.outcome)
     predicted = {} if row.seconds is None else {"T_replay": row.seconds}
     plain = {name: float(value) if isinstance(value, Fraction) else value for name, value in figures.items()}
-    return {**known, **plain, **predicted}
+    return {**settings, **plain, **predicted}
 
 
 def sweep(
@@ -172,10 +172,10 @@ def sweep(
         raise OptionError(f"{min(both)}: its values are given twice")
     if len(lengths := {len(numbers) for numbers in together.values()}) > 1:
         raise OptionError(f"zipped: {' and '.join(together)} need as many values as one another, not {sorted(lengths)}")
-    known = [_parameters(source) for source in sources] if len(sources) > 1 else [{*together, *values}]
-    nowhere = {*together, *values}.difference(*known)
+    parameter_sets = [_parameters(source) for source in sources] if len(sources) > 1 else [{*together, *values}]
+    nowhere = {*together, *values}.difference(*parameter_sets)
     swept_texts = []
-    for source, names in zip(sources, known, strict=True):
+    for source, names in zip(sources, parameter_sets, strict=True):
         wanted = names | nowhere
         first = {name: numbers[0] for name, numbers in {**together, **values}.items() if name in wanted}
         swept_texts.append(swept(options.request(source, first), _of(values, wanted), together=_of(together, wanted)))

@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from chimera_ir.commands.compare_command import compare_command
 from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.commands.explain_command import explain_command
 from chimera_ir.commands.group import group
@@ -108,7 +109,7 @@ def test_what_is_asked_for_is_printed_quietly(run: Run) -> None:
 
 def test_commands_with_results_print_them_as_json() -> None:
     below = profile_command.commands.values()
-    for command in (compile_command, plan_command, trace_command, explain_command, *below):
+    for command in (compile_command, compare_command, plan_command, trace_command, explain_command, *below):
         assert "--json" in {name for option in command.params for name in option.opts}
 
 

@@ -1,0 +1,192 @@
+"""A gallery: several texts at one size, each with its picture, its figures, and when to use it.
+
+a(D, N), b(P, N)  D=8 N=32  ->  a D=8 N=32: report    b P=8 N=32: report
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from chimera_ir import library
+from chimera_ir.comparison import fitting, require_same_size
+from chimera_ir.compilation import Compilation
+from chimera_ir.cost.report import Report
+from chimera_ir.cost.simulate import Timeline
+from chimera_ir.cost.window import beginning, steady_window
+from chimera_ir.diagnostics.model import Rejected, titles
+from chimera_ir.errors import CompileError, Incomparable, ParameterError
+from chimera_ir.ir.lane_parts import parts_of
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.streams import ProgramStream
+from chimera_ir.library import Further
+from chimera_ir.plural import counted, listed
+from chimera_ir.request import Request
+from chimera_ir.source import Source
+from chimera_ir.sweeps.sweep import Refused, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Figures and timeline of a schedule, with times and memory in stages as large as those of the gallery.
+
+    ``weights``, ``activations`` and ``stashed_inputs`` are those of the fullest worker. ``messages`` is how many an
+    update sends. If a profile is given, ``seconds`` is the replayed time of an update, and ``needed`` the bytes of the
+    fullest worker. The ``timeline`` of a stream ends with a turn of the steady state.
+    """
+
+    report: Report
+    timeline: Timeline
+    weights: Fraction
+    activations: Fraction
+    stashed_inputs: Fraction
+    messages: Fraction
+    seconds: float | None
+    needed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """A text of a gallery with its settings: what is shown of it, or why it is refused.
+
+    ``summary`` and ``use`` are a line on what it is and one on when to use it; empty if the library has none.
+    """
+
+    name: str
+    summary: str
+    use: str
+    settings: Settings
+    outcome: Shown | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Gallery:
+    """Exhibits of one size: as many workers and micro-batches as ``header`` has, whose stages are the measure."""
+
+    header: Header
+    exhibits: tuple[Exhibit, ...]
+
+    @property
+    def shown(self) -> tuple[Shown, ...]:
+        """Figures and timelines of all exhibits that compile."""
+        return tuple(exhibit.outcome for exhibit in self.exhibits if isinstance(exhibit.outcome, Shown))
+
+    def by_time(self) -> "Gallery":
+        """The gallery with the fastest exhibit first, and those that are refused at the end."""
+
+        def order(exhibit: Exhibit) -> tuple[bool, float]:
+            match exhibit.outcome:
+                case Shown(report=report, seconds=seconds):
+                    return False, float(report.makespan) if seconds is None else seconds
+                case Refused():
+                    return True, 0.0
+
+        return replace(self, exhibits=tuple(sorted(self.exhibits, key=order)))
+
+
+Ask = Callable[[Source, Settings], Request]
+"""Makes the request for a text and values of its parameters."""
+
+
+def gallery(
+    sources: Sequence[Source],
+    settings: Settings,
+    ask: Ask,
+    further: Further = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> Gallery:
+    """The gallery of some texts; the first that has all parameters of ``settings`` decides the size.
+
+    Every other text takes those settings that it has, and values of its other parameters that give it the same numbers
+    of workers and micro-batches. Calls ``tell`` with a few words before each compilation. ``further`` are directories
+    of the library.
+
+    Raises `ParameterError` if no text has all parameters of ``settings``, and the errors of the text that decides.
+    """
+    schemes = [_scheme_of(source, ask) for source in sources]
+    fitted = [scheme for scheme in schemes if settings.keys() <= scheme.parameters]
+    if not fitted:
+        names = listed([*settings])
+        raise ParameterError(f"{names}: no scheme has {'all these parameters' if len(settings) > 1 else 'it'}")
+    header = Compilation(ask(fitted[0].source, settings)).schedule.header
+    exhibits = []
+    for number, scheme in enumerate(schemes, 1):
+        tell(f"compiling {number} of {len(schemes)}: {scheme.name}")
+        exhibits.append(_exhibit(scheme, settings, header, ask, further))
+    return Gallery(header, tuple(exhibits))
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text with its name and the names of its parameters; none of a text with a mistake, or that is not a scheme."""
+
+    source: Source
+    name: str
+    parameters: frozenset[str]
+
+
+def _scheme_of(source: Source, ask: Ask) -> _Text:
+    name = Path(source.name).stem
+    try:
+        scheme = Compilation(ask(source, {})).scheme
+    except CompileError:
+        return _Text(source, name, frozenset())
+    return _Text(source, name, frozenset(parameter.name.text for parameter in scheme.parameters))
+
+
+def _exhibit(text: _Text, settings: Settings, like: Header, ask: Ask, further: Further) -> Exhibit:
+    in_library = text.name in library.names(further) and library.source(text.name, further) == text.source
+    summary, use = (library.summary(text.name, further), library.use(text.name, further)) if in_library else ("", "")
+    try:
+        chosen = _fitted(text, settings, like, ask)
+        outcome: Shown | Refused = chosen if isinstance(chosen, Refused) else _shown(ask(text.source, chosen), like)
+    except CompileError as error:
+        chosen, outcome = {}, Refused.by(error)
+    return Exhibit(text.name, summary, use, {} if isinstance(chosen, Refused) else chosen, outcome)
+
+
+def _fitted(text: _Text, settings: Settings, like: Header, ask: Ask) -> Mapping[str, int] | Refused:
+    """Settings that give a text the size of the header; none of a text that is not a scheme."""
+    if not text.source.is_scheme:
+        return {}
+    request = ask(text.source, {})
+    fixed = {name: value for name, value in settings.items() if name in text.parameters}
+    chosen = fitting(Compilation(request).scheme, like, request.max_operations, fixed)
+    if isinstance(chosen, Rejected):
+        return Refused(chosen.diagnostics[0].code, titles(chosen.diagnostics))
+    if chosen is None:
+        workers, micros = counted(like.workers, "worker"), counted(like.whole_micro_batches, "micro-batch")
+        return Refused(Incomparable.__name__, f"with no values of its parameters it has {workers} and {micros}")
+    return chosen
+
+
+def _shown(request: Request, like: Header) -> Shown:
+    """Figures and timeline of the schedule of a request; costs are those of a stage of the header ``like``."""
+    header = Compilation(request).schedule.header
+    require_same_size(header, like, request.source.name)
+    compilation = Compilation(replace(request, costs=request.costs.recut(like.stages, header.stages)))
+    report, prediction, size = compilation.report, compilation.prediction, Fraction(like.stages, header.stages)
+    return Shown(
+        report=report,
+        timeline=_beginning(compilation.timeline),
+        weights=max(report.weights) * size,
+        activations=max(report.activations) * size,
+        stashed_inputs=max(report.stashed_inputs) * size,
+        messages=messages(compilation.program),
+        seconds=prediction.replay.seconds if prediction else None,
+        needed=max(need.total for need in prediction.memory) if prediction else None,
+    )
+
+
+def _beginning(timeline: Timeline) -> Timeline:
+    """The timeline; of a stream the part up to the end of a turn of the steady state."""
+    window = steady_window(timeline)
+    return timeline if window is None else beginning(timeline, window)
+
+
+def messages(program: Program | ProgramStream) -> Fraction:
+    """The number of messages of an update, over all workers."""
+    if isinstance(program, Program):
+        return Fraction(sum(len(parts.sends.lines) for parts in program.parts), program.header.updates)
+    sends = sum(len(parts_of(turn.instructions).sends.lines) for turn in program.turns)
+    return Fraction(sends, program.header.per_turn)

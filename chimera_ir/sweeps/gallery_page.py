@@ -1,0 +1,92 @@
+"""A gallery as a page that needs no other file: a table, and for each exhibit its picture, all on one scale."""
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from hashlib import sha256
+
+from chimera_ir.cost.simulate import Timeline
+from chimera_ir.picture import svg
+from chimera_ir.picture.chart import filled
+from chimera_ir.picture.sheet import Drawing
+from chimera_ir.resources import templates
+from chimera_ir.sweeps.gallery import Gallery, Shown
+from chimera_ir.sweeps.gallery_printing import heading, words
+from chimera_ir.sweeps.sweep import Refused
+
+WIDTH = 3000
+"""The largest width in pixels of half of the pictures; what is longer, such as a scheme that mostly idles, is wider."""
+
+_STYLES = re.compile(r"<style>.*?</style>\n", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class GallerySection:
+    """An exhibit on a page; ``drawings`` has its picture, or nothing if it is refused for the ``reason``."""
+
+    anchor: str
+    name: str
+    size: str
+    summary: str
+    use: str
+    reason: str
+    drawings: tuple[Drawing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRow:
+    """A row of the table: the anchor of the panel, the name, and the other cells."""
+
+    anchor: str
+    name: str
+    cells: tuple[str, ...]
+
+
+def page(gallery: Gallery) -> str:
+    """The gallery as a page, of which the content security policy admits the style sheet alone."""
+    rows = [words(exhibit) for exhibit in gallery.exhibits]
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    unit = _unit(gallery.shown)
+    panels = []
+    for number, (exhibit, row) in enumerate(zip(gallery.exhibits, rows, strict=True)):
+        drawings: tuple[Drawing, ...] = ()
+        reason = ""
+        match exhibit.outcome:
+            case Refused(code, why):
+                reason = f"{code}: {why}"
+            case Shown(timeline=timeline):
+                drawings = (_drawing(timeline, unit, number),)
+        panels.append(
+            GallerySection(
+                f"scheme-{number}", exhibit.name, row["size"], exhibit.summary, exhibit.use, reason, drawings
+            )
+        )
+    table = [
+        PageRow(panel.anchor, panel.name, tuple(row.get(head, "") for head in heads[1:]))
+        for panel, row in zip(panels, rows, strict=True)
+    ]
+    style = (templates() / "gallery.css").read_text(encoding="utf-8")
+    return filled(
+        "gallery.html.j2",
+        style=Drawing(style),
+        digest=b64encode(sha256(style.encode()).digest()).decode(),
+        heading=heading(gallery),
+        heads=heads,
+        rows=table,
+        panels=panels,
+    )
+
+
+def _drawing(timeline: Timeline, unit: Fraction, number: int) -> Drawing:
+    """The picture of an exhibit, without the style sheet of a document of its own."""
+    return Drawing(_STYLES.sub("", svg.filled(svg.picture(timeline, unit, f"bubble-{number}"))))
+
+
+def _unit(shown: Sequence[Shown]) -> Fraction:
+    """Pixels for a unit of time: enough for the labels of all pictures, unless most are then too wide."""
+    fair = max((svg.fair_unit(schedule.timeline) for schedule in shown), default=Fraction(1))
+    times = sorted(schedule.timeline.shown for schedule in shown)
+    middle = times[len(times) // 2] if times else Fraction(0)
+    return min(fair, WIDTH / middle) if middle else fair

@@ -1,0 +1,72 @@
+"""The page of `chimera compare` in a real browser."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from chimera_ir import library
+from chimera_ir.commands.compare_command import compare_command
+from tests.e2e.browser import WIDTHS, Tab, needs_browser, tab
+from tests.unit.command import TINY
+
+pytestmark = [pytest.mark.e2e, needs_browser]
+
+HOSTILE = "</style><script>document.title = 'taken'</script><img src=x onerror=document.title='taken'>"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All library schemes, and one whose words are not meant well."""
+    folder = tmp_path_factory.mktemp("gallery")
+    (folder / "tiny.chim").write_text(f"# {HOSTILE}\n{TINY}")
+    (folder / "library.toml").write_text(f"[use]\ntiny = '''{HOSTILE}'''\n")
+    target = folder / "gallery.html"
+    words = ["dapple", "tiny", *(name for name in library.names() if name != "dapple"), "D=2", "N=4"]
+    done = CliRunner().invoke(compare_command, [*words, "--library", str(folder), "--html", str(target)])
+    assert (done.exit_code, done.stdout.endswith("gallery.html: open it in a browser\n")) == (0, True)
+    return target
+
+
+def opened(page: Path, opened_tab: Tab) -> Tab:
+    opened_tab.page.goto(page.as_uri())
+    return opened_tab
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_is_accessible_silent_and_as_wide_as_its_window(
+    browser: Any, page: Path, width: int, dark: bool
+) -> None:
+    with tab(browser, width=width, dark=dark) as found:
+        opened(page, found)
+        assert found.inaccessible() == []
+        assert found.mistakes() == []
+        assert found.wider() <= 0
+
+
+def test_words_of_a_scheme_are_words_on_the_page(browser: Any, page: Path) -> None:
+    with tab(browser) as found:
+        opened(page, found)
+        assert found.page.title() == "Schedules side by side"
+        assert found.page.locator("script, img").count() == 0
+        assert found.page.get_by_text(HOSTILE).count() == 2
+
+
+def test_pictures_are_on_one_scale_and_a_row_of_the_table_leads_to_its_picture(browser: Any, page: Path) -> None:
+    with tab(browser) as found:
+        opened(page, found)
+        axis = "svg => svg.querySelector('path[d*=\"H\"]').getBBox().width"
+        widths = {}
+        for section in found.page.locator("section:has(svg)").all():
+            name = section.locator("h2").inner_text().split()[0]
+            widths[name] = section.locator("svg").evaluate(axis)
+        times = {
+            row.locator("th").inner_text(): float(row.locator("td").nth(1).inner_text())
+            for row in found.page.locator("tbody tr").all()
+            if "refused" not in row.inner_text()
+        }
+        assert times["gems"] / times["dapple"] == pytest.approx(widths["gems"] / widths["dapple"], rel=0.01)
+        found.page.get_by_role("link", name="zb_v").click()
+        assert found.page.url.endswith(f"#{found.page.locator('section', has_text='zb_v P=').get_attribute('id')}")
