@@ -141,8 +141,8 @@ class Pipeline:
         require_build_stage(build_stage)
         step_hooks = step_hooks_of(job, optimizer, before_step, after_step)  # None with a flush: the caller steps
         size = items_of(example)
-        if size % job.parts:
-            raise mistakes.example_cannot_be_cut(job.name, job.parts, size)
+        if size % job.row_parts:
+            raise mistakes.example_cannot_be_cut(job.name, job.row_parts, size)
         # The ranks: communicators, and this rank's place; `shared` must be equal on all of them.
         shared = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
         world = self._world = join_group(

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from chimera_runtime.blame import UserCode
+from chimera_runtime.data.cutting import MicroBatchParts
 from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, length_of, require_cut
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import data as mistakes
@@ -37,38 +38,49 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
 
     Raises `Misuse` if the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
     """
-    part_size, count = size // job.parts, job.evaluated * job.parts
+    parts, count = MicroBatchParts(size, job.parts, job.slices), job.evaluated * job.row_parts
+    part_size = parts.items_of_part
 
     def sizes_of(items: int) -> tuple[int, ...]:
-        return tuple([max(0, min(part_size, items - part_size * micro)) for micro in range(count)])
+        rows_of_parts = [max(0, min(part_size, items - part_size * place)) for place in range(count)]
+        return tuple([rows_of_part for rows_of_part in rows_of_parts for _ in range(job.slices)])
+
+    def cut(triple: Triple, start: int, micro: int, size: int) -> Triple:
+        """Rows of a batch from ``start`` on: one slice of them, if micro-batches have slices."""
+        taken: Triple = rows(triple, start, size)
+        return parts.part(taken, micro % job.slices) if job.slices > 1 and size else taken
 
     def rows_of(start: int, sizes: Sequence[int]) -> EvaluationBatch:
-        return EvaluationBatch(sizes, lambda micro: rows(batch, start + part_size * micro, sizes[micro]))
+        return EvaluationBatch(
+            sizes, lambda micro: cut(batch, start + part_size * (micro // job.slices), micro, sizes[micro])
+        )
 
     if callable(batch):
         load, items = (batch, batch.items) if isinstance(batch, MiniBatch) else (partial(_loaded, batch, size), None)
-        sizes = (part_size,) * count if items is None else sizes_of(items)
+        sizes = sizes_of(part_size * count if items is None else items)
 
         def part(micro: int) -> Any:
             triple = load(micro // job.parts)
-            _require(triple, names, max(lengths(triple), default=0) if job.parts > 1 else None)
-            return rows(triple, micro % job.parts * part_size, sizes[micro])
+            _require(triple, names, max(lengths(triple), default=0) if job.row_parts > 1 else None, parts)
+            return cut(triple, micro % job.parts // job.slices * part_size, micro, sizes[micro])
 
         yield EvaluationBatch(sizes, part)
         return
     batch = as_triple(batch, _BATCH)
     items = _items(batch)
-    _require(batch, names, items if items > part_size else None)
+    _require(batch, names, items if items > part_size else None, parts)
     for start in range(0, items, part_size * count):
         yield rows_of(start, sizes_of(items - start))
 
 
-def _require(batch: Triple, names: KeywordNames | None, cut: int | None) -> None:
-    """Raises `Misuse` if a batch has the wrong keyword arguments or, with ``cut`` items, cannot be cut."""
+def _require(batch: Triple, names: KeywordNames | None, cut: int | None, parts: MicroBatchParts) -> None:
+    """Raises `Misuse` if a batch has the wrong keyword arguments, or cannot be cut; with ``cut``, between items."""
     if names is not None:
         names.require(batch[2], _BATCH)
     if cut is not None:
         require_cut(batch, cut, _BATCH)
+    if parts.slices > 1:
+        parts.require(batch, _BATCH)
 
 
 def _loaded(load: Callable[[int], Any], size: int, number: int) -> Triple:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera_runtime.blame import UserCode
+from chimera_runtime.data.cutting import MicroBatchParts
 from chimera_runtime.data.micro_batch_source import Batches, CutBatch, MicroBatchSource
 from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple, length_of, require_cut
 from chimera_runtime.errors import FAILED
@@ -113,8 +114,10 @@ class Feed(MicroBatchSource):
             triple = as_triple(batch, "a batch")
             self._require_names(triple, "a batch")
             size, count = self.size * self.job.micro_batches, self.job.micro_batches
-            if self.job.passes > 1:
+            if self.job.micro_batches * self.job.row_parts > 1:
                 require_cut(triple, size, "a batch")
+            if self.job.slices > 1:
+                self._parts.require(triple, "a batch")
             if other := lengths(triple) - {size}:
                 raise mistakes.mini_batch_has_another_size(min(other), self.size, count)
             self._pairs[update] = triple
@@ -125,8 +128,7 @@ class Feed(MicroBatchSource):
         """Takes the example for the start of a pipeline: a pair, a triple or a whole dataset; errors as in `put`."""
         if not isinstance(example, Batches | CutBatch):
             triple = as_triple(example, "the example")
-            if self.job.parts > 1:
-                require_cut(triple, self.size, "the example")
+            self._parts.require(triple, "the example")
         self._pairs[0] = example if isinstance(example, Batches | CutBatch) else lambda _micro: example
 
     def put_micro_batches(self, update: int, pairs: Sequence[Pair]) -> None:
@@ -192,15 +194,17 @@ class Feed(MicroBatchSource):
                 loaded = pairs(uncut)
             triple = as_triple(loaded, "a batch")
             self._require_names(triple, f"micro-batch {uncut}")
-            if self.job.parts > 1:
-                require_cut(triple, self.size, f"micro-batch {uncut}")
+            self._parts.require(triple, f"micro-batch {uncut}")
             if uncut == update % self.job.micro_batches and update not in self._facts:
                 self._note_facts(update, triple)
             value = triple[number]
             if other := lengths(value) - {self.size}:
                 raise mistakes.micro_batch_has_another_size(uncut, min(other), self.size)
-        size = self.size // self.job.parts
-        return value if self.job.parts == 1 else rows(value, part * size, size)
+        return self._parts.part(value, part)
+
+    @property
+    def _parts(self) -> MicroBatchParts:
+        return MicroBatchParts(self.size, self.job.parts, self.job.slices)
 
     def _require_names(self, triple: Triple, name: str) -> None:
         if self.names is not None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chimera_runtime.data.cutting import MicroBatchParts
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
 from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
-from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch, Triple, require_cut
+from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch, Triple
 from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.values.keywords import Keywords
-from chimera_runtime.values.nested import rows
 from chimera_runtime.values.tensors import all_generators_kept
 
 
@@ -59,7 +59,8 @@ class Batches(MicroBatchSource):
     """The micro-batches of one copy of the pipelines, from the beginning of a dataset.
 
     Sizes are as in `Share`. The order of a map-style dataset is as in `ItemOrder`; an iterable dataset has its own. If
-    micro-batches are cut into ``parts``, each part has consecutive items, and ``micro`` counts parts.
+    micro-batches are cut into ``parts``, each part has consecutive items, or is one of ``slices`` of a sequence, and
+    ``micro`` counts parts.
     """
 
     dataset: Any
@@ -71,6 +72,7 @@ class Batches(MicroBatchSource):
     seed: int
     collate: Callable[[list[Any]], Any] | None = None
     sampler: Iterable[Any] | None = None
+    slices: int = 1
     _triples: dict[tuple[int, int], Triple] = field(default_factory=dict)
     _read: list[MiniBatch] = field(default_factory=list)
     _stream: list[Any] = field(default_factory=list)
@@ -90,6 +92,10 @@ class Batches(MicroBatchSource):
         return Share(self.micro_batch_size, self.micro_batches, self.copies, self.copy)
 
     @property
+    def _parts(self) -> MicroBatchParts:
+        return MicroBatchParts(self.micro_batch_size, self.parts, self.slices)
+
+    @property
     def _order(self) -> ItemOrder:
         return ItemOrder(self.dataset, self.seed, sampler=self.sampler)
 
@@ -102,10 +108,8 @@ class Batches(MicroBatchSource):
             self._triples.clear()
             with all_generators_kept():
                 self._triples[place] = self._loaded(*place)
-            if self.parts > 1:
-                require_cut(self._triples[place], self.micro_batch_size, "a micro-batch of the dataset")
-        value, size = self._triples[place][number], self.micro_batch_size // self.parts
-        return value if self.parts == 1 else rows(value, part * size, size)
+            self._parts.require(self._triples[place], "a micro-batch of the dataset")
+        return self._parts.part(self._triples[place][number], part)
 
     def _loaded(self, update: int, micro: int) -> Triple:
         loading, share = ItemLoading(self.dataset, self.seed, self.collate), self._share

@@ -213,5 +213,10 @@ def require_cut(triple: Triple, items: int, name: str) -> None:
     """
     uncut = obstacle(triple, items)
     if uncut is not None:
-        place, kind = uncut
-        raise mistakes.cannot_be_cut(name, f"{_PLACES[place[:3]]}{place[3:]}", kind)
+        path, kind = uncut
+        raise mistakes.cannot_be_cut(name, place_of(path), kind)
+
+
+def place_of(path: str) -> str:
+    """Returns the place of a leaf of a triple in words, from its path, such as ``the input['ids']``."""
+    return f"{_PLACES[path[:3]]}{path[3:]}"

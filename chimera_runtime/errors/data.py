@@ -1,6 +1,6 @@
 """Messages about datasets, the batches of a loop, and the processes that load them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
 
@@ -111,6 +111,31 @@ def cannot_be_cut(name: str, place: str, kind: str) -> Misuse:
         f"{name}: {place} is {kind}, which cannot be cut into micro-batches: give tensors with the items in dimension "
         "0, in structures that torch.utils._pytree knows; or give the micro-batches one by one, by a function of their "
         "number (step also takes micro_batches=)"
+    )
+
+
+# Slices of a micro-batch.
+
+
+def has_no_sequence(name: str, place: str, shape: tuple[int, ...] | None) -> Misuse:
+    what = "no tensor" if shape is None else f"a tensor of shape {shape}"
+    return Misuse(
+        f"{name}: {place} is {what}, which cannot be cut into slices: give tensors with the items in dimension 0 and "
+        "the sequence in dimension 1, or compile a scheme without slices"
+    )
+
+
+def sequences_differ(name: str, places: Mapping[int, str]) -> Misuse:
+    lengths = " and ".join(f"{length} in {place}" for length, place in places.items())
+    return Misuse(
+        f"{name}: dimension 1 is {lengths}; slices are cut along dimension 1: let all tensors have the sequence there"
+    )
+
+
+def sequence_is_not_divided(name: str, length: int, slices: int) -> Misuse:
+    return Misuse(
+        f"{name}: the sequences have {length} items in dimension 1, which cannot be cut into {slices} equal slices; "
+        f"make them a multiple of {slices} long, by padding or by leaving out the rest"
     )
 
 

@@ -42,6 +42,20 @@ def output_has_no_rows(micros: Sequence[int]) -> BadModel:
     )
 
 
+def carry_is_empty(stage: int, place: int) -> BadModel:
+    return BadModel(
+        f"stage {stage} returned a carry without tensors for slice {place}, and slice {place + 1} needs one; return "
+        "what the next slice must know of this one and of those before it"
+    )
+
+
+def carry_differs(stage: int, place: int, now: str, before: str) -> BadModel:
+    return BadModel(
+        f"stage {stage} returned for slice {place} the carry {now}, which was {before} for the first micro-batch; "
+        "return the same structure, shapes and dtypes every time"
+    )
+
+
 def auxiliary_loss_has_no_gradient(name: str) -> BadModel:
     return BadModel(
         f"the auxiliary loss {name} would have no gradient: it is added under torch.no_grad(), or in a "

@@ -28,6 +28,20 @@ def output_without_dimensions(stage: int) -> Misuse:
     )
 
 
+def carry_is_opaque(stage: int, kind: str) -> Misuse:
+    return Misuse(
+        f"the carry of stage {stage} holds a {kind}, in which gradients would not be found: return tensors in tuples, "
+        "lists or dicts, or in a class that torch.utils._pytree knows"
+    )
+
+
+def slices_differ(stage: int, number: int, shapes: object, first: object) -> Misuse:
+    return Misuse(
+        f"stage {stage} hands on tensors of shapes {shapes} for slice {number}, and {first} for slice 0: let it return "
+        "the same structure and shapes for every slice"
+    )
+
+
 def shapes_vary_without_flush(scheme: str) -> Misuse:
     return Misuse(
         f"{scheme} has no flush: messages of several updates are under way together, so all have the example's shapes; "

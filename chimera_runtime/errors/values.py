@@ -107,3 +107,13 @@ def dtype_is_not_of_nccl(stage: int, dtype: str) -> Misuse:
         f"stage {stage} returned a tensor of {dtype}, which the backend nccl cannot send: return it "
         "in another dtype, as torch.int32 or torch.uint8, or use the backend gloo"
     )
+
+
+# Carries.
+
+
+def carry_is_not_returned(stage: int, kind: str) -> BadModel:
+    return BadModel(
+        f"the forward of stage {stage} has a parameter carry and returned a {kind}; return a pair: its output, and the "
+        "carry for the next slice"
+    )

@@ -28,6 +28,7 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.ranks.messages import Peer
+from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
@@ -93,6 +94,7 @@ class EvaluationStage:
     output: SentOutput | LastOutput
     current: _CurrentRound
     load_keywords: Callable[[int], Keywords]
+    carries: Carries
     _outputs: dict[Micros, Tensors] = field(default_factory=dict)
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
@@ -118,9 +120,12 @@ class EvaluationStage:
 
     def _run(self, micro: int, inputs: Any, target: Any) -> Tensors:
         argument = inputs if self.before is None else self.before.form.filled(inputs)
-        keywords = self.load_keywords(micro)
+        carry, takes = self.carries.take(micro), self.carries.takes
+        keywords = {**self.load_keywords(micro), **carry.arguments(takes, carry.tensors)}
         with UserCode(f"the forward of stage {self.number} in an evaluation", FAILED):
-            returned = self.module(argument, **keywords)
+            returned, left = takes.apart(self.number, self.module(argument, **keywords))
+        self.carries.resize()  # micro-batches may differ in the number of their items
+        self.carries.keep(micro, carry, inputs, left)
         outputs = self.output.finish(micro, self.current.size(micro), returned, target)
         del returned  # only then does `unshared` see whether the module still holds the memory of an output
         return tuple(map(unshared, outputs))
@@ -166,7 +171,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         context, world, facts = self.context, self.context.world, self.context.facts.evaluation
-        self._whole = self.size // world.job.parts
+        self._whole = self.size // world.job.row_parts
         self._boundaries = context.probed.boundaries
         self._names = keyword_names(context.probed.traits, self.stages)
         # The lane has its own stages, slots and links; all of them read the sizes of the current round.
@@ -248,6 +253,7 @@ class Evaluation:
             output=SentOutput(number, current, self._whole) if world.job.fed[number] else self.output,
             current=current,
             load_keywords=load_keywords,
+            carries=Carries(number, world.job.slices, probed.traits[number].takes),
         )
 
 
@@ -321,7 +327,8 @@ class Inference:
                     outputs += gathered(world.control_group, world.job.holders[-1], store.take()).values()
             if not all(map(is_rows, outputs)):
                 raise Misuse(PREDICTIONS_HAVE_NO_ITEMS)
-            return joined(outputs)
+            slices = world.job.slices
+            return joined([joined(outputs[i : i + slices], dimension=1) for i in range(0, len(outputs), slices)])
 
         return outputs_of
 

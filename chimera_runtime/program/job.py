@@ -19,9 +19,9 @@ class Job:
     number of micro-batches of a round of an evaluation: N, or more if there is no flush. ``links`` are pairs of workers
     of which the first sends to the second. ``ties`` are the groups of stages that share parameters.
 
-    A micro-batch is cut into ``parts``; if ``slices`` is more than 1, these are slices of its sequence.
-    ``recomputing`` are the stages that recompute, ``grouped`` the stages with operations over several micro-batches,
-    ``split_backward`` the stages with backwards in two halves. ``kinds`` are the letters of all kinds of operations.
+    A micro-batch is cut into ``parts``: halves, or the ``slices`` of a sequence. ``recomputing`` are the stages that
+    recompute, ``grouped`` the stages with operations over several micro-batches, ``split_backward`` the stages with
+    backwards in two halves. ``kinds`` are the letters of all kinds of operations.
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` gives the version of the weights that
     stage s reads for each micro-batch of a period, as an offset to the number of updates in the periods before; it is
@@ -50,6 +50,11 @@ class Job:
     split_backward: tuple[int, ...] = ()
     communicators: tuple[str, ...] = ("directed",)
     slices: int = 1
+
+    @property
+    def row_parts(self) -> int:
+        """The number of parts into which a micro-batch is cut along dimension 0."""
+        return self.parts // self.slices
 
     @property
     def passes(self) -> int:

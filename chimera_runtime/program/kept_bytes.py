@@ -4,20 +4,26 @@ The compiler has the sizes of a micro-batch from a profile, train.py (``--memory
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import starmap
 from typing import NamedTuple
+
+from chimera_runtime.program.rank_facts import KeptMicros
 
 
 class MicroBatchBytes(NamedTuple):
     """Bytes that a stage keeps of a micro-batch.
 
     ``activations`` are kept until the backward, ``input`` alone if the stage recomputes. The first half of a split
-    backward frees ``released`` bytes of the activations, and leaves ``operands`` for the second half.
+    backward frees ``released`` bytes of the activations, and leaves ``operands`` for the second half. A slice leaves
+    ``carry`` for the next one, and ``carry_gradients`` for the one before.
     """
 
     activations: int
     input: int
     released: int
     operands: int
+    carry: int = 0
+    carry_gradients: int = 0
 
     @property
     def halfway(self) -> int:
@@ -32,8 +38,11 @@ class MicroBatchBytes(NamedTuple):
     def without_received(self, inputs: int, gradients: int) -> "MicroBatchBytes":
         """The bytes without ``inputs`` and ``gradients``, which are in receive buffers."""
         activations = max(0, self.activations - inputs)
-        return MicroBatchBytes(
-            activations, max(0, self.input - inputs), min(activations, self.released), max(0, self.operands - gradients)
+        return self._replace(
+            activations=activations,
+            input=max(0, self.input - inputs),
+            released=min(activations, self.released),
+            operands=max(0, self.operands - gradients),
         )
 
 
@@ -45,8 +54,9 @@ def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatc
     which ``sizes`` are given.
     """
     total = halving = 0
-    for stage, activations, inputs, begun, *_ in moment:
+    for stage, activations, inputs, begun, carries, carry_gradients in starmap(KeptMicros, moment):
         of_stage = sizes(stage)
+        total += share(carries, of_stage.carry, parts) + share(carry_gradients, of_stage.carry_gradients, parts)
         total += share(activations, of_stage.activations, parts) + share(inputs, of_stage.input, parts)
         if begun:
             total += share(begun, of_stage.halfway, parts)

@@ -14,7 +14,8 @@ class Numbering:
     """Numbering of a lane's micro-batches.
 
     Random numbers depend on ``seed`` (``--seed``), the ``copy`` of the pipelines, the update, the stage and the
-    micro-batch alone. ``passes`` is the number of micro-batches of a copy in an update; with halves, each half counts.
+    micro-batch alone. ``passes`` is the number of micro-batches of a copy in an update; with halves, each half counts,
+    and with ``slices``, each slice.
     The schedule repeats after ``cycle`` micro-batches: an update, or the period where updates overlap. ``first`` is the
     update whose first micro-batch has number 0.
     """
@@ -24,6 +25,7 @@ class Numbering:
     passes: int
     cycle: int
     first: int = 0
+    slices: int = 1
 
     def place(self, micro: int) -> tuple[int, int]:
         """The update of a micro-batch, and the number of the micro-batch within the update."""

@@ -90,9 +90,9 @@ class KeptMicros(NamedTuple):
     """Numbers of micro-batches of which a stage keeps something at one moment.
 
     ``activations`` counts the micro-batches of which all activations are kept, ``inputs`` those of which only the input
-    is, to recompute the rest, and ``begun`` the micro-batches between the two halves of their backward. Where
-    micro-batches have slices, all of these count slices, ``carries`` those of which the carry is kept, and
-    ``carry_gradients`` the gradients of carries that wait for the backward of their slice.
+    is, to recompute the rest, and ``begun`` the micro-batches between the two halves of their backward. A slice counts
+    as a micro-batch: ``carries`` counts those whose carry is kept, ``carry_gradients`` those whose carry has a gradient
+    that waits for their backward.
     """
 
     stage: int

@@ -15,8 +15,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.stage.auxiliary_losses import Auxiliary
+from chimera_runtime.stage.carries import CarryGraph
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, RerunComparison, parts, sampled, whole
+from chimera_runtime.values.carries import Carry
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.shared_memory import versions
@@ -27,37 +29,50 @@ T = TypeVar("T")
 _OFTEN = 2
 
 
+class ForwardArguments(NamedTuple):
+    """What a run of a module depends on: the seed, its input, its keyword arguments, and the carry that it reads."""
+
+    seed: int
+    inputs: Any
+    keywords: Keywords
+    carry: Carry
+
+
 class ForwardResult(NamedTuple):
-    """Result of one call of a module: ``leaves`` are the input tensors that receive gradients in the backward."""
+    """Result of one call of a module: ``leaves`` are the input tensors that receive gradients in the backward.
+
+    ``left`` is the carry for the next slice, ``carry_leaves`` are the tensors of the carry that was read.
+    """
 
     leaves: Tensors
     returned: Any
     auxiliary: Auxiliary
+    carry_leaves: Tensors
+    left: Any
 
 
 class SavedGraph(NamedTuple):
     """The autograd graph that an ordinary forward keeps for its backward, from its leaves to its roots.
 
-    ``auxiliary`` are the auxiliary losses, which are roots as well.
+    ``auxiliary`` are the auxiliary losses, which are roots as well; ``carries`` are further leaves and roots.
     """
 
     leaves: Tensors
     roots: Tensors
     auxiliary: Tensors
+    carries: CarryGraph
 
 
 class SavedInput(NamedTuple):
     """Arguments of a second run, which a recomputed forward keeps for each micro-batch in place of a graph.
 
-    ``versions`` are the version counters of inputs, target and keywords, ``state`` is the module's state before the
-    first run. The first run was over ``micro_batches`` micro-batches together; ``digest`` is its result in short form,
-    None if the two runs are not compared.
+    ``versions`` are the version counters of all tensors in them, ``state`` is the module's state before the first run.
+    The first run was over ``micro_batches`` micro-batches together; ``digest`` is its result in short form, None if the
+    two runs are not compared.
     """
 
-    seed: int
-    inputs: Any
+    arguments: ForwardArguments
     target: Any
-    keywords: Keywords
     versions: list[int]
     state: StateSnapshot
     micro_batches: int
@@ -145,7 +160,7 @@ class RecomputedForwards:
         Raises `BadModel` if the inputs have been changed, or the second run changes a part of the module's state that
         the first run did not change.
         """
-        if versions_of(saved.inputs, saved.target, saved.keywords) != saved.versions:
+        if versions_of_arguments(saved.arguments, saved.target) != saved.versions:
             raise mistakes.input_was_changed(self._stage)
         if not saved.state.containers:
             yield
@@ -187,6 +202,11 @@ def _needs_saved_tensors(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def versions_of_arguments(arguments: ForwardArguments, target: Any) -> list[int]:
+    """The version counters of the tensors that a run of a module, and then the loss, reads."""
+    return versions_of(arguments.inputs, target, arguments.keywords, arguments.carry.tensors)
 
 
 def versions_of(*values: Any) -> list[int]:

@@ -1,14 +1,16 @@
 """Memory that autograd keeps between forward and backward, in bytes, counted by torch's hooks for saved tensors."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from chimera_runtime.values.nested import leaves
+from chimera_runtime.values.tensors import Tensors
 
 Memory = tuple[torch.device, int]
 """Key of a tensor's storage: its device and address; on the meta device, which has no addresses, an id."""
@@ -25,6 +27,9 @@ class Footprint:
     For split backwards, ``released`` is the memory that the first half frees, except inputs. ``operands`` are the
     gradients that are kept from the first half to the second, ``received_operands`` the ones among them that came from
     the next stage.
+
+    Of a slice, ``carry`` is the memory that its carry adds to those of earlier slices, saved for the backward or not;
+    it is not part of ``activations``. ``carry_gradients`` are the gradients of the whole carry.
     """
 
     activations: int
@@ -36,6 +41,8 @@ class Footprint:
     released: int = 0
     operands: int = 0
     received_operands: int = 0
+    carry: int = 0
+    carry_gradients: int = 0
 
     def activations_with_inputs(self, is_fed: bool) -> int:
         """M_a with all inputs that another stage has sent (``is_fed``), saved for the backward or not."""
@@ -62,16 +69,21 @@ class SavedTensors:
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved.tensor):
             yield
 
-    def footprint(self, inputs: Any, results: Any, targets: Any) -> Footprint:
-        """Returns the footprint of a forward. Only this forward may have been counted."""
-        of_inputs, of_results = memory_of(inputs), memory_of(results)
+    def footprint(self, inputs: Any, results: Any, targets: Any, before: Tensors = (), left: Tensors = ()) -> Footprint:
+        """Returns the footprint of a forward. Only this forward may have been counted.
+
+        ``before`` and ``left`` are the tensors of the carries that it has read and left.
+        """
+        of_inputs, of_results, earlier, carried = map(memory_of, (inputs, results, before, left))
         return Footprint(
-            activations=sum(self.sizes.values()),
+            activations=sum(size for piece, size in self.sizes.items() if piece not in earlier.keys() | carried.keys()),
             inputs=sum(of_inputs.values()),
             saved_inputs=sum(of_inputs[piece] for piece in of_inputs.keys() & self.sizes.keys()),
             results=sum(of_results.values()),
             saved_results=sum(of_results[piece] for piece in of_results.keys() & self.sizes.keys()),
             targets=sum(memory_of(targets).values()),
+            carry=sum(size for piece, size in carried.items() if piece not in earlier.keys() | of_inputs.keys()),
+            carry_gradients=sum(t.numel() * t.element_size() for t in left if t.requires_grad),
         )
 
     def _pack(self, tensor: torch.Tensor) -> "_SavedTensor":
@@ -90,6 +102,27 @@ class SavedTensors:
         self._users[piece] -= 1
         if self._users[piece] == 0:
             del self.sizes[piece]
+
+
+def footprint_of(footprints: Sequence[Footprint]) -> Footprint:
+    """Returns the footprint to count for each slice of a micro-batch, of which the first ones are kept at any time.
+
+    Activations and carries count as the largest mean over first slices, other memory as that of the largest slice.
+    """
+
+    def mean(name: str) -> int:
+        sums: Iterable[int] = accumulate(getattr(footprint, name) for footprint in footprints)
+        return max(-(-total // count) for count, total in enumerate(sums, start=1))
+
+    def of_all(choose: Callable[[Iterable[int]], int], *names: str) -> dict[str, int]:
+        return {name: choose(getattr(footprint, name) for footprint in footprints) for name in names}
+
+    return Footprint(
+        activations=mean("activations"),
+        carry=mean("carry"),
+        **of_all(max, "inputs", "results", "targets", "operands", "carry_gradients"),
+        **of_all(min, "saved_inputs", "saved_results", "released", "received_operands"),
+    )
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial, partialmethod
 from typing import Any, Self
 
@@ -9,26 +9,33 @@ import torch
 
 from chimera_runtime.blame import UserCode, during
 from chimera_runtime.errors import FAILED
-from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.ranks.device_to_host import Reader, from_host
-from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, collecting, roots_of
+from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, roots_of
+from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.gradient_sums import GradientSum
-from chimera_runtime.stage.paired_operations import ModuleCalls, run_pair
-from chimera_runtime.stage.recomputation import ForwardResult, RecomputedForwards, SavedGraph, SavedInput, versions_of
+from chimera_runtime.stage.module_runs import LoadKeywords, ModuleRuns
+from chimera_runtime.stage.paired_operations import run_pair
+from chimera_runtime.stage.recomputation import (
+    ForwardArguments,
+    ForwardResult,
+    RecomputedForwards,
+    SavedGraph,
+    SavedInput,
+    versions_of_arguments,
+)
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in_some
 from chimera_runtime.stage.splitting import HalfBackward, SecondHalf, SplitBackward, WholeBackward
 from chimera_runtime.stage.stage_input import StageInput
 from chimera_runtime.stage.stage_output import SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import Boundary, Traits
-from chimera_runtime.values.keywords import Keywords, unwritten
 from chimera_runtime.values.losses import Tally
-from chimera_runtime.values.nested import fresh, joined, leaves, mapped
+from chimera_runtime.values.nested import fresh, joined, leaves
 from chimera_runtime.values.shared_memory import Slots, lend, versions
-from chimera_runtime.values.tensors import Tensors, join, part, plain, seed_all, seed_torch
+from chimera_runtime.values.tensors import Tensors, join, part, plain
 
 
 class Stage(WeightGroup):
@@ -68,7 +75,7 @@ class Stage(WeightGroup):
         numbering: Numbering,
         recomputed: Set[int] = frozenset(),
         ties: Sequence[WeightGroup] = (),
-        load_keywords: Callable[[int, int], Keywords] | None = None,
+        load_keywords: LoadKeywords | None = None,
         read: Reader = from_host,
         is_compared: IsCompared = in_some,
     ) -> None:
@@ -77,17 +84,16 @@ class Stage(WeightGroup):
         self.groups: tuple[WeightGroup, ...] = (self, *ties)
         self.number = number
         self.module = module
-        self.calls = ModuleCalls(module)
         self.inputs = self.gradients = Slots()
-        self.load_keywords = load_keywords
         self._input = StageInput(number, before, bool(traits.in_place))
+        self.runs = ModuleRuns(number, module, self._input, traits, numbering, load_keywords)
+        self.calls = self.runs.calls
+        self._carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
         self._traits = traits
         self._recomputed = recomputed
         self._reruns = RecomputedForwards(number, module, is_compared, read)
-        self._seed = seed_all if traits.seeds_all else seed_torch
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
-        self._in_forward = UserCode(f"the forward of stage {number}", FAILED)
         self._in_backward = UserCode(f"the backward of stage {number}", FAILED)
         # What waits, by micro-batch: for its backward, for the second half of it, and, by value, to be handed on.
         self._saved: dict[int, SavedGraph | SavedInput] = {}
@@ -105,6 +111,7 @@ class Stage(WeightGroup):
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """Changes the shapes that the stage receives and sends; none may be larger than at first."""
         self._input.before = before
+        self._carries.resize()
         if before is not None:
             self.inputs.resize(before.views)
         if after is not None:
@@ -178,14 +185,16 @@ class Stage(WeightGroup):
         if self._is_recomputed(micro):
             outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         else:
-            result = self._run(self._seed_of(micro), inputs, self._keywords_of(micro))
+            arguments = self._arguments_of(micro, inputs)
+            result = self.runs.run(arguments)
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
             results, roots = self._output.finish((micro,), result.returned, (target,))
             self._auxiliary.add(micro, self._numbering.place(micro)[0], result.auxiliary)
-            self._saved[micro] = SavedGraph(result.leaves, roots, roots_of(result.auxiliary))
+            self._carries.keep(micro, arguments.carry, inputs, result.left)
+            self._saved[micro] = self._saved_graph(micro, result, roots)
             outputs = _payload(results)
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
-        lend(self.number, micro, outputs, self._saved, lambda: (inputs, self._keywords_of(micro)))
+        lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
         return outputs
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
@@ -208,16 +217,17 @@ class Stage(WeightGroup):
     ) -> Tensors:
         """Runs a forward that saves its inputs and no graph; ``batches`` are the inputs of each micro-batch."""
         update, count = self._numbering.place(micros[0])[0], len(micros)
-        keywords = [self._keywords_of(micro) for micro in micros]
-        arguments = [*zip(batches, targets, keywords, strict=True)]
-        before = [versions_of(*values) for values in arguments]
+        arguments = [self._arguments_of(*of_micro) for of_micro in zip(micros, batches, strict=True)]
+        together = arguments[0]._replace(inputs=inputs, keywords=joined([a.keywords for a in arguments]))
+        before = [versions_of_arguments(*values) for values in zip(arguments, targets, strict=True)]
 
         # The first run keeps no graph: `finish` takes all that is needed of the result while the result is there.
         def run() -> ForwardResult:
-            return self._run(self._seed_of(micros[0]), inputs, joined(keywords))
+            return self.runs.run(together)
 
         def finish(result: ForwardResult) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
             results, roots = self._output.finish(micros, result.returned, [*map(fresh, targets)])
+            self._carries.keep(micros[0], together.carry, inputs, result.left)
             values = partial(self._compared_values, result, roots, count)
             return results, result.auxiliary, self._reruns.digests(update, values, count)
 
@@ -226,8 +236,8 @@ class Stage(WeightGroup):
             return self._one_by_one(micros, batches, targets)
         # Each micro-batch gets what its own second run begins with, and what that run must give again.
         (results, auxiliary, digests), state = first_run
-        for micro, values, numbers, digest in zip(micros, arguments, before, digests, strict=True):
-            self._saved[micro] = SavedInput(self._seed_of(micro), *values, numbers, state, count, digest)
+        for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
+            self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
         self._auxiliary.add(micros[0], update, auxiliary)
         return _payload(results)
 
@@ -236,33 +246,19 @@ class Stage(WeightGroup):
         if count > 1:
             return leaves(result.returned)
         losses = roots if self._output.after is None else ()
-        return [*leaves(result.returned), *losses, *[value for _, value in result.auxiliary]]
+        return [*leaves((result.returned, result.left)), *losses, *[value for _, value in result.auxiliary]]
 
     def _is_recomputed(self, micro: int) -> bool:
         return micro % self._numbering.cycle in self._recomputed
 
-    def _seed_of(self, micro: int) -> int:
-        return self._numbering.forward_seed(micro, self.number)
+    def _arguments_of(self, micro: int, inputs: Any) -> ForwardArguments:
+        """Returns what the forward of a micro-batch depends on. Call it once, because it takes the carry."""
+        keywords, carry = self.runs.keywords_of(micro), self._carries.take(micro)
+        return ForwardArguments(self.runs.seed_of(micro), inputs, keywords, carry)
 
-    def _keywords_of(self, micro: int) -> Keywords:
-        names = self._traits.keywords
-        if not names or self.load_keywords is None:
-            return {}
-        loaded = self.load_keywords(self._numbering.first, micro)
-        if missing := [name for name in names if name not in loaded]:
-            raise mistakes.keyword_argument_is_missing(micro, missing[0])
-        keywords = {name: loaded[name] for name in names}
-        return mapped(keywords, torch.clone) if self._traits.in_place else keywords
-
-    def _run(self, seed: int, inputs: Any, keywords: Keywords) -> ForwardResult:
-        """Calls the module after seeding; both runs of a recomputed forward are made here, with the same seed."""
-        self._seed(seed)
-        input_leaves, argument = self._input.argument(inputs)
-        shared = self._traits.shared
-        watching = unwritten(self.number, keywords, shared) if shared else nullcontext()
-        with watching, self._in_forward, collecting() as auxiliary:
-            returned = self.calls.forward(argument, **(fresh(keywords) if keywords else {}))
-        return ForwardResult(input_leaves, returned, auxiliary)
+    def _saved_graph(self, micro: int, result: ForwardResult, roots: Tensors) -> SavedGraph:
+        carries = self._carries.graph(micro, result.carry_leaves, result.left)
+        return SavedGraph(result.leaves, roots, roots_of(result.auxiliary), carries)
 
     def recompute(self, micros: Micros) -> None:
         """Runs the forward of a micro-batch, or of several, again; the backward needs what it saves."""
@@ -320,31 +316,38 @@ class Stage(WeightGroup):
         return results
 
     def _backward(self, micro: int, gradients: Tensors) -> Tensors:
-        input_leaves, roots, initial, counts = self._roots_of(micro, gradients)
+        graph, roots, initial, counts = self._roots_of(micro, gradients)
         with self._in_backward:
             self.calls.differentiate(roots, initial)
         self._collect(counts)
-        return self._input.take_gradients(input_leaves, counts)
+        return self._take_gradients(micro, graph, counts)
 
     def _backward_input(self, micro: int, gradients: Tensors) -> Tensors:
-        input_leaves, roots, initial, counts = self._roots_of(micro, gradients)
+        graph, roots, initial, counts = self._roots_of(micro, gradients)
         with self._in_backward:
             second_half: SecondHalf
             if self._traits.whole:  # a graph that cannot be split: all of it runs now, and the second half only adds
                 second_half = WholeBackward(roots, initial, self.module.parameters(), apart=self.weights.overlap)
             else:
-                second_half = SplitBackward(roots, initial, input_leaves)
+                second_half = SplitBackward(roots, initial, (*graph.leaves, *graph.carries.leaves))
         self._half_backwards[micro] = HalfBackward(second_half, counts)
-        return self._input.take_gradients(input_leaves, counts)
+        return self._take_gradients(micro, graph, counts)
 
-    def _roots_of(self, micro: int, gradients: Tensors) -> tuple[Tensors, Tensors, Tensors, Tensors]:
-        """Returns input leaves and roots of the graph, the gradient of each root, and the micro-batch's loss count."""
-        input_leaves, roots, auxiliary = self._graph(micro)
+    def _take_gradients(self, micro: int, graph: SavedGraph, counts: Tensors) -> Tensors:
+        """Returns the message to the stage before; keeps the gradients for the slice before."""
+        self._carries.end_backward(micro, graph.carries)
+        return self._input.take_gradients(graph.leaves, counts)
+
+    def _roots_of(self, micro: int, gradients: Tensors) -> tuple[SavedGraph, Tensors, Tensors, Tensors]:
+        """Returns the graph, all roots of it, the gradient of each root, and the micro-batch's loss count."""
+        graph = self._graph(micro)
+        carried, carried_gradients = self._carries.begin_backward(micro, graph.carries)
         counts = self._output.counts(micro, gradients)
         # The results begin with the gradients received, or the loss with its share of the update's mean. An auxiliary
         # loss is a root of its own on any stage, and has the same share.
-        shares = [torch.full_like(value, self._output.share * self._output.scale) for value in auxiliary]
-        return input_leaves, (*roots, *auxiliary), (*self._output.gradients(roots, gradients), *shares), counts
+        shares = [torch.full_like(value, self._output.share * self._output.scale) for value in graph.auxiliary]
+        initial = (*self._output.gradients(graph.roots, gradients), *shares, *carried_gradients)
+        return graph, (*graph.roots, *graph.auxiliary, *carried), initial, counts
 
     def _graph(self, micro: int) -> SavedGraph:
         """Returns the graph of a micro-batch: the saved one or, if it is recomputed, that of a second run, made now."""
@@ -353,10 +356,10 @@ class Stage(WeightGroup):
             return saved
         update = self._numbering.place(micro)[0]
         with self._reruns.second_run(update, saved):
-            result = self._run(saved.seed, saved.inputs, saved.keywords)
+            result = self.runs.run(saved.arguments)
         _, roots = self._output.finish((micro,), result.returned, (fresh(saved.target),))
         self._reruns.compare(update, micro, saved, partial(self._compared_values, result, roots, saved.micro_batches))
-        return SavedGraph(result.leaves, roots, roots_of(result.auxiliary))
+        return self._saved_graph(micro, result, roots)
 
     def _collect(self, counts: Tensors) -> None:
         """Adds the gradients of the weights to their sums; the first stage of a group adds the loss count."""

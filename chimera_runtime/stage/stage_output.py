@@ -41,7 +41,7 @@ class SendOutput:
         difference = self.after.mismatch(tensors, form, len(micros))
         if difference:
             raise mistakes.output_differs(self.number, micros[0], difference)
-        roots = tuple([_root(t) for t in compress(tensors, self.after.differentiable)])
+        roots = tuple([root_of(t) for t in compress(tensors, self.after.differentiable)])
         if any(self.after.owned_by_stage):
             pairs = zip(tensors, self.after.owned_by_stage, strict=True)
             tensors = tuple([t.detach().clone() if is_kept else t for t, is_kept in pairs])
@@ -147,6 +147,7 @@ class _Root(torch.autograd.Function):
         return gradient
 
 
-def _root(result: torch.Tensor) -> torch.Tensor:
+def root_of(result: torch.Tensor) -> torch.Tensor:
+    """Returns a root at which the backward of a result begins; it does not keep the memory of the result."""
     root: torch.Tensor = _Root.apply(result)  # type: ignore[no-untyped-call]
     return root

@@ -126,7 +126,7 @@ def assemble(
     share = loss_share(job, world.place.copies, probed)
 
     def numbering() -> Numbering:
-        return Numbering(context.seed, world.place.copy, job.passes, job.cycle)
+        return Numbering(context.seed, world.place.copy, job.passes, job.cycle, slices=job.slices)
 
     def gradients_of(group: Group, trained: Sequence[torch.nn.Parameter]) -> GradientSum:
         peers, members = world.sums[group]

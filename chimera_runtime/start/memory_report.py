@@ -17,13 +17,15 @@ def memory_report(device: torch.device, facts: RankFacts | None) -> str:
         return f"memory: {used}"
     fullest = max(facts.kept, key=_activations, default=())
     copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
-    kept = [
-        f"stage {s}: {full + begun}{f' and {inputs} x inputs alone' if inputs else ''}"
-        for s, full, inputs, begun, *_ in fullest
+    words = [
+        f"stage {kept.stage}: {kept.activations + kept.begun}"
+        f"{f' and {kept.inputs} x inputs alone' if kept.inputs else ''}"
+        f"{f' and {kept.carries} carries' if kept.carries else ''}"
+        for kept in fullest
     ]
     return (
         f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "
-        f"({copies}) and up to {_activations(fullest)} x M_a of activations ({', '.join(kept) or 'none'}); "
+        f"({copies}) and up to {_activations(fullest)} x M_a of activations ({', '.join(words) or 'none'}); "
         "--memory-limit of train.py says how many bytes that is"
     )
 

@@ -19,10 +19,11 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, state_of
-from chimera_runtime.stage.saved_tensors import Footprint
+from chimera_runtime.stage.saved_tensors import Footprint, footprint_of
 from chimera_runtime.start import stage_probe
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
-from chimera_runtime.values.boundary import Boundary, Traits, with_shared
+from chimera_runtime.values.boundary import Boundary, Traits, with_all, with_shared
+from chimera_runtime.values.carries import NO_CARRY, Carry
 from chimera_runtime.values.keywords import accepted, require_unused
 from chimera_runtime.values.losses import expected_count
 from chimera_runtime.values.mesh_tensors import rest
@@ -100,8 +101,8 @@ class _Probe:
     seed: int
     measures: bool
     footprints: list[Footprint] = field(default_factory=list)
-    _calls: dict[int, StageCall] = field(default_factory=dict)
-    _probed: dict[int, ProbedForward] = field(default_factory=dict)
+    _calls: dict[int, list[StageCall]] = field(default_factory=dict)  # one for each slice
+    _probed: dict[int, list[ProbedForward]] = field(default_factory=dict)
     _states: dict[int, tuple[ModuleState, StateSnapshot]] = field(default_factory=dict)  # from before the forwards
 
     # ---- passes over all stages
@@ -121,7 +122,7 @@ class _Probe:
                 self._states[stage] = state_of(self.built[stage])
                 with all_generators_kept():
                     torch.manual_seed(draw_seed("shapes", self.seed, stage))
-                    self._run(stage, next((boundaries[s] for s in job.feeding[stage]), None), names)
+                    self._run_slices(stage, next((boundaries[s] for s in job.feeding[stage]), None), names)
                 self._publish_forward(stage)
             boundary, of_stage, footprint = self._read(f"forward/{stage}", stage)
             traits.append(of_stage)
@@ -135,7 +136,8 @@ class _Probe:
         """The count that ``loss`` returned next to a sum, or None if it returned a mean."""
         *_, last = self.world.job.sinks
         if self._is_mine(last):
-            self._publish("count", self._probed[last].count)
+            counts = [probed.count for probed in self._probed[last] if probed.count is not None]
+            self._publish("count", sum(counts) / len(counts) if counts else None)
         count: float | None = self._read("count", last)
         return count
 
@@ -147,9 +149,11 @@ class _Probe:
         for stage, feeding in reversed([(stage, s) for stage, several in enumerate(job.feeding) for s in several]):
             if self._is_mine(stage):
                 with all_generators_kept():
-                    probed = self._probed[stage]
-                    with_gradient = stage_probe.probe_backward(stage, self.built[stage], probed, differentiable)
-                self._publish(f"gradients/{feeding}", with_gradient)
+                    with_gradient = [
+                        stage_probe.probe_backward(stage, self.built[stage], probed, differentiable)
+                        for probed in self._probed[stage]
+                    ]
+                self._publish(f"gradients/{feeding}", [any(has) for has in zip(*with_gradient, strict=True)])
             before = boundaries[feeding]
             has_gradient = self._read(f"gradients/{feeding}", stage)  # for each tensor of the boundary
             # A stage may call requires_grad_() on a tensor that comes without a graph: nothing takes that gradient.
@@ -164,7 +168,7 @@ class _Probe:
 
         If the memory of an output is not free then, the stage keeps it, such as the memory of a buffer.
         """
-        outputs_of = {stage: ReleasedTensors(probed.outputs) for stage, probed in self._probed.items()}
+        outputs_of = {stage: ReleasedTensors(probed[-1].outputs) for stage, probed in self._probed.items()}
         self._probed.clear()
         self._calls.clear()
         for stage, outputs in outputs_of.items():
@@ -179,19 +183,32 @@ class _Probe:
 
     # ---- one stage
 
-    def _run(self, stage: int, before: Boundary | None, names: tuple[str, ...]) -> None:
+    def _run_slices(self, stage: int, before: Boundary | None, names: tuple[str, ...]) -> None:
+        """Runs the forward of a stage of this rank on each slice; errors as of `_run`."""
+        self._calls[stage], self._probed[stage] = [], []
+        carry = NO_CARRY
+        for micro in range(self.world.job.slices):
+            call, probed = self._run(stage, micro, before, names, carry)
+            self._calls[stage].append(call)
+            self._probed[stage].append(probed)
+            carry = probed.carry(call)
+            if carry.opaque is not None:
+                raise mistakes.carry_is_opaque(stage, carry.opaque)
+
+    def _run(
+        self, stage: int, micro: int, before: Boundary | None, names: tuple[str, ...], carry: Carry
+    ) -> tuple[StageCall, ProbedForward]:
         """Runs the forward of a stage of this rank; raises `Misuse` if the schedule cannot run such a stage."""
         world, module, is_last = self.world, self.built[stage], not self.world.job.fed[stage]
-        inputs = self._inputs_of(stage, before)
-        target = _copied(self.batches.target(0, 0), world.device) if is_last else None
+        inputs = self._inputs_of(stage, micro, before)
+        target = _copied(self.batches.target(0, micro), world.device) if is_last else None
         accepted_names = accepted(module, names)
-        loaded = _copied(self.batches.keywords(0, 0), world.device) if accepted_names else {}
+        loaded = _copied(self.batches.keywords(0, micro), world.device) if accepted_names else {}
         keywords = {name: loaded[name] for name in accepted_names}
-        call = StageCall(before, inputs, target, is_last, keywords=keywords)
+        call = StageCall(before, inputs, target, is_last, keywords=keywords, carry=carry)
         probed = stage_probe.probe_forward(self.model, stage, module, call, measures=self.measures)
         if stage in world.job.split_backward:
             probed = stage_probe.with_obstacle(probed)
-        self._calls[stage], self._probed[stage] = call, probed
         if not is_last:
             require_here(stage, probed.outputs, world.device)
             if any(path[stage] != path[fed] for path in world.job.placement for fed in world.job.fed[stage]):
@@ -200,25 +217,30 @@ class _Probe:
             raise mistakes.recomputed_stage_changes_input(stage, probed.traits.in_place)
         if stage in world.job.grouped and not is_last and not is_rows(probed.outputs):
             raise mistakes.output_without_dimensions(stage)
+        return call, probed
 
     def _publish_forward(self, stage: int) -> None:
         """Publishes the facts of a forward, and sends its outputs to the ranks of the stages that it feeds."""
-        probed = self._probed[stage]
-        boundary = Boundary.of(probed.form, probed.outputs)
-        self._publish(f"forward/{stage}", (boundary, probed.traits, probed.footprint))
+        of_slices = self._probed[stage]
+        boundary, *others = [Boundary.of(probed.form, probed.outputs) for probed in of_slices]
+        for number, other in enumerate(others, start=1):
+            if self.world.job.fed[stage] and (other.form, other.shapes) != (boundary.form, boundary.shapes):
+                raise mistakes.slices_differ(stage, number, other.shapes, boundary.shapes)
+        traits = with_all([probed.traits for probed in of_slices])
+        self._publish(f"forward/{stage}", (boundary, traits, footprint_of([probed.footprint for probed in of_slices])))
         for fed in self.world.job.fed[stage]:
-            for tensor in () if self._is_mine(fed) else probed.outputs:
+            for tensor in () if self._is_mine(fed) else [t for probed in of_slices for t in probed.outputs]:
                 what = f"for stage {fed} to take the first micro-batch"
                 self.world.control_group.send(tensor, self._rank_of(fed), what)
 
-    def _inputs_of(self, stage: int, before: Boundary | None) -> Any:
-        """The input of a stage: that of the first micro-batch, or the outputs of the stage that feeds it."""
+    def _inputs_of(self, stage: int, micro: int, before: Boundary | None) -> Any:
+        """The input of a stage: that of a slice, or the outputs of the stage that feeds it."""
         device = self.world.device
         if before is None:
-            return _copied(self.batches.input(0, 0), device)
+            return _copied(self.batches.input(0, micro), device)
         (feeding,) = self.world.job.feeding[stage]
         if self._is_mine(feeding):
-            return self._probed[feeding].outputs
+            return self._probed[feeding][micro].outputs
         buffers = before.buffers(torch.device("cpu"))
         for tensor in buffers:
             what = f"for the first micro-batch of stage {feeding}"
@@ -230,16 +252,21 @@ class _Probe:
         for stage in self.world.job.split_backward:
             if self._is_mine(stage):
                 with all_generators_kept():
-                    measured = stage_probe.measure_halves(
-                        self.model,
-                        stage,
-                        self.built[stage],
-                        self._calls[stage],
-                        differentiable=boundaries[stage].differentiable if self.world.job.fed[stage] else None,
-                        is_whole=bool(self._probed[stage].traits.whole),
-                    )
-                self._publish(f"halves/{stage}", measured)
-            self.footprints[stage] = replace(self.footprints[stage], **self._read(f"halves/{stage}", stage))
+                    measured = [
+                        stage_probe.measure_halves(
+                            self.model,
+                            stage,
+                            self.built[stage],
+                            call,
+                            differentiable=boundaries[stage].differentiable if self.world.job.fed[stage] else None,
+                            is_whole=bool(probed.traits.whole),
+                        )
+                        for call, probed in zip(self._calls[stage], self._probed[stage], strict=True)
+                    ]
+                of_slices = zip(self._probed[stage], measured, strict=True)
+                footprint = footprint_of([replace(probed.footprint, **halves) for probed, halves in of_slices])
+                self._publish(f"halves/{stage}", footprint)
+            self.footprints[stage] = self._read(f"halves/{stage}", stage)
 
     # ---- from rank to rank
 

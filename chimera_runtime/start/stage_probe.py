@@ -16,16 +16,18 @@ from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
 from chimera_runtime.stage.splitting import SecondHalf, SplitBackward, WholeBackward, obstacle
 from chimera_runtime.values.boundary import Boundary, Traits
+from chimera_runtime.values.carries import NO_CARRY, Carry, length, slice_arguments
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import as_pair
-from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows
+from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, taken_apart
 from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_torch
 
 
 class StageCall(NamedTuple):
     """Arguments of a stage. ``inputs`` are the tensors of the stage before, or the input from the dataset on stage 0.
 
-    ``before`` describes the tensors of the stage before; None on stage 0. Only the last stage has a target.
+    ``before`` describes the tensors of the stage before; None on stage 0. Only the last stage has a target. ``carry``
+    is that of the slice before.
     """
 
     before: Boundary | None
@@ -33,6 +35,7 @@ class StageCall(NamedTuple):
     target: Any
     is_last: bool
     keywords: Keywords
+    carry: Carry = NO_CARRY
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class ProbedForward:
     tensors that the module returned and their structure; on the last stage the loss alone. ``traits`` is the behaviour
     of the stage; ``traits.whole`` is empty until `with_obstacle`. ``footprint`` is the memory that the forward keeps
     for the backward; ``activations`` in it is 0 if that was not measured. ``count`` came with the loss, if ``loss``
-    returns one. A backward begins at the ``auxiliary`` losses as well.
+    returns one. A backward begins at the ``auxiliary`` losses as well, and at ``left``, the carry for the next slice.
+    ``carry_leaves`` are the tensors of the carry of the slice before.
     """
 
     inputs: Tensors
@@ -53,14 +57,22 @@ class ProbedForward:
     footprint: Footprint
     count: float | None
     auxiliary: Tensors
+    carry_leaves: Tensors
+    left: Any
 
     def roots(self, differentiable: tuple[bool, ...] | None) -> Tensors:
-        """The tensors at which a backward begins: auxiliary losses and outputs, the latter if ``differentiable``.
+        """The tensors at which a backward begins: those of the carry, auxiliary losses, and ``differentiable`` outputs.
 
         ``differentiable`` says for each output whether a gradient comes back from the next stage; None stands for all.
         """
         outputs = self.outputs if differentiable is None else compress(self.outputs, differentiable)
-        return tuple([t for t in (*outputs, *self.auxiliary) if t.requires_grad])
+        passed = {id(leaf) for leaf in self.carry_leaves}
+        carried = [t for t in taken_apart(self.left)[0] if id(t) not in passed]
+        return tuple([t for t in (*outputs, *self.auxiliary, *carried) if t.requires_grad])
+
+    def carry(self, call: StageCall) -> Carry:
+        """The carry for the next slice, of a forward that was called with ``call``."""
+        return Carry.of(self.left, call.carry.position + length(call.inputs))
 
 
 def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
@@ -69,7 +81,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     If ``measures`` is true, the footprint has the memory that is saved for the backward.
     """
     # New lists and dicts: the module may change them, and `measure_halves` uses the call again.
-    before, handed, target, is_last, keywords = call._replace(
+    before, handed, target, is_last, keywords, carry = call._replace(
         inputs=fresh(call.inputs), target=fresh(call.target), keywords=fresh(call.keywords)
     )
     inputs: Tensors = ()
@@ -77,6 +89,8 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     if before is not None:
         inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
         argument = before.form.filled(inputs)
+    takes, carry_leaves = slice_arguments(module), carry.leaves()
+    named = {**keywords, **carry.arguments(takes, carry_leaves)}
     # The state before the forward: buffers, versions of tensors, and random generators.
     state, contents = state_of(module)
     values = {"its input": argument, "a keyword argument": keywords, "its target": target}
@@ -86,7 +100,8 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     saved = SavedTensors(module.parameters)
     with saved.counting() if measures else nullcontext():
         with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
-            returned = module(argument, **keywords)
+            returned = module(argument, **named)
+        returned, left = takes.apart(stage, returned)
         form, outputs = model.outputs(stage, returned) if not is_last else (ONE_TENSOR, ())
         count = None
         if is_last:
@@ -105,21 +120,25 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         auxiliary=tuple(sorted({name for name, _ in auxiliary})),
         seeds_all=seeds_all,
         in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),
+        takes=takes,
     )
     return ProbedForward(
         inputs=inputs,
         outputs=outputs,
         form=form,
         traits=traits,
-        footprint=saved.footprint(argument, outputs, (target, keywords)),
+        footprint=saved.footprint(argument, outputs, (target, keywords), carry_leaves, taken_apart(left)[0]),
         count=None if count is None else 0.0 if count.is_meta else count.item(),
         auxiliary=roots_of(auxiliary),
+        carry_leaves=carry_leaves,
+        left=left,
     )
 
 
 def with_obstacle(probed: ProbedForward) -> ProbedForward:
     """Returns a copy with ``traits.whole``, the reason why the backward of the stage cannot be split."""
-    return replace(probed, traits=replace(probed.traits, whole=obstacle(probed.roots(None), probed.inputs)))
+    leaves = (*probed.inputs, *probed.carry_leaves)
+    return replace(probed, traits=replace(probed.traits, whole=obstacle(probed.roots(None), leaves)))
 
 
 def probe_backward(
@@ -156,19 +175,22 @@ def measure_halves(
         probed = probe_forward(model, stage, module, call, measures=False)
     roots = probed.roots(differentiable)
     gradients = tuple(map(torch.zeros_like, roots))
-    before, inputs, received = dict(saved.sizes), memory_of(probed.inputs), memory_of(gradients)
+    before, inputs, received = dict(saved.sizes), memory_of((probed.inputs, call.carry.tensors)), memory_of(gradients)
+    left = memory_of(probed.left).keys() - inputs.keys()
     with UserCode(f"the backward of stage {stage}", FAILED):
         half: SecondHalf = (
             WholeBackward(roots, gradients, module.parameters(), apart=False)
             if is_whole
-            else SplitBackward(roots, gradients, probed.inputs)
+            else SplitBackward(roots, gradients, (*probed.inputs, *probed.carry_leaves))
         )
-    for leaf in (*probed.inputs, *module.parameters()):
+    for leaf in (*probed.inputs, *probed.carry_leaves, *module.parameters()):
         leaf.grad = None
     # The last references to the part of the graph that the second half does not need: now its memory is released.
     del probed, roots
-    released = before.keys() - saved.sizes.keys() - inputs.keys()
+    # What is left of the carry counts as an operand, because the first half frees the carry.
+    released = before.keys() - saved.sizes.keys() - inputs.keys() - left
     operands = {piece: size for piece, size in memory_of(half.operands).items() if piece not in saved.sizes}
+    operands |= {piece: size for piece, size in saved.sizes.items() if piece in left}
     return {
         "released": sum(before[piece] for piece in released),
         "operands": sum(operands.values()),

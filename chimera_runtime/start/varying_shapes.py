@@ -137,12 +137,14 @@ class VaryingShapes:
     def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
         """Runs the forward of a stage and returns the outputs; buffers and attributes are restored afterwards."""
         module, largest = self.modules[number], self.probed.boundaries[number]
-        names = self.probed.traits[number].keywords
+        traits = self.probed.traits[number]
+        names = traits.keywords
         loaded = to_device(inputs[1], self.world.device) if names else {}
         state, contents = state_of(module)
         torch.manual_seed(draw_seed("shapes", number))
         with UserCode(f"the forward of stage {number}", FAILED):
-            tensors, form = taken_apart(module(argument, **fresh({name: loaded[name] for name in names})))
+            returned = module(argument, **fresh({name: loaded[name] for name in names}))
+        tensors, form = taken_apart(traits.takes.apart(number, returned)[0])
         state.restore(contents)
         rest(module)
         if excess := largest.excess(tensors, form):

@@ -8,6 +8,7 @@ from itertools import compress
 
 import torch
 
+from chimera_runtime.values.carries import NO_ARGUMENTS, SliceArguments
 from chimera_runtime.values.keywords import KeywordNames
 from chimera_runtime.values.nested import Form
 from chimera_runtime.values.tensors import Tensors, first_part
@@ -107,7 +108,8 @@ class Traits:
     halves. ``keywords`` are the names of the keyword arguments that the stage takes, ``shared`` of those among them
     that other stages take as well, ``auxiliary`` of the auxiliary losses that it adds. ``seeds_all`` says that the
     stage draws from the generators of Python or NumPy: then each forward seeds these as well. ``in_place`` names
-    arguments that the stage writes: then it gets copies of the user's inputs and keyword arguments.
+    arguments that the stage writes: then it gets copies of the user's inputs and keyword arguments. ``takes`` says
+    which arguments of slices it takes.
     """
 
     buffers: tuple[str, ...]
@@ -118,6 +120,20 @@ class Traits:
     seeds_all: bool = False
     in_place: str = ""
     shared: tuple[str, ...] = ()
+    takes: SliceArguments = NO_ARGUMENTS
+
+
+def with_all(traits: Sequence[Traits]) -> Traits:
+    """Returns the traits of a stage from those that it showed with each slice of a micro-batch."""
+    return replace(
+        traits[0],
+        buffers=tuple(dict.fromkeys(name for of_slice in traits for name in of_slice.buffers)),
+        alone=next((of_slice.alone for of_slice in traits if of_slice.alone), ""),
+        auxiliary=tuple(sorted({name for of_slice in traits for name in of_slice.auxiliary})),
+        whole=next((of_slice.whole for of_slice in traits if of_slice.whole), ""),
+        seeds_all=any(of_slice.seeds_all for of_slice in traits),
+        in_place=next((of_slice.in_place for of_slice in traits if of_slice.in_place), ""),
+    )
 
 
 def with_shared(traits: Sequence[Traits]) -> list[Traits]:

@@ -77,6 +77,11 @@ def leaves(value: Any) -> list[Any]:
     return pytree.tree_leaves(value)
 
 
+def leaves_with_paths(value: Any) -> list[tuple[str, Any]]:
+    """The leaves of a value, each with its path, such as ``[0]['ids']``."""
+    return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
+
+
 def is_rows(value: Any) -> bool:
     """Whether all leaves of a value are None or tensors with a dimension 0."""
     return all(leaf is None or (isinstance(leaf, torch.Tensor) and leaf.dim() > 0) for leaf in leaves(value))
@@ -87,14 +92,14 @@ def lengths(value: Any) -> set[int]:
     return {leaf.size(0) for leaf in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim()}
 
 
-def joined(values: Sequence[Any]) -> Any:
-    """Joins values along dimension 0. Raises `BadModel` if they differ in structure, or in what is not a tensor."""
+def joined(values: Sequence[Any], dimension: int = 0) -> Any:
+    """Joins values along a dimension. Raises `BadModel` if they differ in structure, or in what is not a tensor."""
     if len(values) == 1:
         return values[0]
 
     def together(*entries: Any) -> Any:
         if all(isinstance(entry, torch.Tensor) for entry in entries):
-            return torch.cat(entries)
+            return torch.cat(entries, dimension)
         if not all(isinstance(entry, Constant) and entry == entries[0] for entry in entries):
             raise BadModel(mistakes.MICRO_BATCHES_ARE_NOT_ALIKE)
         return entries[0]

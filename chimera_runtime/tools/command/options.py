@@ -256,8 +256,8 @@ def require_fitting(options: argparse.Namespace, job: Job) -> None:
     if options.shard_optimizer and job.period:
         raise mistakes.sharding_needs_a_flush(job.name)
     size = options.micro_batch_size
-    if size % job.parts:
-        raise mistakes.micro_batch_is_not_divisible(size, job.name, job.parts)
+    if size % job.row_parts:
+        raise mistakes.micro_batch_is_not_divisible(size, job.name, job.row_parts)
     seconds = options.rehearse
     if seconds is not None and (lacking := [kind for kind in job.kinds if kind not in seconds]):
         durations = dict.fromkeys(KINDS, 0.005) | seconds

@@ -110,15 +110,17 @@ class RankNeed:
         place = self.context.world.place
         parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())
         fullest = max(self._facts.kept, key=self._moment, default=())
-        stages = "; ".join(self._stage_in_words(*of_stage[:4]) for of_stage in fullest)
+        stages = "; ".join(map(self._stage_in_words, fullest))
         return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages})"
 
-    def _stage_in_words(self, stage: int, activations: int, inputs: int, begun: int) -> str:
+    def _stage_in_words(self, kept: KeptMicros) -> str:
+        stage = kept.stage
         footprint, weights = self.context.probed.footprints[stage], self._weights_of(stage)
-        figures = [f"{activations} x M_a = {byte_text(footprint.activations)}"] if activations else []
-        figures += [f"{inputs} inputs of {byte_text(footprint.inputs)}"] if inputs else []
+        figures = [f"{kept.activations} x M_a = {byte_text(footprint.activations)}"] if kept.activations else []
+        figures += [f"{kept.inputs} inputs of {byte_text(footprint.inputs)}"] if kept.inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
-        figures += [f"{begun} between I and W of {byte_text(halfway)}"] if begun else []
+        figures += [f"{kept.begun} between I and W of {byte_text(halfway)}"] if kept.begun else []
+        figures += [f"{kept.carries} carries of {byte_text(footprint.carry)}"] if footprint.carry else []
         copies = self._facts.stages[stage].copies
         return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in figures)}"
 
@@ -175,6 +177,8 @@ class RankNeed:
             input=input_bytes(self._built[stage], traits, footprint),
             released=footprint.released,
             operands=footprint.operands + apart,
+            carry=footprint.carry,
+            carry_gradients=footprint.carry_gradients,
         ).without_received(
             inputs=footprint.inputs if self._are_elsewhere(stage, job.feeding[stage]) else 0,
             gradients=footprint.received_operands if self._are_elsewhere(stage, job.fed[stage]) else 0,

@@ -31,7 +31,7 @@ class PeakMemory:
         self._before = before
         facts = need.context.facts
         self._copies = sum(of_stage.copies for of_stage in facts.stages.values())
-        self._activations = max((sum(a + begun for _, a, _, begun, *_ in moment) for moment in facts.kept), default=0)
+        self._activations = max((sum(k.activations + k.begun for k in moment) for moment in facts.kept), default=0)
         self._need = need.need().total
         if self._world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._world.device)

@@ -253,7 +253,7 @@ def test_each_run_gets_containers_of_its_own() -> None:
         loss_output = LossOutput(loss, 1.0, Numbering(SEED, 0, MICROS, MICROS))
         one = stage(Greedy(), 0, None, loss_output, Traits((), "", ("extra",)), again)
         given: Any = {"x": x}, {"extra": {"more": [more]}}, [target]
-        one.load_keywords = lambda *_, given=given: given[1]  # type: ignore[misc]
+        one.runs.load_keywords = lambda *_, given=given: given[1]  # type: ignore[misc]
         one.forward(0, given[0], given[2])
         one.backward(0)
         if again:

@@ -199,7 +199,7 @@ def test_keyword_arguments_are_those_of_each_micro_batch(
 
     torch.manual_seed(0)
     one = stage(Shifting(WIDTH, WIDTH), traits=Traits((), alone, ("shift",)), recomputed=recomputed)
-    one.load_keywords = load
+    one.runs.load_keywords = load
     one.begin(3)
     outputs, _ = run(one, groups(*sizes), groups(*sizes))
     plain = [x + shift for x, shift in zip(data(1), shifts, strict=True)]
@@ -214,7 +214,7 @@ def test_keyword_arguments_are_those_of_each_micro_batch(
 
 def test_a_keyword_argument_that_is_missing_later_is_an_error_of_the_model() -> None:
     one = stage(Shifting(WIDTH, WIDTH), traits=Traits((), "", ("shift",)))
-    one.load_keywords = lambda _update, _micro: {}
+    one.runs.load_keywords = lambda _update, _micro: {}
     with pytest.raises(BadModel, match="micro-batch 2 has no keyword argument shift, and the first had"):
         one.forward(2, rows(data(1), 2))
 

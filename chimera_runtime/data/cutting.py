@@ -1,0 +1,64 @@
+"""Cutting of a micro-batch into parts: halves along dimension 0, or slices along dimension 1."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chimera_runtime.data.mini_batch import Triple, place_of, require_cut
+from chimera_runtime.errors import data as mistakes
+from chimera_runtime.values.nested import leaves_with_paths, mapped, rows
+
+
+@dataclass(frozen=True)
+class MicroBatchParts:
+    """The ``count`` parts of a micro-batch of ``items`` items: along dimension 0 or, if ``slices`` is not 1, slices.
+
+    All tensors of inputs and targets have the sequence in dimension 1, and so have keyword arguments with two
+    dimensions or more. Every part has other keyword arguments whole.
+    """
+
+    items: int
+    count: int
+    slices: int = 1
+
+    @property
+    def items_of_part(self) -> int:
+        """The number of items of a part."""
+        return self.items // (self.count // self.slices)
+
+    def part(self, value: Any, number: int) -> Any:
+        """Returns a part of the inputs, the targets or the keyword arguments of a micro-batch."""
+        if self.slices > 1:
+            return columns(value, number, self.slices)
+        return value if self.count == 1 else rows(value, number * self.items_of_part, self.items_of_part)
+
+    def require(self, triple: Triple, name: str) -> None:
+        """Raises `Misuse` unless a micro-batch, or a mini-batch, can be cut; ``name`` is its name in the message."""
+        if self.slices > 1:
+            self._require_sequences(triple, name)
+        elif self.count > 1:
+            require_cut(triple, self.items, name)
+
+    def _require_sequences(self, triple: Triple, name: str) -> None:
+        lengths: dict[int, str] = {}
+        for path, leaf in leaves_with_paths(triple):
+            is_tensor, is_keyword = isinstance(leaf, torch.Tensor), path.startswith("[2]")
+            if is_tensor and leaf.dim() > 1:
+                lengths.setdefault(leaf.size(1), place_of(path))
+            elif (is_tensor or leaf is not None) and not is_keyword:
+                raise mistakes.has_no_sequence(name, place_of(path), tuple(leaf.shape) if is_tensor else None)
+        if len(lengths) > 1:
+            raise mistakes.sequences_differ(name, lengths)
+        if undivided := [length for length in lengths if length % self.slices]:
+            raise mistakes.sequence_is_not_divided(name, undivided[0], self.slices)
+
+
+def columns(value: Any, number: int, slices: int) -> Any:
+    """Returns slice ``number`` of a value: an equal part of every tensor with two dimensions, along dimension 1."""
+
+    def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        size = tensor.size(1) // slices if tensor.dim() > 1 else 0
+        return tensor.narrow(1, number * size, size).contiguous() if size else tensor
+
+    return mapped(value, of_tensor)

@@ -1,0 +1,122 @@
+"""The carries of a stage on their way from slice to slice, and their gradients on the way back.
+
+    F(q)      reads the carry of q-1, whose tensors are leaves of its graph, and leaves a carry for q+1
+    B(q)      begins at its results and at its carry, with the gradients that B(q+1) has left; it leaves those of q-1
+
+A tensor that a forward passes on unchanged is no root: its gradient goes on to the leaf, to which the backward adds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from chimera_runtime.errors import stage as mistakes
+from chimera_runtime.stage.stage_output import root_of
+from chimera_runtime.values.carries import NO_CARRY, Carry, SliceArguments, length
+from chimera_runtime.values.nested import taken_apart
+from chimera_runtime.values.tensors import Tensors
+
+_NO_ROOTS: Mapping[int, torch.Tensor] = MappingProxyType({})
+
+
+class CarryGraph(NamedTuple):
+    """The part of a graph that belongs to carries: from the ``leaves`` read to the roots in the carry that is left.
+
+    ``roots`` are by the number of the tensor in the carry; ``passed`` are pairs of such a number and that of the leaf
+    which is passed on.
+    """
+
+    leaves: Tensors = ()
+    roots: Mapping[int, torch.Tensor] = _NO_ROOTS
+    passed: Sequence[tuple[int, int]] = ()
+
+
+@dataclass
+class Carries:
+    """The carries of a stage, and their gradients, by micro-batch; a micro-batch counts one of its ``slices``.
+
+    ``takes`` says which arguments of slices the forward of the stage takes.
+    """
+
+    stage: int
+    slices: int
+    takes: SliceArguments
+    _left: dict[int, Carry] = field(default_factory=dict)
+    _gradients: dict[int, Sequence[torch.Tensor | None]] = field(default_factory=dict)
+    _layouts: dict[int, Any] = field(default_factory=dict)
+
+    def take(self, micro: int) -> Carry:
+        """Returns and forgets what a forward of this micro-batch reads: the carry of the slice before."""
+        return self._left.pop(micro - 1) if micro % self.slices and self.takes.any else NO_CARRY
+
+    def keep(self, micro: int, before: Carry, inputs: Any, left: Any) -> None:
+        """Keeps the carry that a forward on ``inputs`` has ``left`` for the slice after, if there is one.
+
+        ``before`` is the carry that the forward has read.
+
+        Raises `BadModel` if the carry is empty, or differs from that of an earlier micro-batch.
+        """
+        place = micro % self.slices
+        if place == self.slices - 1 or not self.takes.any:
+            return
+        carry = Carry.of(left, before.position + length(inputs))
+        if self.takes.carry:
+            if not carry.tensors:
+                raise mistakes.carry_is_empty(self.stage, place)
+            self._require_layout(place, carry)
+        self._left[micro] = carry
+
+    def _require_layout(self, place: int, carry: Carry) -> None:
+        layout = carry.layout()
+        first = self._layouts.setdefault(place, layout)
+        if layout != first:
+            raise mistakes.carry_differs(self.stage, place, _words(layout), _words(first))
+
+    def resize(self) -> None:
+        """Allows carries of other shapes from now on, for an update of other shapes."""
+        self._layouts.clear()
+
+    def graph(self, micro: int, leaves: Tensors, left: Any) -> CarryGraph:
+        """Returns the carries' part of the graph of a forward that has read ``leaves`` and left a carry."""
+        if (micro + 1) % self.slices == 0 or not self.takes.carry:
+            return CarryGraph(leaves)
+        numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
+        tensors = [(number, t) for number, t in enumerate(taken_apart(left)[0]) if t.requires_grad]
+        return CarryGraph(
+            leaves,
+            {number: root_of(t) for number, t in tensors if id(t) not in numbers},
+            [(number, numbers[id(t)]) for number, t in tensors if id(t) in numbers],
+        )
+
+    def begin_backward(self, micro: int, graph: CarryGraph) -> tuple[Tensors, Tensors]:
+        """Returns the roots in the carry of a micro-batch that have got a gradient, and these gradients.
+
+        The gradients of tensors that were passed on go to the leaves.
+        """
+        gradients = self._gradients.pop(micro, None)
+        if gradients is None:
+            return (), ()
+        for number, leaf in graph.passed:
+            _add(graph.leaves[leaf], gradients[number])
+        begun = [(root, g) for number, root in graph.roots.items() if (g := gradients[number]) is not None]
+        return tuple([root for root, _ in begun]), tuple([gradient for _, gradient in begun])
+
+    def end_backward(self, micro: int, graph: CarryGraph) -> None:
+        """Keeps the gradients of the leaves for the backward of the slice before; clears ``grad`` of the leaves."""
+        if graph.leaves:
+            self._gradients[micro - 1] = [leaf.grad for leaf in graph.leaves]
+        for leaf in graph.leaves:
+            leaf.grad = None
+
+
+def _add(leaf: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    if gradient is not None:
+        leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+
+
+def _words(layout: tuple[Any, Sequence[tuple[tuple[int, ...], torch.dtype]]]) -> str:
+    form, tensors = layout
+    return f"{form} of {', '.join(f'{shape} {dtype}' for shape, dtype in tensors)}"
