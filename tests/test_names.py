@@ -37,7 +37,7 @@ VAGUE = {
 
 CEILINGS = {
     "cache": 3,
-    "chimera_runtime": 8,
+    "chimera_runtime": 7,
     "codegen": 1,
     "commands": 15,
     "comparison": 1,

@@ -306,9 +306,16 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
 
 
 def _timing(station: Station, costs: _Passes, noise: float | None) -> Timing:
-    sizes = station.kept._asdict()
+    sizes = station.kept
     return Timing(
-        _times(costs), output=message_bytes(station.after), gradient=station.gradient_bytes, noise=noise, **sizes
+        _times(costs),
+        activations=sizes.activations,
+        input=sizes.input,
+        output=message_bytes(station.after),
+        gradient=station.gradient_bytes,
+        noise=noise,
+        released=sizes.released,
+        operands=sizes.operands,
     )
 
 

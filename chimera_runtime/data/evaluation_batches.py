@@ -47,8 +47,8 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
 
     def cut(triple: Triple, start: int, micro: int, size: int) -> Triple:
         """Rows of a batch from ``start`` on: one slice of them, if micro-batches have slices."""
-        taken: Triple = rows(triple, start, size)
-        return parts.part(taken, micro % job.slices) if job.slices > 1 and size else taken
+        items: Triple = rows(triple, start, size)
+        return parts.part(items, micro % job.slices) if job.slices > 1 and size else items
 
     def rows_of(start: int, sizes: Sequence[int]) -> EvaluationBatch:
         return EvaluationBatch(

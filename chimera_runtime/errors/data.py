@@ -134,8 +134,8 @@ def sequences_differ(name: str, places: Mapping[int, str]) -> Misuse:
 
 def sequence_is_not_divided(name: str, length: int, slices: int) -> Misuse:
     return Misuse(
-        f"{name}: the sequences have {length} items in dimension 1, which cannot be cut into {slices} equal slices; "
-        f"make them a multiple of {slices} long, by padding or by leaving out the rest"
+        f"{name}: dimension 1 is {length}, and slices of equal lengths need a multiple of their number, {slices}; pad "
+        "the sequences, or leave out the rest"
     )
 
 

@@ -112,8 +112,8 @@ def dtype_is_not_of_nccl(stage: int, dtype: str) -> Misuse:
 # Carries.
 
 
-def carry_is_not_returned(stage: int, kind: str) -> BadModel:
+def carry_is_not_returned(name: str, kind: str) -> BadModel:
     return BadModel(
-        f"the forward of stage {stage} has a parameter carry and returned a {kind}; return a pair: its output, and the "
+        f"the forward of {name} has a parameter carry and returned a {kind}; return a pair: its output, and the "
         "carry for the next slice"
     )

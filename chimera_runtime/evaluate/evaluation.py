@@ -123,7 +123,7 @@ class EvaluationStage:
         carry, takes = self.carries.take(micro), self.carries.takes
         keywords = {**self.load_keywords(micro), **carry.arguments(takes, carry.tensors)}
         with UserCode(f"the forward of stage {self.number} in an evaluation", FAILED):
-            returned, left = takes.apart(self.number, self.module(argument, **keywords))
+            returned, left = takes.apart(f"stage {self.number}", self.module(argument, **keywords))
         self.carries.resize()  # micro-batches may differ in the number of their items
         self.carries.keep(micro, carry, inputs, left)
         outputs = self.output.finish(micro, self.current.size(micro), returned, target)

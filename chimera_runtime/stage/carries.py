@@ -17,6 +17,7 @@ from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.stage.stage_output import root_of
 from chimera_runtime.values.carries import NO_CARRY, Carry, SliceArguments, length
 from chimera_runtime.values.nested import taken_apart
+from chimera_runtime.values.shared_memory import unshared
 from chimera_runtime.values.tensors import Tensors
 
 _NO_ROOTS: Mapping[int, torch.Tensor] = MappingProxyType({})
@@ -107,9 +108,13 @@ class Carries:
     def end_backward(self, micro: int, graph: CarryGraph) -> None:
         """Keeps the gradients of the leaves for the backward of the slice before; clears ``grad`` of the leaves."""
         if graph.leaves:
-            self._gradients[micro - 1] = [leaf.grad for leaf in graph.leaves]
-        for leaf in graph.leaves:
-            leaf.grad = None
+            self._gradients[micro - 1] = [*map(_take_gradient, graph.leaves)]
+
+
+def _take_gradient(leaf: torch.Tensor) -> torch.Tensor | None:
+    """Removes and returns the gradient of a leaf, in memory that a later backward may write."""
+    gradient, leaf.grad = leaf.grad, None
+    return None if gradient is None else unshared(gradient)
 
 
 def _add(leaf: torch.Tensor, gradient: torch.Tensor | None) -> None:

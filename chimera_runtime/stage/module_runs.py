@@ -72,5 +72,5 @@ class ModuleRuns:
         with watching, self._in_forward, collecting() as auxiliary:
             named = {**fresh(keywords), **carry.arguments(takes, carry_leaves)} if keywords or takes.any else {}
             returned = self.calls.forward(argument, **named)
-        output, left = takes.apart(self._number, returned)
+        output, left = takes.apart(f"stage {self._number}", returned)
         return ForwardResult(input_leaves, output, auxiliary, carry_leaves, left)

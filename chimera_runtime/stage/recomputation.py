@@ -30,7 +30,7 @@ _OFTEN = 2
 
 
 class ForwardArguments(NamedTuple):
-    """What a run of a module depends on: the seed, its input, its keyword arguments, and the carry that it reads."""
+    """Arguments of a run of a module: seed, input and keyword arguments, and the carry that it reads."""
 
     seed: int
     inputs: Any

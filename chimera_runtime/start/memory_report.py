@@ -18,10 +18,10 @@ def memory_report(device: torch.device, facts: RankFacts | None) -> str:
     fullest = max(facts.kept, key=_activations, default=())
     copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
     words = [
-        f"stage {kept.stage}: {kept.activations + kept.begun}"
-        f"{f' and {kept.inputs} x inputs alone' if kept.inputs else ''}"
-        f"{f' and {kept.carries} carries' if kept.carries else ''}"
-        for kept in fullest
+        f"stage {micros.stage}: {micros.activations + micros.begun}"
+        f"{f' and {micros.inputs} x inputs alone' if micros.inputs else ''}"
+        f"{f' and {micros.carries} carries' if micros.carries else ''}"
+        for micros in fullest
     ]
     return (
         f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "

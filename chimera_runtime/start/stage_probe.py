@@ -89,7 +89,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     if before is not None:
         inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
         argument = before.form.filled(inputs)
-    takes, carry_leaves = slice_arguments(module), carry.leaves()
+    takes, carry_leaves = slice_arguments(module).without(keywords), carry.leaves()
     named = {**keywords, **carry.arguments(takes, carry_leaves)}
     # The state before the forward: buffers, versions of tensors, and random generators.
     state, contents = state_of(module)
@@ -101,7 +101,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     with saved.counting() if measures else nullcontext():
         with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
             returned = module(argument, **named)
-        returned, left = takes.apart(stage, returned)
+        returned, left = takes.apart(f"stage {stage}", returned)
         form, outputs = model.outputs(stage, returned) if not is_last else (ONE_TENSOR, ())
         count = None
         if is_last:

@@ -144,7 +144,7 @@ class VaryingShapes:
         torch.manual_seed(draw_seed("shapes", number))
         with UserCode(f"the forward of stage {number}", FAILED):
             returned = module(argument, **fresh({name: loaded[name] for name in names}))
-        tensors, form = taken_apart(traits.takes.apart(number, returned)[0])
+        tensors, form = taken_apart(traits.takes.apart(f"stage {number}", returned)[0])
         state.restore(contents)
         rest(module)
         if excess := largest.excess(tensors, form):

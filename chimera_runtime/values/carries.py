@@ -5,7 +5,7 @@ gets the carry of the slice before, None for the first slice, and the position a
 layers, the carry is a dict of those of its layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
@@ -37,15 +37,21 @@ class SliceArguments:
     def __or__(self, other: "SliceArguments") -> "SliceArguments":
         return SliceArguments(self.carry or other.carry, self.start or other.start)
 
-    def apart(self, stage: int, returned: Any) -> tuple[Any, Any]:
-        """Returns the output and the carry in what a forward has returned; the carry is None if the stage has none.
+    def without(self, keywords: Container[str]) -> "SliceArguments":
+        """Returns the arguments that do not have the name of a keyword argument of the micro-batches."""
+        return SliceArguments(self.carry and CARRY not in keywords, self.start and START not in keywords)
+
+    def apart(self, name: str, returned: Any) -> tuple[Any, Any]:
+        """Returns the output and the carry in what a forward has returned; the carry is None if there is none.
+
+        ``name`` is the stage or the layer in messages.
 
         Raises `BadModel` if a forward that takes a carry returns anything but a pair.
         """
         if not self.carry:
             return returned, None
         if type(returned) is not tuple or len(returned) != 2:
-            raise mistakes.carry_is_not_returned(stage, type(returned).__name__)
+            raise mistakes.carry_is_not_returned(name, type(returned).__name__)
         return returned
 
 
@@ -68,7 +74,7 @@ def slice_arguments(module: torch.nn.Module) -> SliceArguments:
 
 @dataclass(frozen=True)
 class Carry:
-    """What a slice leaves for the next one on a stage: tensors without a graph, and the position where it ends.
+    """Carry of a stage from a slice to the next: tensors without a graph, and the position at which the next starts.
 
     A tensor is ``recorded`` if it requires a gradient.
     """
@@ -105,7 +111,7 @@ class Carry:
 
 
 NO_CARRY = Carry((), (), form_of(None), 0)
-"""What the first slice of a micro-batch reads."""
+"""The carry that the first slice of a micro-batch reads."""
 
 
 def length(argument: Any) -> int:

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from inspect import Parameter, signature
+from operator import or_
 from typing import Any
 
 import torch
 
 from chimera_runtime.errors import values as mistakes
+from chimera_runtime.values.carries import CARRY, NO_ARGUMENTS, START, SliceArguments, slice_arguments
 from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.shared_memory import versions
 
@@ -78,10 +81,24 @@ def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]
 
 
 class Stack(torch.nn.ModuleDict):
-    """A stage made of layers, by their index in the model; each gets the output of the layer before."""
+    """A stage made of layers, by their index in the model; each gets the output of the layer before.
+
+    If a layer has a carry, so has the stage: a dict of the carries of such layers, by index.
+    """
+
+    @property
+    def slice_arguments(self) -> SliceArguments:
+        """The arguments of slices that any layer takes."""
+        return reduce(or_, map(slice_arguments, self.values()), NO_ARGUMENTS)
 
     def forward(self, value: Any, **keywords: Any) -> Any:
-        """Runs the layers, each with the keyword arguments that it accepts."""
-        for layer in self.values():
-            value = layer(value, **{name: keywords[name] for name in accepted(layer, keywords)})
-        return value
+        """Runs the layers, each with the keyword arguments that it accepts, and with its own carry."""
+        before, left = keywords.pop(CARRY, None) or {}, {}
+        for index, layer in self.items():
+            takes = slice_arguments(layer)
+            named = {name: keywords[name] for name in accepted(layer, keywords) if name != START or takes.start}
+            if takes.carry:
+                value, left[index] = takes.apart(f"layer {index}", layer(value, **named, carry=before.get(index)))
+            else:
+                value = layer(value, **named)
+        return (value, left) if self.slice_arguments.carry else value

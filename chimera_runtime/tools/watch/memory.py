@@ -113,14 +113,14 @@ class RankNeed:
         stages = "; ".join(map(self._stage_in_words, fullest))
         return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages})"
 
-    def _stage_in_words(self, kept: KeptMicros) -> str:
-        stage = kept.stage
+    def _stage_in_words(self, micros: KeptMicros) -> str:
+        stage = micros.stage
         footprint, weights = self.context.probed.footprints[stage], self._weights_of(stage)
-        figures = [f"{kept.activations} x M_a = {byte_text(footprint.activations)}"] if kept.activations else []
-        figures += [f"{kept.inputs} inputs of {byte_text(footprint.inputs)}"] if kept.inputs else []
+        figures = [f"{micros.activations} x M_a = {byte_text(footprint.activations)}"] if micros.activations else []
+        figures += [f"{micros.inputs} inputs of {byte_text(footprint.inputs)}"] if micros.inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
-        figures += [f"{kept.begun} between I and W of {byte_text(halfway)}"] if kept.begun else []
-        figures += [f"{kept.carries} carries of {byte_text(footprint.carry)}"] if footprint.carry else []
+        figures += [f"{micros.begun} between I and W of {byte_text(halfway)}"] if micros.begun else []
+        figures += [f"{micros.carries} carries of {byte_text(footprint.carry)}"] if footprint.carry else []
         copies = self._facts.stages[stage].copies
         return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in figures)}"
 
