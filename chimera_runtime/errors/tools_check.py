@@ -38,6 +38,30 @@ def gradients_differ(error: float, parameter: str, bound: float) -> CheckFailed:
     )
 
 
+# Slices of sequences.
+
+
+def slice_differs(stage: int, place: int | None, error: float) -> CheckFailed:
+    """Slice ``place`` of the outputs of a stage differs, or, if that is None, the loss."""
+    what = "the loss differs" if place is None else f"slice {place} of the outputs of stage {stage} differs"
+    cause = (
+        f"stage {stage} is not causal: a position depends on later ones"
+        if place == 0
+        else f"the carry of stage {stage} lacks something, or it does not count positions from start, or is not causal"
+    )
+    return CheckFailed(
+        f"{_FAILED}slices: {what} by {error:.2e} from that of the whole sequence. {cause}. Positions may depend on "
+        "earlier ones alone: on those of their slice, and on the carry of the slices before"
+    )
+
+
+def carry_loses_gradients(stage: int, error: float) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}slices: outputs are those of whole sequences, and the gradients of stage {stage} differ by "
+        f"{error:.2e} of the largest: return the carry with its graph, without detach() or no_grad()"
+    )
+
+
 # Complaints for `parameters_do_not_match`.
 
 

@@ -21,7 +21,7 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.tools.check import full_model
+from chimera_runtime.tools.check import full_model, whole_sequences
 from chimera_runtime.tools.check.compare import RankResult, compare
 from chimera_runtime.tools.check.reference import Reference, Training
 from chimera_runtime.tools.loop.optimizers import optimizer_of
@@ -82,6 +82,7 @@ def check(
         device=world.device,
         ties={tie.stages: tie.parameters for tie in context.ties},
         listening=collecting,
+        slices=job.slices,
         label=lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), context.ties)),
     )
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
@@ -115,16 +116,24 @@ def check(
 
 
 def _compare_own_model(context: RankContext, model: ModelFile, reference: Reference) -> list[str]:
-    """Compares the stages with the model file's ``reference()``, if it has one, on rank 0; the others wait."""
+    """Compares the stages with themselves on whole sequences, if there are slices, and with ``reference()``, if any.
+
+    Rank 0 does so, and the others wait.
+    """
     world = context.world
-    if model.reference is None:
+    if model.reference is None and reference.slices == 1:
         return []
     if world.place.rank:
-        world.control_group.wait_for_key("check/own", 0, "for the model of reference()", math.inf)
+        world.control_group.wait_for_key("check/own", 0, "for the model in one process", math.inf)
         return []
-    agreement = full_model.compare(reference, model, [ends for tie in context.ties for ends in tie.parameters])
+    agreements: list[object] = []
+    if reference.slices > 1:
+        agreements.append(whole_sequences.compare(reference, model.autocast))
+    if model.reference is not None:
+        tied = [ends for tie in context.ties for ends in tie.parameters]
+        agreements.append(full_model.compare(whole_sequences.unsliced(reference), model, tied))
     world.control_group.store.set("check/own", "1")
-    return [str(agreement)]
+    return [*map(str, agreements)]
 
 
 def shared(built: dict[int, torch.nn.Module], rebuilt: dict[int, torch.nn.Module]) -> list[torch.Tensor]:

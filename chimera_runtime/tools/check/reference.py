@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from chimera_runtime.tools.check.reference_data import mini_batches, seed_all, seed_devices, seed_of
 
@@ -33,6 +34,8 @@ class Reference:
     statistics, and with the weight of a part in the loss. ``listening`` makes a context that collects the auxiliary
     losses of the forwards inside, by name: by default none. ``label`` gives the parameters of stages their names in the
     model, by default no names.
+
+    If the parts are ``slices`` of sequences, they run one after another with the carries between them, in one graph.
     """
 
     model: Any
@@ -46,6 +49,7 @@ class Reference:
     ties: Ties = field(default_factory=dict)
     listening: Callable[[], Any] = lambda: nullcontext(())
     label: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None
+    slices: int = 1
 
     @property
     def passes(self) -> int:
@@ -53,15 +57,28 @@ class Reference:
         return self.micro_batches * self.parts
 
     def loss(
-        self, built: Sequence[torch.nn.Module], batch: Any, update: int, copy: int, micro: int
+        self,
+        built: Sequence[torch.nn.Module],
+        batch: Any,
+        update: int,
+        copy: int,
+        micro: int,
+        carries: dict[int, Any] | None = None,
+        note: Callable[[int, Any], None] = lambda _stage, _output: None,
     ) -> tuple[torch.Tensor, float, list[tuple[str, torch.Tensor]]]:
-        """Returns the loss of a micro-batch as a sum and its count (1 for a mean), and the auxiliary losses."""
+        """Returns the loss of a micro-batch as a sum and its count (1 for a mean), and the auxiliary losses.
+
+        ``carries`` has the carry of each stage from the slice before, and gets those for the next slice. ``note`` is
+        called with each stage and its output.
+        """
         value, target, named = batch
+        carries = {} if carries is None else carries
         auxiliary: list[tuple[str, torch.Tensor]] = []
         for s, module in enumerate(built):
             seed_all(seed_of("forward", self.seed, update, copy, micro, s))
             with self.listening() as collected:
-                value = module(value, **{name: named[name] for name in named if _takes(module, name)})
+                value, carries[s] = _called(module, value, named, carries.get(s), micro % self.slices)
+            note(s, value)
             auxiliary += collected
         loss = self.model.loss(value, target)
         total, count = loss if isinstance(loss, (tuple, list)) else (loss, 1)
@@ -85,17 +102,41 @@ class Reference:
     def batches(self) -> Iterator[list[list[Any]]]:
         """Yields the data of each update, see `reference_data`."""
         return mini_batches(
-            self.model, (self.micro_batch_size, self.micro_batches * self.copies, self.parts), self.seed, self.device
+            self.model,
+            (self.micro_batch_size, self.micro_batches * self.copies, self.parts),
+            self.seed,
+            self.device,
+            is_sliced=self.slices > 1,
         )
 
 
 class _InTurn(torch.nn.ModuleDict):
     """Layers in sequence: each is called with the output of the layer before."""
 
-    def forward(self, value: Any, **named: Any) -> Any:
-        for layer in self.values():
-            value = layer(value, **{name: named[name] for name in named if _takes(layer, name)})
-        return value
+    def in_turn(self, value: Any, named: Mapping[str, Any], carries: Any, place: int) -> tuple[Any, Any]:
+        """Returns the output of the last layer, and the carries that all layers leave."""
+        left = {}
+        for number, layer in enumerate(self.values()):
+            value, left[number] = _called(layer, value, named, None if carries is None else carries[number], place)
+        return value, left
+
+
+def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry: Any, place: int) -> tuple[Any, Any]:
+    """Calls a module on slice ``place`` of equal ones, with the carry from the slice before; returns output and carry.
+
+    The carry is None where the module has none.
+    """
+    if isinstance(module, _InTurn):
+        return module.in_turn(value, named, carry, place)
+    arguments = {name: named[name] for name in named if _takes(module, name)}
+    parameters = inspect.signature(module.forward).parameters.keys() - named.keys()
+    if "start" in parameters:
+        first = next(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+        arguments["start"] = place * first.shape[1] if place else 0
+    if "carry" not in parameters:
+        return module(value, **arguments), None
+    output, left = module(value, **arguments, carry=carry)
+    return output, left
 
 
 def _takes(module: torch.nn.Module, name: str) -> bool:
@@ -164,9 +205,10 @@ class Training:
         reference = self._reference
         batches = next(self._batches)
         passes = [
-            self._pass(batches[copy * reference.passes + micro], copy, micro)
-            for micro in range(reference.passes)
+            numbers
+            for micro in range(0, reference.passes, reference.slices)
             for copy in range(reference.copies)
+            for numbers in self._passes(batches[copy * reference.passes + micro :], copy, micro)
         ]
         count = sum(count for _, count, _ in passes)
         means, sizes = [], []
@@ -180,19 +222,26 @@ class Training:
         factor = reference.copies * reference.passes / count if count else 0.0
         return [history.take_gradients(factor) for history in self.histories]
 
-    def _pass(self, batch: Sequence[Any], copy: int, micro: int) -> tuple[float, float, dict[str, float]]:
-        """Adds a micro-batch's gradients, divided by the number of micro-batches; returns its loss sums and count."""
+    def _passes(self, batches: Sequence[Any], copy: int, first: int) -> Iterator[tuple[float, float, dict[str, float]]]:
+        """Yields the loss sums and the count of a micro-batch, or of each of its slices, ``first`` being their number.
+
+        Then it adds the gradients, divided by the number of all micro-batches, by a backward from all losses.
+        """
+        reference = self._reference
         for history in self.histories:
-            history.show(self._update * self._reference.passes + micro, self._updates_of_a_period)
-        loss, count, auxiliary = self._reference.loss(self.modules, batch, self._update, copy, micro)
-        self.dtypes.add(loss.dtype)
-        sums: dict[str, float] = {}
-        for name, value in auxiliary:
-            sums[name] = sums.get(name, 0.0) + float(value)
-        parts = [part.reshape(()) for part in (loss, *(value for _, value in auxiliary)) if part.requires_grad]
-        if parts:
-            torch.autograd.backward([part / (self._reference.copies * self._reference.passes) for part in parts])
-        return float(loss.item()), count, sums
+            history.show(self._update * reference.passes + first, self._updates_of_a_period)
+        carries: dict[int, Any] = {}
+        roots: list[torch.Tensor] = []
+        for place, batch in enumerate(batches[: reference.slices]):
+            loss, count, auxiliary = reference.loss(self.modules, batch, self._update, copy, first + place, carries)
+            self.dtypes.add(loss.dtype)
+            sums: dict[str, float] = {}
+            for name, value in auxiliary:
+                sums[name] = sums.get(name, 0.0) + float(value)
+            roots += [part.reshape(()) for part in (loss, *(value for _, value in auxiliary)) if part.requires_grad]
+            yield float(loss.item()), count, sums
+        if roots:
+            torch.autograd.backward([root / (reference.copies * reference.passes) for root in roots])
 
     def step(self, gradients: Sequence[Gradients]) -> None:
         """Steps the optimizer of each weight group with the gradients of the group."""

@@ -18,10 +18,13 @@ def seed_of(*parts: object) -> int:
     return int(digest, 16) // 2
 
 
-def mini_batches(model: Any, sizes: tuple[int, int, int], seed: int, device: torch.device) -> Iterator[list[list[Any]]]:
+def mini_batches(
+    model: Any, sizes: tuple[int, int, int], seed: int, device: torch.device, *, is_sliced: bool = False
+) -> Iterator[list[list[Any]]]:
     """Yields for each update the inputs, targets and keyword arguments of every part of all micro-batches.
 
     ``sizes`` are the items of a micro-batch, the micro-batches of all copies, and the parts of a micro-batch.
+    ``is_sliced`` says that the parts are slices of sequences, along dimension 1.
     """
     size, count, parts = sizes
     dataset = model.dataset()
@@ -34,7 +37,8 @@ def mini_batches(model: Any, sizes: tuple[int, int, int], seed: int, device: tor
                 break
             seed_all(seed_of("collate", seed, epoch, place))
             whole = _collated(model, micro_batch)
-            update += [[_part(value, i, size // parts, device) for value in whole] for i in range(parts)]
+            cut = _slice if is_sliced else _part
+            update += [[cut(value, i, parts, device) for value in whole] for i in range(parts)]
             if len(update) == count * parts:
                 yield update
                 update = []
@@ -92,10 +96,19 @@ def seed_all(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _part(value: Any, number: int, rows: int, device: torch.device) -> Any:
-    """Returns part ``number`` of a batch, ``rows`` rows of each tensor that has rows, on the device."""
+def _part(value: Any, number: int, parts: int, device: torch.device) -> Any:
+    """Returns part ``number`` of ``parts`` of a batch, cut between the rows of each tensor that has rows."""
 
     def part(tensor: torch.Tensor) -> torch.Tensor:
-        return (tensor[number * rows : (number + 1) * rows] if tensor.dim() else tensor).to(device)
+        return (tensor.chunk(parts)[number] if tensor.dim() else tensor).to(device)
+
+    return pytree.tree_map_only(torch.Tensor, part, value)
+
+
+def _slice(value: Any, number: int, parts: int, device: torch.device) -> Any:
+    """Returns slice ``number`` of ``parts`` of a batch, cut along the sequence of each tensor that has one."""
+
+    def part(tensor: torch.Tensor) -> torch.Tensor:
+        return (tensor.chunk(parts, 1)[number].contiguous() if tensor.dim() > 1 else tensor).to(device)
 
     return pytree.tree_map_only(torch.Tensor, part, value)
