@@ -50,8 +50,8 @@ def slice_differs(stage: int, place: int | None, error: float) -> CheckFailed:
         else f"the carry of stage {stage} lacks something, or it does not count positions from start, or is not causal"
     )
     return CheckFailed(
-        f"{_FAILED}slices: {what} by {error:.2e} from that of the whole sequence. {cause}. Positions may depend on "
-        "earlier ones alone: on those of their slice, and on the carry of the slices before"
+        f"{_FAILED}slices: {what} by {error:.2e} from that of the whole sequence: {cause}; let "
+        "positions depend on earlier ones alone, through their slice and the carry of the slices before"
     )
 
 

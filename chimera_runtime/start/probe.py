@@ -14,6 +14,7 @@ import torch
 
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.errors import start as mistakes
+from chimera_runtime.errors.stage import carry_is_empty
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.gathering import largest_of_rows
@@ -194,6 +195,8 @@ class _Probe:
             carry = probed.carry(call)
             if carry.opaque is not None:
                 raise mistakes.carry_is_opaque(stage, carry.opaque)
+            if probed.traits.takes.carry and micro + 1 < self.world.job.slices and not carry.tensors:
+                raise carry_is_empty(stage, micro)
 
     def _run(
         self, stage: int, micro: int, before: Boundary | None, names: tuple[str, ...], carry: Carry

@@ -120,7 +120,9 @@ class RankNeed:
         figures += [f"{micros.inputs} inputs of {byte_text(footprint.inputs)}"] if micros.inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
         figures += [f"{micros.begun} between I and W of {byte_text(halfway)}"] if micros.begun else []
-        figures += [f"{micros.carries} carries of {byte_text(footprint.carry)}"] if footprint.carry else []
+        figures += (
+            [f"{micros.carries} carries of {byte_text(footprint.carry)}"] if micros.carries and footprint.carry else []
+        )
         copies = self._facts.stages[stage].copies
         return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in figures)}"
 
