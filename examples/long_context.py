@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import corpus
 
-LAYERS, WIDTH, HEADS, CONTEXT, BYTES = 8, 128, 4, 64, 256
+LAYERS, WIDTH, HEADS, CONTEXT, BYTES = 8, 128, 4, 512, 256
 
 
 class Past(NamedTuple):

@@ -35,8 +35,8 @@ class SliceAgreement:
         )
 
 
-class _Run:
-    """The stages in one of the two ways: loss and gradients of a micro-batch, and the outputs of each stage."""
+class _CheckedStages:
+    """Stages in one of the two ways: loss and gradients of a micro-batch, and the outputs of each stage."""
 
     def __init__(self, reference: Reference) -> None:
         self.stages = [reference.build(stage).eval() for stage in range(reference.stages)]
@@ -72,7 +72,7 @@ def compare(reference: Reference, autocast: torch.dtype | None) -> SliceAgreemen
     Raises `CheckFailed` if they differ.
     """
     with UserCode("the stages on slices and on whole sequences, side by side", FAILED):
-        sliced, whole = (_Run(of_kind) for of_kind in (reference, unsliced(reference)))
+        sliced, whole = (_CheckedStages(of_kind) for of_kind in (reference, unsliced(reference)))
     dtypes = {*whole.dtypes, *([] if autocast is None else [autocast])} & TOLERANCES.keys()
     bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), reference.slices)
     off = share_of(abs(sliced.loss - whole.loss), abs(whole.loss))
