@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 import { select } from "./keys.js";
-import { operationOf } from "./lines.js";
+import { makerOf, takerOf } from "./lines.js";
 import { timeText } from "./numbers.js";
 import { differenceWords, needText, shortName, slackText, whenText } from "./words.js";
 
@@ -99,7 +99,7 @@ function needsList(chart, place, needs, after) {
   if (needs.length === 0) return [title, element("p", { class: "muted" }, "nothing")];
   const played = chart.store.all[place.schedule];
   const lines = needs.map((need) => {
-    const other = operationOf(played, after ? need.to : need.from);
+    const other = after ? takerOf(played, need) : makerOf(played, need);
     const line = element("li", { class: need.decides && !after ? "decides" : "" });
     if (other >= 0) line.append(jump(chart, { schedule: place.schedule, operation: other }, shortName(played, other)), ", ");
     line.append(needText(played, need));

@@ -1,6 +1,7 @@
 // The keyboard: everything that mouse and touch can do.
 
 import { element, table } from "./dom.js";
+import { makerOf, takerOf } from "./lines.js";
 import { operationNear } from "./search.js";
 import { sentence } from "./words.js";
 
@@ -175,9 +176,8 @@ function follow(chart, forward) {
   const crossing = needs.filter((need) => need.by === "message");
   const need = needs.find(({ decides, by }) => decides && by === "message") ?? crossing[0] ?? needs[0];
   if (need === undefined) return;
-  const { from, rows } = played.plan.operations;
-  const other = forward ? need.to : need.from;
-  if (from[other] < from[other + 1]) select(chart, { schedule: selected.schedule, operation: rows[from[other]] });
+  const operation = forward ? takerOf(played, need) : makerOf(played, need);
+  if (operation >= 0) select(chart, { schedule: selected.schedule, operation });
 }
 
 /**

@@ -157,7 +157,7 @@ export function drawNeeds(sight, rows, all, place) {
   const event = played.schedule.operations.event[place.operation];
   for (const need of played.needs) {
     if (need.to !== event && need.from !== event) continue;
-    const [from, to] = [operationOf(played, need.from), operationOf(played, need.to)];
+    const [from, to] = [makerOf(played, need), takerOf(played, need)];
     if (from === -1 || to === -1) continue;
     const source = boxOf(sight, rows, all, { schedule: place.schedule, operation: from });
     const target = boxOf(sight, rows, all, { schedule: place.schedule, operation: to });
@@ -168,12 +168,32 @@ export function drawNeeds(sight, rows, all, place) {
 }
 
 /**
+ * The operation that a need waits for, or -1 if it waits for a sum.
+ * @param {Played} played
+ * @param {import("./paths.js").Need} need
+ * @returns {number}
+ */
+export function makerOf(played, { by, from, row }) {
+  return by === "message" ? played.schedule.messages.maker[row] : operationOf(played, from);
+}
+
+/**
+ * The operation that waits, or -1 if a step does.
+ * @param {Played} played
+ * @param {import("./paths.js").Need} need
+ * @returns {number}
+ */
+export function takerOf(played, { by, to, row }) {
+  return by === "message" ? played.schedule.messages.taker[row] : operationOf(played, to);
+}
+
+/**
  * The first operation of an event, or -1.
  * @param {Played} played
  * @param {number} event
  * @returns {number}
  */
-export function operationOf(played, event) {
+function operationOf(played, event) {
   const { from, rows } = played.plan.operations;
   return from[event] < from[event + 1] ? rows[from[event]] : -1;
 }
