@@ -1,7 +1,8 @@
 """One HTML file from a document, the style sheet and the scripts of ``templates/page``.
 
-The document is compressed data, which nothing evaluates; the browser runs the script and takes the style sheet that the
-content security policy names by their hashes, and loads nothing.
+The document is compressed data, which nothing evaluates. The scripts are compressed as well, with their comments: a
+first short one unpacks them. The browser runs scripts and takes the style sheet that the content security policy names
+by their hashes, and loads nothing.
 """
 
 import gzip
@@ -16,8 +17,8 @@ from chimera_ir.page.tables import PageDocument
 from chimera_ir.picture.chart import filled
 from chimera_ir.resources import templates
 
-_MAIN = "main.js"
-"""The module that a page begins with."""
+_FIRST, _MAIN = "start.js", "main.js"
+"""The module that a page begins with, and the one that it starts when all are unpacked."""
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
@@ -35,10 +36,10 @@ class Inlined:
 
 def page(document: PageDocument) -> str:
     """The page of a document as HTML; every text of the document is in its compressed data, or escaped."""
-    style, script = _style(_folder()), _script(_folder())
+    style, first, scripts = _style(_folder()), _script(_folder(), _FIRST), _script(_folder(), _MAIN)
     policy = {
         "default-src": "'none'",
-        "script-src": _source(script),
+        "script-src": f"{_source(first)} {_source(scripts)}",
         "style-src": _source(style),
         "base-uri": "'none'",
         "form-action": "'none'",
@@ -48,9 +49,14 @@ def page(document: PageDocument) -> str:
         title=document.title,
         policy="; ".join(f"{directive} {source}" for directive, source in policy.items()),
         style=Inlined(style),
-        script=Inlined(script),
-        data=Inlined(b64encode(gzip.compress(document.as_json().encode(), mtime=0)).decode()),
+        first=Inlined(first),
+        scripts=_packed(scripts),
+        data=_packed(document.as_json()),
     )
+
+
+def _packed(text: str) -> Inlined:
+    return Inlined(b64encode(gzip.compress(text.encode(), mtime=0)).decode())
 
 
 def _source(text: str) -> str:
@@ -68,8 +74,8 @@ def _style(folder: Path) -> str:
 
 
 @cache
-def _script(folder: Path) -> str:
-    """All modules that `_MAIN` imports, and it, as one module: each after those that it imports, in one scope."""
+def _script(folder: Path, main: str) -> str:
+    """All modules that ``main`` imports, and it, as one module: each after those that it imports, in one scope."""
     texts: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -79,5 +85,5 @@ def _script(folder: Path) -> str:
                 add(imported)
         texts[name] = _EXPORT.sub("", _IMPORT.sub("", text))
 
-    add(_MAIN)
+    add(main)
     return "".join(texts.values())

@@ -1,19 +1,21 @@
-/** Reads the document of the page: JSON, compressed, in a block of data that nothing evaluates. */
+// What is packed into the page: texts, compressed, in blocks of data that nothing evaluates.
+
+/**
+ * The text of a block.
+ * @param {string} id
+ * @returns {Promise<string>}
+ */
+export async function unpacked(id) {
+  const letters = atob(document.getElementById(id)?.textContent ?? "");
+  const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).text();
+}
 
 /**
  * The document of the page.
  * @returns {Promise<PageDocument>}
  */
 export async function loadDocument() {
-  const block = document.getElementById("document");
-  if (block === null || block.textContent === null) {
-    throw new Error("the page has no document");
-  }
-  const letters = atob(block.textContent);
-  const bytes = new Uint8Array(letters.length);
-  for (let place = 0; place < letters.length; place += 1) {
-    bytes[place] = letters.charCodeAt(place);
-  }
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).json();
+  return JSON.parse(await unpacked("document"));
 }
