@@ -23,11 +23,13 @@ export function memoryCurves(plan, run, memory) {
   const rows = grouped(worker, plan.schedule.workers);
   return Array.from({ length: plan.schedule.workers }, (_, number) => {
     const changes = listOf(rows, number);
-    const times = Float64Array.from(changes, (row) => {
+    const times = new Float64Array(changes.length);
+    const amounts = new Float64Array(changes.length);
+    changes.forEach((row, place) => {
       const event = plan.schedule.operations.event[operation[row]];
-      return at_end[row] ? run.end[event] : run.start[event];
+      times[place] = at_end[row] ? run.end[event] : run.start[event];
+      amounts[place] = amount[row];
     });
-    const amounts = Float64Array.from(changes, (row) => amount[row]);
     return curve(memory.start[number], changes, times, amounts);
   });
 }
@@ -43,7 +45,9 @@ export function linkCurves(plan, run) {
   const rows = grouped(messages.link, messages.links.length);
   return messages.links.map((_, link) => {
     const own = listOf(rows, link);
-    const changes = Int32Array.from([...own, ...own]);
+    const changes = new Int32Array(2 * own.length);
+    changes.set(own);
+    changes.set(own, own.length);
     const times = new Float64Array(changes.length);
     const amounts = new Float64Array(changes.length);
     own.forEach((row, place) => {
@@ -101,7 +105,7 @@ function curve(first, rows, times, changes) {
  * @returns {Int32Array}
  */
 function sortedPlaces(times) {
-  const places = Int32Array.from(times, (_, place) => place);
+  const places = new Int32Array(times.length).map((_, place) => place);
   if (times.every((time, place) => place === 0 || time >= times[place - 1])) return places;
   return places.sort((one, other) => times[one] - times[other] || one - other);
 }

@@ -58,7 +58,7 @@ export const ROLE = Object.freeze({
 export function prepare(schedule) {
   const { events, operations } = schedule;
   const count = events.form.length;
-  const before = { from: Int32Array.from(events.before_from), rows: Int32Array.from(events.before) };
+  const before = { from: new Int32Array(events.before_from), rows: new Int32Array(events.before) };
   const after = inverted(before);
   const rows = grouped(operations.event, count);
   return {
@@ -67,9 +67,9 @@ export function prepare(schedule) {
     before,
     after,
     order: ordered(before, after),
-    role: Uint8Array.from(events.role),
-    form: Int32Array.from(events.form),
-    laneFrom: Int32Array.from(events.lane_from),
+    role: new Uint8Array(events.role),
+    form: new Int32Array(events.form),
+    laneFrom: new Int32Array(events.lane_from),
     operations: rows,
     like: numbered(operations, rows, count),
     values: Float64Array.from(schedule.sliders, (slider) => slider.value),

@@ -56,7 +56,7 @@ export function idleTimes(plan, run) {
  * @param {import("./engine.js").Plan} plan
  * @param {import("./engine.js").Run} run
  * @param {number} worker
- * @param {Float64Array} excess
+ * @param {Float64Array | null} excess
  * @param {(cause: number, start: number, end: number, event: number) => void} add
  */
 function addLane(plan, run, worker, excess, add) {
@@ -75,7 +75,7 @@ function addLane(plan, run, worker, excess, add) {
     if (event < first) add(FILL, start, middle, event);
     else if (event > last) add(DRAIN, start, middle, event);
     else {
-      const slow = middle > start ? Math.min(excessWithin(plan, run, excess, awaited, start, middle), middle - start) : 0;
+      const slow = excess === null ? 0 : Math.min(excessWithin(plan, run, excess, awaited, start, middle), middle - start);
       add(DEPENDENCY, start, middle - slow, event);
       add(IMBALANCE, middle - slow, middle, event);
     }
@@ -111,7 +111,7 @@ function awaitedBy(plan, run, wait) {
  * By how much each compute takes longer than the mean of those with the same kinds and sizes.
  * @param {import("./engine.js").Plan} plan
  * @param {import("./engine.js").Run} run
- * @returns {Float64Array} per event, 0 or more
+ * @returns {Float64Array | null} per event, 0 or more; null if all are 0
  */
 function excesses(plan, run) {
   const groups = plan.like.reduce((most, number) => Math.max(most, number), -1) + 1;
@@ -123,12 +123,15 @@ function excesses(plan, run) {
     counts[plan.like[event]]++;
   }
   const excess = new Float64Array(plan.events);
+  let some = false;
   for (let event = 0; event < plan.events; event++) {
     if (plan.like[event] < 0) continue;
     const more = run.length[event] - sums[plan.like[event]] / counts[plan.like[event]];
-    if (more > run.rounding) excess[event] = more;
+    if (more <= run.rounding) continue;
+    excess[event] = more;
+    some = true;
   }
-  return excess;
+  return some ? excess : null;
 }
 
 /**
