@@ -10,7 +10,6 @@ from chimera_ir.page.tables import Facts, PageDocument, ScheduleTables
 from chimera_ir.predict.charges import Charges, operations_alone
 from chimera_ir.predict.events import events_of
 from chimera_ir.predict.prediction import Prediction
-from chimera_ir.predict.shares import with_shared_ports
 from chimera_ir.verify.verify import Verified
 
 
@@ -43,7 +42,7 @@ def schedule_tables(levels: Levels) -> ScheduleTables:
     charges = _charges(header, levels)
     lengths = Lengths(charges)
     rows = operation_tables.rows(parts.computes.lines for parts in program.parts)
-    happening = event_tables.tables(with_shared_ports(events_of(program, charges)), rows, charges, lengths)
+    happening = event_tables.tables(events_of(program, charges), rows, charges, lengths)
     shown = operation_tables.tables(header, rows, happening.of_rows)
     return ScheduleTables(
         name=name_of(header),

@@ -16,9 +16,9 @@ from chimera_ir.ir.ids import Version, WeightGroup
 from chimera_ir.ir.text.printer import group_text, message_text
 from chimera_ir.page.lengths import Lengths
 from chimera_ir.page.operation_tables import OperationRow
-from chimera_ir.page.tables import Column, EventTable, MessageTable, SumTable, TurnTable, nested
+from chimera_ir.page.tables import Column, EventTable, MessageTable, PortTable, SumTable, TurnTable, nested
 from chimera_ir.predict.charges import Charges
-from chimera_ir.predict.events import Events, Node, Role
+from chimera_ir.predict.events import Events, Node, Port, Role
 from chimera_ir.predict.steady import turn_of
 
 VERBS: dict[type[ops.Instruction], str] = {
@@ -116,7 +116,18 @@ class _Listed:
             before=waits.numbers,
             before_from=waits.starts,
             lane_from=list(accumulate(map(len, self.events.lanes), initial=0)),
+            ports=self._ports(),
         )
+
+    def _ports(self) -> PortTable | None:
+        """The wires on shared links; None without any."""
+        if not self.events.ports:
+            return None
+        numbers: dict[Port, int] = {}
+        leaving, arriving = (
+            [numbers.setdefault(ports[end], len(numbers)) for ports in self.events.ports.values()] for end in (0, 1)
+        )
+        return PortTable([self.number[wire] for wire in self.events.ports], leaving, arriving)
 
     def _subjects(self, nodes: Sequence[Node]) -> list[int]:
         """The row that each event is about, in the table that its instruction implies."""

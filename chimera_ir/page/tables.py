@@ -92,6 +92,15 @@ class OperationTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PortTable:
+    """Wires on shared links, each with the ports where it leaves and where it arrives, which are numbered."""
+
+    wire: Column
+    leaving: Column
+    arriving: Column
+
+
+@dataclass(frozen=True, slots=True)
 class EventTable:
     """Events and their waits: first those of the lanes, lane by lane, then all others."""
 
@@ -105,6 +114,7 @@ class EventTable:
     before: Column = ()
     before_from: Column = (0,)
     lane_from: Column = (0,)
+    ports: PortTable | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,79 @@
+// Plays the schedules of documents with the scripts of a page, and writes what they compute.
+//
+//   node plays.mjs SCRIPTS_FOLDER CASES.json RESULTS.json
+//
+// A case has a schedule, a list of settings of its sliders, and the names of QUESTIONS that are asked of each.
+
+import { readFileSync, writeFileSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+
+const [folder, input, output] = process.argv.slice(2);
+const script = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
+const { listOf, played, play, prepare, busyTimes, ROLE } = await script("engine");
+const { criticalPath, needs, preferences, slacks } = await script("paths");
+const { criticalCycle, updateTime } = await script("period");
+const { linkCurves, memoryCurves, underWay } = await script("curves");
+const { CAUSES, idleTimes } = await script("idle");
+const { differences, totals } = await script("differences");
+
+const QUESTIONS = {
+  update: (plan, run) => updateTime(plan, run),
+  span: (plan, run) => run.span,
+  starts: (plan, run) => Array.from(plan.schedule.operations.event, (event) => run.start[event]),
+  ends: (plan, run) => Array.from(plan.schedule.operations.event, (event) => run.end[event]),
+  path: (plan, run) =>
+    Array.from(criticalPath(plan, run), (event) => ({
+      operations: [...listOf(plan.operations, event)],
+      start: run.end[event] - run.length[event],
+      end: run.end[event],
+    })),
+  turns: (plan, run) => (plan.schedule.turn ? criticalCycle(plan.schedule.turn, run.length, preferences(plan)).turns : 1),
+  slack: (plan, run) => {
+    const slack = slacks(plan, run);
+    const spanWith = (event, more) => played(plan, run.length.map((length, row) => (row === event ? length + more : length))).span;
+    return Array.from(plan.schedule.operations.event, (event) => ({
+      slack: slack[event],
+      spent: spanWith(event, slack[event]),
+      beyond: spanWith(event, slack[event] + 0.125),
+    }));
+  },
+  needs: (plan, run) => needs(plan, run).map((need) => ({ ...need, from: rowsOf(plan, need.from), to: rowsOf(plan, need.to) })),
+  memory: (plan, run) => plan.schedule.memory.map((memory) => memoryCurves(plan, run, memory).map(plain)),
+  links: (plan, run) =>
+    linkCurves(plan, run).map((curve, link) => ({
+      ...plain(curve),
+      found: Array.from(curve.times, (time) => underWay(plan, run, link, time).length),
+    })),
+  messages: (plan, run) => {
+    const { wire, flight } = plan.schedule.messages;
+    return Array.from(wire, (event, row) => [run.start[event], run.end[flight[row]]]);
+  },
+  busy: (plan, run) => [...busyTimes(plan, run)],
+  idle: (plan, run) => {
+    const idle = idleTimes(plan, run);
+    return { ...idle, cause: idle.cause.map((cause) => CAUSES[cause]), totals: idle.totals.map((row) => named(row)) };
+  },
+};
+
+const named = (row) => Object.fromEntries(CAUSES.map((cause, number) => [cause, row[number]]));
+const plain = (curve) => ({ ...curve, times: [...curve.times], amounts: [...curve.amounts] });
+const rowsOf = (plan, event) => (plan.role[event] === ROLE.COMPUTE ? [...listOf(plan.operations, event)] : []);
+
+function answers({ schedule, settings, asked }) {
+  const plan = prepare(schedule);
+  return settings.map((values) => {
+    const run = play(plan, values);
+    return Object.fromEntries(asked.map((question) => [question, QUESTIONS[question](plan, run)]));
+  });
+}
+
+function compared({ matches, schedules }) {
+  const plans = schedules.map(prepare);
+  const runs = plans.map((plan) => play(plan, plan.values));
+  const found = differences(matches, plans[0], runs[0], plans[1], runs[1]);
+  const columns = Object.entries(found).map(([name, column]) => [name, [...column]]);
+  return { ...Object.fromEntries(columns), totals: plans.map((plan, number) => totals(plan, runs[number])) };
+}
+
+const results = JSON.parse(readFileSync(input, "utf8")).map((one) => ("matches" in one ? compared(one) : answers(one)));
+writeFileSync(output, JSON.stringify(results));
