@@ -13,6 +13,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from chimera_ir.page.packing import packed
 from chimera_ir.page.tables import PageDocument
 from chimera_ir.picture.chart import filled
 from chimera_ir.resources import templates
@@ -50,13 +51,13 @@ def page(document: PageDocument) -> str:
         policy="; ".join(f"{directive} {source}" for directive, source in policy.items()),
         style=Inlined(style),
         first=Inlined(first),
-        scripts=_packed(scripts),
-        data=_packed(document.as_json()),
+        scripts=_in_base64(gzip.compress(scripts.encode(), mtime=0)),
+        data=_in_base64(packed(document)),
     )
 
 
-def _packed(text: str) -> Inlined:
-    return Inlined(b64encode(gzip.compress(text.encode(), mtime=0)).decode())
+def _in_base64(data: bytes) -> Inlined:
+    return Inlined(b64encode(data).decode())
 
 
 def _source(text: str) -> str:

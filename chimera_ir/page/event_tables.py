@@ -37,8 +37,6 @@ _OF_SUMS = (ops.AllReduce, ops.WaitAllReduce, ops.Step)
 
 _VERB_NUMBERS = {instruction: number for number, instruction in enumerate(VERBS, 1)}
 
-_ROLE_NUMBERS = {role: number for number, role in enumerate(Role)}
-
 _SumKey = tuple[WeightGroup, Version | None]
 
 
@@ -106,7 +104,7 @@ class _Listed:
         waits = nested([number[other] for other in before[event]] for event in self.order)
         form = [lengths.form(node) for node in nodes]
         return EventTable(
-            role=[_ROLE_NUMBERS[node.role] for node in nodes],
+            role=[node.role.value - 1 for node in nodes],
             verb=[_VERB_NUMBERS.get(type(node.instruction), 0) for node in nodes],
             verbs=["", *VERBS.values()],
             subject=self._subjects(nodes),

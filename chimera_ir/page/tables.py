@@ -1,10 +1,9 @@
 """The tables of a page, column by column: the Python side of ``templates/page/document.d.ts``, field by field."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 Column = Sequence[int] | Sequence[float]
 """Numbers, one for each row of a table."""
@@ -241,12 +240,4 @@ class PageDocument:
     mistake: ShownMistake | None = None
     matches: Column | None = None
     trace: Mapping[str, object] | None = None
-    format: int = field(default=1)
-
-    def as_json(self) -> str:
-        """The document as a JSON text."""
-        return json.dumps(self, default=_fields_of, ensure_ascii=False, separators=(",", ":"))
-
-
-def _fields_of(table: Any) -> dict[str, object]:
-    return {column.name: getattr(table, column.name) for column in fields(table)}
+    format: int = 1

@@ -5,5 +5,5 @@ import { unpacked } from "./load.js";
 
 const others = document.createElement("script");
 others.type = "module";
-others.textContent = await unpacked("scripts");
+others.textContent = new TextDecoder().decode(await unpacked("scripts"));
 document.head.append(others);

@@ -1,9 +1,6 @@
 """The tables of a page: events with the times of the replay, also at other costs, and what each row is about."""
 
-import gzip
-import json
 import re
-from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
@@ -17,6 +14,7 @@ from chimera_ir.flow.cycles import critical
 from chimera_ir.flow.engine import ordered
 from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.ir.text.printer import line
+from tests.documents import document_in
 from tests.test_architecture import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -37,14 +35,6 @@ CASES = {
 def compilation(case: str) -> Compilation:
     scheme, parameters, options = CASES[case]
     return chimera_ir.compile(scheme, options=options, **parameters)
-
-
-def document_in(page: str) -> dict[str, Any]:
-    """The document of a page, as its script reads it."""
-    data = re.search(r'<script type="application/gzip" id="document">([^<]*)</script>', page)
-    assert data is not None
-    document: dict[str, Any] = json.loads(gzip.decompress(b64decode(data[1])))
-    return document
 
 
 @cache

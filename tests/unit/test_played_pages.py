@@ -1,6 +1,5 @@
 """The scripts of a page play a schedule again: their numbers are the compiler's, whatever the sliders say."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +22,15 @@ from chimera_ir.cost.simulate import earliest
 from chimera_ir.flow.net import reads_of
 from chimera_ir.ir.kinds import KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header
-from chimera_ir.page.contents import Levels, document
+from chimera_ir.page.contents import Levels, schedule_tables
+from chimera_ir.page.packing import packed
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing
+from tests.documents import unpacked
 from tests.node import calls, needs_node
 from tests.sizes import on_workers
 
@@ -68,7 +69,7 @@ def page(scheme: str) -> Page:
 
 def tables_of(levels: Levels) -> Mapping[str, Any]:
     """The tables of the schedule, as a page reads them."""
-    return json.loads(document(levels).as_json())["schedules"][0]
+    return unpacked(packed(schedule_tables(levels)))
 
 
 def settings(sliders: Sequence[str], seed: str) -> list[list[Fraction]]:

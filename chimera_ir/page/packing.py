@@ -1,0 +1,87 @@
+"""A document as compressed bytes: its texts as JSON, its columns as binary numbers, which a page reads at once.
+
+Uncompressed: the length of the JSON in bytes, the JSON, then the columns. The JSON begins at byte 4, and the columns at
+the first multiple of 8 after it; each column begins at a multiple of 8. Numbers are little-endian. In the JSON a column
+is an object: ``at`` is the offset of its first byte among the columns, ``length`` the number of its numbers, ``type``
+one of ``i1``, ``i2``, ``i4`` (integers by their bytes) and ``f8``. With ``sums`` each number is the sum of those up to
+its place: stored are differences, which take fewer bytes.
+"""
+
+import gzip
+import json
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from operator import sub
+from typing import Any
+
+_INTEGERS = {"i1": "b", "i2": "h", "i4": "i"}
+"""Type codes of arrays of integers by the types of columns, the narrowest first."""
+
+_FLOATS = "f8", "d"
+
+_ALIGNMENT = 8
+
+
+def packed(document: object) -> bytes:
+    """The bytes of a document of dataclasses: a field with a sequence of numbers is a column."""
+    columns = _PackedColumns()
+    text = json.dumps(document, default=columns.encoded, ensure_ascii=False, separators=(",", ":")).encode()
+    head = len(text).to_bytes(4, "little") + text
+    return gzip.compress(b"".join((head, _padding(len(head)), *columns.parts)), compresslevel=6, mtime=0)
+
+
+@dataclass(slots=True)
+class _PackedColumns:
+    """The bytes of the columns so far, ``size`` in all."""
+
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def encoded(self, table: Any) -> dict[str, object]:
+        """The fields of a dataclass, where columns are replaced by objects that say where their numbers are."""
+        values = {entry.name: getattr(table, entry.name) for entry in fields(table)}
+        return {name: self._placed(value) if _is_column(value) else value for name, value in values.items()}
+
+    def _placed(self, numbers: Sequence[float]) -> dict[str, object]:
+        kind, stored, sums = _narrowest(numbers)
+        place = {"at": self.size, "length": len(stored), "type": kind, "sums": sums}
+        if sys.byteorder == "big":
+            stored.byteswap()
+        data = stored.tobytes()
+        self.parts += data, _padding(len(data))
+        self.size += len(data) + len(_padding(len(data)))
+        return place
+
+
+def _is_column(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], int | float)
+
+
+def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
+    """The type of a column, its numbers or, if these take fewer bytes, their differences, and which of both it is."""
+    try:
+        integers: array[int] = array("i", numbers)  # type: ignore[arg-type]
+    except TypeError:
+        kind, code = _FLOATS
+        return kind, array(code, numbers), False
+    differences: array[int] = array("i", map(sub, integers, [0, *integers[:-1]]))
+    (kind, stored), (other, steps) = _narrowed(integers), _narrowed(differences)
+    return (other, steps, True) if steps.itemsize < stored.itemsize else (kind, stored, False)
+
+
+def _narrowed(integers: "array[int]") -> "tuple[str, array[int]]":
+    """Integers in the narrowest type that holds them all."""
+    least, most = min(integers), max(integers)
+    kind = next(kind for kind in _INTEGERS if -least <= _largest(kind) + 1 and most <= _largest(kind))
+    return kind, array(_INTEGERS[kind], integers)
+
+
+def _largest(kind: str) -> int:
+    return int(2 ** (8 * int(kind[1:]) - 1) - 1)
+
+
+def _padding(length: int) -> bytes:
+    """The zero bytes from ``length`` up to the next multiple of the alignment."""
+    return bytes(-length % _ALIGNMENT)
