@@ -55,6 +55,7 @@ export class Chart {
     this.tall.style.height = `${AXIS + height}px`;
     const width = this.printing ? 1000 : this.scroller.clientWidth;
     const seen = this.printing ? AXIS + height : Math.min(AXIS + height, this.scroller.clientHeight);
+    if (width === 0) return; // the lanes are not shown
     const ratio = this.printing ? 2 : window.devicePixelRatio;
     this.size = { width, height: seen, ratio };
     this.left = leftOf(rows, width);

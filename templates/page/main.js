@@ -23,6 +23,7 @@ const DARK_MODE = matchMedia("(prefers-color-scheme: dark)");
  */
 function show(page) {
   const store = new Store(page, DARK_MODE.matches);
+  part("picture", HTMLElement).hidden = part("details", HTMLElement).hidden = page.schedules.length === 0;
   const dialog = part("keys", HTMLDialogElement);
   const chart = new Chart(store, part("lanes", HTMLElement), part("tall", HTMLElement), part("canvas", HTMLCanvasElement));
   const texts = new Texts(chart, part("texts", HTMLElement));

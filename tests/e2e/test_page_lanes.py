@@ -1,0 +1,244 @@
+"""The lanes of a page in a real browser: what a click, a key, fingers and a printer do with them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chimera_ir
+from chimera_ir.page.assembly import page
+from chimera_ir.page.contents import document
+from chimera_ir.page.tables import (
+    EventTable,
+    MessageTable,
+    PageDocument,
+    ShownMistake,
+    SourceText,
+    SumTable,
+)
+from tests.e2e.browser import Tab, needs_browser, tab
+
+pytestmark = [pytest.mark.e2e, needs_browser]
+
+CRITICAL, WAITS = [0xD8, 0x00, 0x1F], [0x00, 0x72, 0xB2]
+"""Colours of a light page: of mistakes and the critical path, and of what an operation waits for."""
+
+AXIS = 30
+"""Pixels of the axis above the lanes."""
+
+READ = """([left, top, right, bottom]) => {
+  const canvas = document.getElementById("canvas");
+  const copy = new OffscreenCanvas((right || canvas.width) - left, (bottom || canvas.height) - top);
+  const context = copy.getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, -left, -top);
+  return context.getImageData(0, 0, copy.width, copy.height).data;
+}"""
+
+COUNT = f"""([red, green, blue]) => {{
+  const data = ({READ})([0, 0, 0, 0]);
+  let count = 0;
+  for (let at = 0; at < data.length; at += 4) {{
+    count += data[at] === red && data[at + 1] === green && data[at + 2] === blue;
+  }}
+  return count;
+}}"""
+
+
+def with_texts(shown: PageDocument) -> PageDocument:
+    """The document with a text that has a line for each operation, and one with a line for each kind."""
+    words = shown.schedules[0].operations.words
+    kinds = [word[0] for word in words]
+    scheme = SourceText("mine.chim", "chim", "F(m, s)\nB(m, s)", [1 + "FB".index(kind) for kind in kinds])
+    return replace(shown, texts=[scheme, SourceText("lanes.sir", "sir", "\n".join(words), [*range(1, 1 + len(words))])])
+
+
+def unproven(shown: PageDocument) -> PageDocument:
+    """The document of a text whose proof has failed: lanes without times, and a cycle."""
+    (schedule,) = shown.schedules
+    operations = replace(schedule.operations, event=[-1] * len(schedule.operations.words))
+    row = {words: row for row, words in enumerate(operations.words)}
+    cycle = [row["B m0 s1"], row["B m0 s0"]]
+    arrows = [
+        {"from": cycle[0], "to": cycle[1], "words": "gradient of m0"},
+        {"from": cycle[1], "to": cycle[0], "words": "the order of a lane"},
+    ]
+    mistake = ShownMistake("CH302", "these operations wait for one another", "error[CH302]", cycle, arrows, ["no way"])
+    lanes = replace(
+        schedule,
+        operations=operations,
+        events=EventTable(),
+        messages=MessageTable(),
+        sums=SumTable(),
+        turn=None,
+        memory=[],
+        sliders=[],
+    )
+    return replace(shown, schedules=[lanes], mistake=mistake)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("lanes")
+    shown = document(chimera_ir.compile("chimera", D=4, N=4))
+    wide = document(chimera_ir.compile("dapple", D=32, N=4))
+    refused = replace(unproven(shown), schedules=[])
+    documents = {"texts": with_texts(shown), "mistake": unproven(shown), "wide": wide, "no lanes": refused}
+    for name, contents in documents.items():
+        (folder / f"{name}.html").write_text(page(contents), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in documents}
+
+
+def part(opened: Tab, left: int = 0, top: int = 0, right: int = 0, bottom: int = 0) -> str:
+    """The pixels of a part of the canvas; 0 on the right and below is its edge."""
+    opened.frame()
+    return str(opened.page.evaluate(f"part => ({READ})(part).join()", [left, top, right, bottom]))
+
+
+def pixels_of(opened: Tab, colour: list[int]) -> int:
+    opened.frame()
+    return int(opened.page.evaluate(COUNT, colour))
+
+
+def selected(opened: Tab) -> str:
+    opened.frame()
+    return str(opened.page.locator("#details h2").text_content())
+
+
+def test_a_click_shows_the_lines_of_an_operation_and_a_click_on_a_line_its_operations(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        opened.page.locator("#canvas").click(position={"x": 80, "y": AXIS + 20})
+        assert selected(opened) == "F m0 s0 on P0"
+        assert opened.page.locator("[role=option][aria-selected=true]").text_content() == "1F(m, s)"
+        opened.page.get_by_role("button", name="lanes.sir:1").click()
+        assert opened.page.locator("[role=option][aria-selected=true]").text_content() == "1F m0 s0"
+        opened.page.locator("#line-4").click()
+        assert selected(opened).startswith(str(opened.page.locator("#line-4").text_content())[1:])
+
+        opened.page.locator("#texts select").select_option("mine.chim")
+        plain = part(opened, 64, AXIS)
+        opened.page.locator("#line-2").click()
+        assert selected(opened) == "Line 2 of mine.chim"
+        assert "16 operations stand out" in opened.page.locator("#details").text_content()
+        assert part(opened, 64, AXIS) != plain, "the others stand back"
+        opened.page.locator("#line-2").click()
+        assert selected(opened).startswith("B m")
+        assert opened.mistakes() == []
+
+
+def test_texts_are_gone_through_by_keys(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        opened.page.locator("#texts select").select_option("lanes.sir")
+        pane = opened.page.get_by_role("listbox", name="Lines of the text")
+        pane.focus()
+        for key in ("ArrowDown", "ArrowDown", "Enter"):
+            pane.press(key)
+        assert pane.get_attribute("aria-activedescendant") == "line-3"
+        assert selected(opened).startswith(str(opened.page.locator("#line-3").text_content())[1:])
+
+
+def test_what_an_operation_waits_for_is_drawn_and_can_be_followed(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        lanes = opened.page.locator("#lanes")
+        lanes.focus()
+        assert pixels_of(opened, WAITS) == 0
+        for key in ("ArrowRight", "ArrowDown"):
+            lanes.press(key)
+        assert selected(opened) == "F m0 s1 on P1"
+        assert pixels_of(opened, WAITS) > 50
+        assert "message m0 s0->s1, there at 1" in opened.page.locator("#details").text_content()
+        lanes.press("[")
+        assert selected(opened) == "F m0 s0 on P0"
+        lanes.press("]")
+        assert selected(opened) == "F m0 s1 on P1"
+        opened.page.locator("#details").get_by_role("button", name="F m0 s0 on P0").click()
+        assert selected(opened) == "F m0 s0 on P0"
+
+
+def test_zooming_keeps_the_names_of_lanes_and_the_axis(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        opened.page.locator("#lanes").focus()
+        names, axis, lanes = part(opened, 0, AXIS, 62), part(opened, 64, 0, 0, AXIS), part(opened, 64, AXIS)
+        for key in ("+", "+", "Shift+ArrowRight"):
+            opened.page.keyboard.press(key)
+        assert part(opened, 0, AXIS, 62) == names
+        zoomed = part(opened, 64, 0, 0, AXIS)
+        assert zoomed != axis
+        assert len(set(zoomed.split(","))) > 1, "it has times"
+        assert part(opened, 64, AXIS) != lanes
+        opened.page.keyboard.press("0")
+        assert part(opened, 64, AXIS) == lanes
+
+
+def test_two_fingers_zoom_and_one_finger_moves(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser, width=400, has_touch=True) as opened:
+        opened.open(pages["texts"])
+        box = opened.page.locator("#canvas").bounding_box()
+        session = opened.page.context.new_cdp_session(opened.page)
+
+        def touch(kind: str, *places: int) -> None:
+            points = [{"x": box["x"] + x, "y": box["y"] + 60, "id": number} for number, x in enumerate(places)]
+            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        whole = part(opened, 64, AXIS)
+        touch("touchStart", 150, 250)
+        for spread in (20, 40, 60):
+            touch("touchMove", 150 - spread, 250 + spread)
+        touch("touchEnd")
+        closer = part(opened, 64, AXIS)
+        assert closer != whole
+        touch("touchStart", 200)
+        for x in (190, 170, 140):
+            touch("touchMove", x)
+        touch("touchEnd")
+        assert part(opened, 64, AXIS) != closer
+        opened.page.get_by_role("button", name="Whole").click()
+        opened.page.keyboard.press("Escape")
+        assert selected(opened) == "No operation selected", "neither was a tap"
+        assert part(opened, 64, AXIS) == whole
+
+
+def test_a_mistake_is_drawn_on_lanes_without_times(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["mistake"])
+        alert = opened.page.get_by_role("alert").text_content()
+        assert "CH302: these operations wait for one another" in alert
+        assert "no way" in alert
+        assert pixels_of(opened, CRITICAL) > 500
+        opened.page.get_by_role("alert").get_by_role("button", name="B m0 s0 on P0").click()
+        assert selected(opened) == "B m0 s0 on P0"
+        assert "not proven" in opened.page.get_by_role("status").text_content()
+        assert opened.inaccessible() == []
+        assert opened.mistakes() == []
+    with tab(browser) as opened:
+        opened.open(pages["no lanes"])
+        assert not opened.page.locator("#lanes").is_visible()
+        assert opened.inaccessible() == []
+        assert opened.mistakes() == []
+
+
+def test_all_lanes_are_printed_in_light_colours_and_then_the_page_is_as_before(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    seen = "[canvas.width, canvas.height, canvas.style.height, document.documentElement.className]"
+    with tab(browser, dark=True) as opened:
+        opened.open(pages["wide"])
+        opened.page.keyboard.press("Tab")
+        before = opened.page.evaluate(seen)
+        tall = opened.page.evaluate("tall.offsetHeight")
+        assert before[1] < tall, "not all of 32 lanes are in the window"
+        opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        width, height, _, mode = opened.page.evaluate(seen)
+        assert (width, mode) == (2000, "")
+        assert height >= 2 * tall - 2
+        opened.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert opened.page.evaluate(seen) == before
+        assert before[3] == "dark"
+        assert opened.mistakes() == []
