@@ -21,6 +21,13 @@ WIDTHS = (400, 1500, 3000)
 """Widths in pixels at which a page is looked at: of a phone, of a laptop, of a wall."""
 
 
+READY = """new Promise((done) => {
+  const seen = (marks) => marks.getEntriesByName("ready").length > 0 && done();
+  new PerformanceObserver(seen).observe({ type: "mark", buffered: true });
+})"""
+"""Ends once a page has made the mark "ready". The policy of a page forbids what playwright would poll with."""
+
+
 def missing() -> str:
     """What the tests of pages need and is not here; empty if everything is."""
     if CHROMIUM is None:
@@ -63,7 +70,7 @@ class Tab:
     def open(self, path: Path) -> "Tab":
         """Opens a file and waits until it has drawn for the first time."""
         self.page.goto(path.as_uri())
-        self.page.wait_for_function("performance.getEntriesByName('ready').length > 0")
+        self.page.evaluate(READY)
         return self
 
     def frame(self) -> None:

@@ -1,5 +1,6 @@
 """Patterns of waits: every eye tells them from forwards and from one another; every picture has the same ones."""
 
+import re
 from fractions import Fraction
 from itertools import combinations, product
 from xml.etree import ElementTree
@@ -8,9 +9,10 @@ import pytest
 
 from chimera_ir.picture import svg
 from chimera_ir.picture.looks import FARTHEST
-from chimera_ir.picture.patterns import BUBBLE, DARK_GROUND, LIGHT_GROUND, MESSAGE, SUM, WAITS
+from chimera_ir.picture.patterns import BUBBLE, DARK_GROUND, LIGHT_GROUND, MESSAGE, SUM, WAITS, Pattern
 from chimera_ir.picture.replayed import draw_replay
 from chimera_ir.picture.words import HUES, PAPER, mixed
+from tests.test_architecture import ROOT
 from tests.unit.clocked import two_directions
 from tests.unit.test_chunks import SVG, difference, replayed
 from tests.unit.test_picture import SIGHT, timeline
@@ -52,3 +54,12 @@ def test_every_picture_draws_the_same_patterns() -> None:
         "idle-message": message,
         "idle-sum": summing,
     }
+
+
+def test_pages_have_the_patterns_of_all_pictures() -> None:
+    """The scripts of a page have a table of their own; in the lines of a bubble they tell its causes apart."""
+    theme = (ROOT / "templates" / "page" / "theme.js").read_text(encoding="utf-8")
+    row = re.compile(r'^  (\w+): \{ size: (\d+), path: "([^"]*)", width: ([\d.]+), mark: "(#\w+)" \},$', re.MULTILINE)
+    rows = {name: Pattern(int(size), path, float(width), mark) for name, size, path, width, mark in row.findall(theme)}
+    assert rows == WAITS
+    assert f'light: "{LIGHT_GROUND}", dark: "{DARK_GROUND}"' in theme
