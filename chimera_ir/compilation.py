@@ -30,6 +30,7 @@ from chimera_ir.request import Request, groups, parsed
 from chimera_ir.syntax.ast import Scheme
 
 if TYPE_CHECKING:
+    from chimera_ir.cost.curves import Row
     from chimera_ir.cost.durations import Durations
     from chimera_ir.cost.report import Report
     from chimera_ir.cost.simulate import Timeline
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
 
 T = TypeVar("T")
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
@@ -79,8 +76,8 @@ class Compilation:
     """
 
     request: Request
-    warn: Callable[[Diagnostic], None] = _ignore
-    tell: Callable[[str], None] = _ignore
+    warn: Callable[[Diagnostic], None] = lambda _: None
+    tell: Callable[[str], None] = lambda _: None
 
     @property
     def scheme(self) -> Scheme:
@@ -171,6 +168,12 @@ class Compilation:
         verified = self.verified
         self.tell("simulating")
         return with_events(simulate(verified.schedule, self._durations, verified.checked.net), verified.program)
+
+    def memory(self, worker: int) -> "list[Row]":
+        """Memory of a worker over time: a row for each change, for pandas or polars; activations are in M_a."""
+        from chimera_ir.cost.curves import kept
+
+        return kept(self.timeline, worker)
 
     @_level
     def report(self) -> "Report":
@@ -303,10 +306,9 @@ class Compilation:
     def _repr_html_(self) -> str:
         """The page that a notebook shows, in a frame; of a text with a mistake the message."""
         from chimera_ir import notebook
-        from chimera_ir.picture import svg
 
         try:
-            return notebook.frame(svg.draw(self.timeline), repr(self), 200 + 30 * self.schedule.header.workers)
+            return notebook.frame(self.page, repr(self))
         except CompileError as error:
             return notebook.message(str(error))
 

@@ -5,19 +5,19 @@ from html import escape
 
 from chimera_ir.escapes import visible_lines
 
-TALLEST = 1200
-"""The largest height of a frame, in pixels; a taller page scrolls in it."""
+HEIGHT = 720
+"""The height of a frame in pixels, in which a page scrolls; a reader may drag its lower edge."""
 
 
-def frame(page: str, title: str, height: int) -> str:
-    """A frame of a height in pixels around a whole HTML page, whose scripts cannot reach the notebook.
+def frame(page: str, title: str) -> str:
+    """A frame around a whole HTML page, whose scripts cannot reach the notebook.
 
     Examples
     --------
-    >>> frame("<p>a</p>", "two words", 300)[:67]
+    >>> frame("<p>a</p>", "two words")[:67]
     '<iframe title="two words" sandbox="allow-scripts" srcdoc="&lt;p&gt;'
     """
-    style = f"width: 100%; height: {min(height, TALLEST)}px; border: 0; resize: vertical"
+    style = f"width: 100%; height: {HEIGHT}px; border: 0; resize: vertical"
     return f'<iframe title="{_text(title)}" sandbox="allow-scripts" srcdoc="{escape(page)}" style="{style}"></iframe>'
 
 

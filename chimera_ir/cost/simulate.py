@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chimera_ir.cost.critical import CriticalPath, Structure, critical_path, structure_of, update_length
 from chimera_ir.cost.durations import DurationKey, Durations, duration_key
@@ -19,6 +19,9 @@ from chimera_ir.ir.kinds import RECOMPUTATION, Resource
 from chimera_ir.ir.levels import Header, Schedule, Strategy
 from chimera_ir.ir.one_line import OneLine
 from chimera_ir.ir.ops import Operation
+
+if TYPE_CHECKING:
+    from chimera_ir.cost.curves import Row
 
 
 class Timed(NamedTuple):
@@ -107,6 +110,13 @@ class Timeline(OneLine):
     def bubble_ratio(self) -> Fraction:
         """The share of the makespan, over all workers, in which they idle."""
         return idle(mean(self.work), self.critical_path.length)
+
+    @property
+    def rows(self) -> "list[Row]":
+        """A row for each operation, as plain values for pandas or polars: what it is, its worker, its start and end."""
+        from chimera_ir.cost.curves import operations
+
+        return operations(self)
 
     @property
     def visible(self) -> "Timeline":
