@@ -22,18 +22,18 @@ def frame(page: str, title: str) -> str:
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of texts, whose first column names the rows.
+    """A table of texts, whose first column names the rows; a notebook's own style is not relied on.
 
     Examples
     --------
-    >>> print(table("", ["n", "n**2"], [["2", "4"]]))
-    <table><thead><tr><th scope="col">n</th><th scope="col">n**2</th></tr></thead>
-    <tbody><tr><th scope="row">2</th><td>4</td></tr></tbody></table>
+    >>> print(table("", ["n", "n**2"], [["2", "4"]]).replace(_FIRST, "a").replace(_OTHER, "b"))
+    <table><thead><tr><th scope="col" a>n</th><th scope="col" b>n**2</th></tr></thead>
+    <tbody><tr><th scope="row" a>2</th><td b>4</td></tr></tbody></table>
     """
-    body = "\n".join(f"<tr>{''.join(_row(row))}</tr>" for row in rows)
-    columns = "".join(f'<th scope="col">{_text(head)}</th>' for head in heads)
-    described = f"<caption>{_text(caption)}</caption>" if caption else ""
-    return f"<table>{described}<thead><tr>{columns}</tr></thead>\n<tbody>{body}</tbody></table>"
+    body = "\n".join(_row(row, 'th scope="row"', "td") for row in rows)
+    columns = _row(heads, 'th scope="col"', 'th scope="col"')
+    described = f'<caption style="text-align: left">{_text(caption)}</caption>' if caption else ""
+    return f"<table>{described}<thead>{columns}</thead>\n<tbody>{body}</tbody></table>"
 
 
 def message(text: str) -> str:
@@ -41,9 +41,15 @@ def message(text: str) -> str:
     return f"<pre>{_text(text)}</pre>"
 
 
-def _row(cells: Sequence[str]) -> Iterable[str]:
-    first, *rest = cells
-    return (f'<th scope="row">{_text(first)}</th>', *(f"<td>{_text(cell)}</td>" for cell in rest))
+_FIRST, _OTHER = (f'style="padding: 3px 9px; text-align: {side}"' for side in ("left", "right"))
+"""Attributes of the cells of the first column and of the others."""
+
+
+def _row(cells: Sequence[str], first: str, other: str) -> str:
+    """A row, with the tags of its first cell and of its other cells."""
+    tags = [f"{first} {_FIRST}", *(f"{other} {_OTHER}" for _ in cells[1:])]
+    closed = (f"<{tag}>{_text(cell)}</{tag.split()[0]}>" for tag, cell in zip(tags, cells, strict=True))
+    return f"<tr>{''.join(closed)}</tr>"
 
 
 def _text(text: str) -> str:

@@ -66,8 +66,12 @@ def _costs(figures: Figures) -> str:
 
 def html(report: Report) -> str:
     """The figures of a report beside those of its baseline, as an HTML table."""
+    rows, parent = [], ""
+    for name, value, base in _both(report):
+        parent = parent if name.startswith(" ") else name
+        rows.append((name if name == parent else f"{parent}: {name.strip()}", value, base))
     heads = ("", report.scheme, f"baseline: {report.baseline.scheme}")
-    return notebook.table(str(heading(report)), heads, _both(report))
+    return notebook.table(str(heading(report)), heads, rows)
 
 
 def _table(report: Report) -> Table:

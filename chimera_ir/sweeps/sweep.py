@@ -86,7 +86,7 @@ class Sweep:
     >>> sizes.results[1].outcome
     Refused(code='CH233', reason='D stages must split evenly over the 2f pipelines')
     >>> [(row["D"], row["makespan"], row["code"]) for row in sizes.rows]
-    [(4, 16.0, None), (5, None, 'CH233'), (8, 36.0, None)]
+    [(4, 16.0, ''), (5, None, 'CH233'), (8, 36.0, '')]
     """
 
     names: tuple[str, ...]
@@ -133,7 +133,7 @@ def _cells(row: SizeRow) -> dict[str, Cell]:
     figures = figures_of(row.outcome)
     predicted = {} if row.seconds is None else {"T_replay": row.seconds}
     plain = {name: float(value) if isinstance(value, Fraction) else value for name, value in figures.items()}
-    return {**settings, **plain, **predicted}
+    return {**settings, **plain, **predicted, **dict.fromkeys(_REFUSAL, "")}
 
 
 def sweep(

@@ -224,6 +224,7 @@ def test_a_notebook_shows_a_report_as_its_table() -> None:
     rows = [[cell.text or "" for cell in row] for row in table.iter("tr")]
     assert rows[0] == ["", "tiny", "baseline: dapple"]
     assert rows[1] == ["makespan", "6", "6"]
+    assert ["makespan: bubble ratio", "50.0%", "50.0%"] in rows
     assert ["activations, M_a", "1 on each worker", "1 on each worker"] in rows
 
 
