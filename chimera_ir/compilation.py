@@ -374,6 +374,11 @@ class Compilation:
         assert self.forecast is not None
         return self.forecast.needs(program)
 
+    @property
+    def opponent(self) -> "Compilation | None":
+        """The compilation of the text that the request compares with; None if it names none."""
+        return self._opponent if self.request.against else None
+
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
         """The schedule that the report compares with, and how many weights each worker keeps (None: one per stage)."""
         from chimera_ir import comparison

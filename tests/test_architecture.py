@@ -41,7 +41,7 @@ IMPORTS = {
     "torch_text": {"ir", "lower", "diagnostics", "source", "errors", "verify"},
     "cost": {"ir", "flow", "notebook"},
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
-    "page": {"cost", "flow", "ir", "picture", "predict", "resources", "verify"},
+    "page": {"cost", "flow", "ir", "picture", "predict", "request", "resources", "source", "verify"},
     "codegen": {"ir", "flow", "resources", "verify"},
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
     "predict": {"cost", "errors", "ir", "flow", "lower", "profile", "verify", "garbage"},

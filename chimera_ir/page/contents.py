@@ -1,24 +1,44 @@
 """The contents of a page, from the levels of a compilation."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
-from chimera_ir.cost.report import Report
-from chimera_ir.ir.levels import Header
-from chimera_ir.page import event_tables, memory_tables, operation_tables
+from chimera_ir.cost.report import Figures, Report
+from chimera_ir.cost.table import heading
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.page import event_tables, memory_tables, operation_tables, text_lines
 from chimera_ir.page.lengths import Lengths
+from chimera_ir.page.memory_tables import MemoryInBytes
 from chimera_ir.page.tables import Facts, PageDocument, ScheduleTables
+from chimera_ir.predict import screen
 from chimera_ir.predict.charges import Charges, operations_alone
 from chimera_ir.predict.events import events_of
-from chimera_ir.predict.prediction import Prediction
-from chimera_ir.verify.verify import Verified
+from chimera_ir.predict.prediction import Forecast, Prediction
+from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.summary import Summary
+from chimera_ir.request import Request
+from chimera_ir.verify.verify import ProvenScripts, Verified
+
+_UNBROKEN = 1 << 16
+"""A width at which no note is broken into lines."""
 
 
 class Levels(Protocol):
     """The levels of a compilation that its page shows."""
 
     @property
+    def request(self) -> Request:
+        """The text that was compiled."""
+
+    @property
     def verified(self) -> Verified:
         """The program, with the proof of every rule."""
+
+    @property
+    def scripts(self) -> ProvenScripts:
+        """The scripts of the ranks, with their proof."""
 
     @property
     def report(self) -> Report:
@@ -28,50 +48,129 @@ class Levels(Protocol):
     def prediction(self) -> Prediction | None:
         """The prediction, with the stages and the cluster of a profile."""
 
+    @property
+    def forecast(self) -> Forecast | None:
+        """The conditions of the prediction."""
+
+    @property
+    def summary(self) -> Summary:
+        """The answers to what a user asks first."""
+
+    @property
+    def opponent(self) -> "Levels | None":
+        """The levels of the text that the request names to compare with."""
+
 
 def document(levels: Levels) -> PageDocument:
     """The contents of the page of a compilation."""
-    tables = schedule_tables(levels)
-    return PageDocument(title=tables.name, notes=[], schedules=[tables], texts=[])
-
-
-def schedule_tables(levels: Levels) -> ScheduleTables:
-    """All tables of a verified program, with the times of its prediction or, without one, of operations alone."""
-    program, figures = levels.verified.program, levels.report
-    header = program.header
-    charges = _charges(header, levels)
-    lengths = Lengths(charges)
-    rows = operation_tables.rows(parts.computes.lines for parts in program.parts)
-    happening = event_tables.tables(events_of(program, charges), rows, charges, lengths)
-    shown = operation_tables.tables(header, rows, happening.of_rows)
-    return ScheduleTables(
-        name=name_of(header),
-        workers=header.workers,
-        unit=figures.durations.unit.value or "",
-        updates=header.updates,
-        kinds=shown.kinds,
-        looks=shown.looks,
-        sliders=lengths.sliders(),
-        operations=shown.operations,
-        events=happening.events,
-        messages=happening.messages,
-        sums=happening.sums,
-        turn=happening.turn,
-        memory=memory_tables.tables(header, rows, figures),
-        facts=Facts(
-            float(figures.makespan),
-            float(figures.bubble_ratio),
-            {letter: float(count) for letter, count in figures.counts.items()},
-        ),
+    shown, opponent = ShownSchedule.of(levels), levels.opponent
+    schedules = [shown]
+    if opponent is not None:
+        schedules.append(_compared(opponent.verified, levels))
+    return PageDocument(
+        title=name_of(shown.header),
+        notes=list(_notes(levels)),
+        schedules=[schedule.tables() for schedule in schedules],
+        matches=operation_tables.matches(*(schedule.rows for schedule in schedules)) if opponent else None,
+        texts=[
+            text_lines.source_text(levels.request.source, shown.rows),
+            text_lines.program_text(levels.verified, shown.rows),
+            *text_lines.script_texts(levels.scripts, shown.program, shown.rows),
+        ],
     )
 
 
-def _charges(header: Header, levels: Levels) -> Charges:
-    if levels.prediction is None:
-        return operations_alone(header, levels.report.durations)
-    return Charges(header, levels.prediction.setting)
+def schedule_tables(levels: Levels) -> ScheduleTables:
+    """The tables of a compilation's own schedule."""
+    return ShownSchedule.of(levels).tables()
+
+
+@dataclass(frozen=True)
+class ShownSchedule:
+    """A verified program with its figures and, from a prediction, its setting and its memory in bytes."""
+
+    verified: Verified
+    figures: Figures
+    setting: Setting | None
+    memory: MemoryInBytes | None
+
+    @staticmethod
+    def of(levels: Levels) -> "ShownSchedule":
+        """The schedule of a compilation itself."""
+        prediction = levels.prediction
+        if prediction is None:
+            return ShownSchedule(levels.verified, levels.report, None, None)
+        memory = MemoryInBytes(prediction.setting, prediction.memory, prediction.available)
+        return ShownSchedule(levels.verified, levels.report, prediction.setting, memory)
+
+    @property
+    def program(self) -> Program:
+        """The program with a flush or, without one, as many updates as show all that ever happens."""
+        return self.verified.program
+
+    @property
+    def header(self) -> Header:
+        """The header of the program."""
+        return self.program.header
+
+    @cached_property
+    def rows(self) -> Sequence[operation_tables.OperationRow]:
+        """The rows of its operations."""
+        return operation_tables.rows(parts.computes.lines for parts in self.program.parts)
+
+    def tables(self) -> ScheduleTables:
+        """All tables, with the times of the prediction or, without one, of operations alone."""
+        header, figures, rows, charges = self.header, self.figures, self.rows, self._charges()
+        lengths = Lengths(charges)
+        happening = event_tables.tables(events_of(self.program, charges), rows, charges, lengths)
+        shown = operation_tables.tables(header, rows, happening.of_rows)
+        return ScheduleTables(
+            name=name_of(header),
+            workers=header.workers,
+            unit=figures.durations.unit.value or "",
+            updates=header.updates,
+            kinds=shown.kinds,
+            looks=shown.looks,
+            sliders=lengths.sliders(),
+            operations=shown.operations,
+            events=happening.events,
+            messages=happening.messages,
+            sums=happening.sums,
+            turn=happening.turn,
+            memory=memory_tables.tables(header, rows, figures, self.memory),
+            facts=Facts(
+                float(figures.makespan),
+                float(figures.bubble_ratio),
+                {letter: float(count) for letter, count in figures.counts.items()},
+            ),
+            remarks=_REMARKS,
+        )
+
+    def _charges(self) -> Charges:
+        if self.setting is None:
+            return operations_alone(self.header, self.figures.durations)
+        return Charges(self.header, self.setting)
+
+
+def _compared(opponent: Verified, levels: Levels) -> ShownSchedule:
+    """The schedule that a compilation is compared with, on the stages and the cluster of its prediction."""
+    forecast, like = levels.forecast, levels.verified.program.header
+    setting = forecast.setting_of_baseline(opponent.program.header, like) if forecast else None
+    return ShownSchedule(opponent, levels.report.baseline, setting, None)
+
+
+_REMARKS = ("The order of operations, and where sums are launched, stay as they were compiled.",)
 
 
 def name_of(header: Header) -> str:
     """The scheme and its parameters, as in ``mine D=4 N=8``."""
     return " ".join([header.scheme, *(f"{name}={value}" for name, value in header.parameters)])
+
+
+def _notes(levels: Levels) -> Iterator[str]:
+    """The answers that chimera compile prints, a line for each."""
+    report, summary = levels.report, levels.summary
+    _, sizes = heading(report).plain.split(": ", 1)
+    yield from sizes.split("\n")
+    shown = screen.show(report, summary, levels.prediction, _UNBROKEN, summary.speed.baseline)
+    yield from (" ".join(answer.plain.split()) for answer in shown)

@@ -1,7 +1,8 @@
 """Tables of the memory that each worker of a program keeps, operation by operation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
@@ -9,38 +10,99 @@ from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import ChangeTable, MemoryTable
+from chimera_ir.predict.memory_need import MemoryNeed, kept_sizes
+from chimera_ir.predict.setting import Setting
 
-_BY_UNIT = {"M_a": (Counted.ACTIVATIONS, Counted.OPERANDS), "inputs": (Counted.INPUT,)}
-"""The counts that are added up in each unit."""
+
+class _Change(NamedTuple):
+    """A change of what a worker keeps, by the operation in a row: at its end, or at its start."""
+
+    row: OperationRow
+    number: int
+    at_end: bool
+    unit: Counted
+    micros: int
 
 
-def tables(header: Header, rows: Sequence[OperationRow], figures: Figures) -> list[MemoryTable]:
-    """Activations in M_a and, where any stage recomputes, the inputs that are kept for it."""
+_Size = Callable[[_Change], float]
+
+_UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS)
+
+
+class MemoryInBytes(NamedTuple):
+    """The bytes that each worker needs in a setting, and those that it has."""
+
+    setting: Setting
+    needs: Sequence[MemoryNeed]
+    available: int
+
+
+def tables(
+    header: Header, rows: Sequence[OperationRow], figures: Figures, memory_in_bytes: MemoryInBytes | None
+) -> list[MemoryTable]:
+    """Activations in M_a, where any stage recomputes inputs kept for it, and, where it is known, memory in bytes."""
+    changes = list(_changes(header, rows))
     limits = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
-    start = [0] * header.workers
-    activations = _changes(header, rows, _BY_UNIT["M_a"])
-    memory = [MemoryTable("M_a", "activations", start, limits, _floats(figures.activations), activations)]
+    nothing = [0] * header.workers
+
+    def micro_batches(*units: Counted) -> ChangeTable:
+        chosen = [change for change in changes if change.unit in units]
+        return _table(chosen, lambda change: change.micros / header.parts)
+
+    activations = micro_batches(Counted.ACTIVATIONS, Counted.OPERANDS)
+    memory = [MemoryTable("M_a", "activations", nothing, limits, _floats(figures.activations), activations)]
     if header.recomputing:
-        inputs = _changes(header, rows, _BY_UNIT["inputs"])
-        memory.append(MemoryTable("inputs", "stashed inputs", start, None, _floats(figures.stashed_inputs), inputs))
+        inputs = micro_batches(Counted.INPUT)
+        memory.append(MemoryTable("inputs", "stashed inputs", nothing, None, _floats(figures.stashed_inputs), inputs))
+    if memory_in_bytes is not None:
+        memory.append(_bytes(header, changes, *memory_in_bytes))
     return memory
 
 
-def _changes(header: Header, rows: Sequence[OperationRow], units: Sequence[Counted]) -> ChangeTable:
-    """The changes in some units: what an operation makes is kept from its start, what it frees until its end.
+def _bytes(
+    header: Header, changes: Sequence[_Change], setting: Setting, needs: Sequence[MemoryNeed], available: int
+) -> MemoryTable:
+    """All memory in bytes: weights, optimizer and buffers from the start, and what operations keep and free.
+
+    What the first half of a split backward needs in addition while it runs is not among them.
+    """
+    sizes = [kept_sizes(header, setting, worker) for worker in range(header.workers)]
+
+    def size(change: _Change) -> float:
+        of_stage = sizes[change.row.worker](change.row.operation.stage)
+        whole = {
+            Counted.ACTIVATIONS: of_stage.activations,
+            Counted.INPUT: of_stage.input,
+            Counted.OPERANDS: of_stage.halfway,
+        }
+        return change.micros * whole[change.unit] / header.parts
+
+    return MemoryTable(
+        "bytes",
+        "memory",
+        [need.total - need.activations for need in needs],
+        [available] * header.workers,
+        [need.total for need in needs],
+        _table(changes, size),
+    )
+
+
+def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_Change]:
+    """Yields the changes: what an operation makes is kept from its start, what it frees until its end.
 
     Operands alone take the place of the activations that are freed.
     """
-    changes = [
-        (row.worker, number, int(amount < 0 or unit is Counted.OPERANDS), amount)
-        for number, row in enumerate(rows)
-        for _, unit, amount in live.changes(header, (row.operation,), units)
-    ]
+    for number, row in enumerate(rows):
+        for _, unit, amount in live.changes(header, (row.operation,), _UNITS):
+            yield _Change(row, number, amount < 0 or unit is Counted.OPERANDS, unit, amount)
+
+
+def _table(changes: Sequence[_Change], size: _Size) -> ChangeTable:
     return ChangeTable(
-        worker=[worker for worker, _, _, _ in changes],
-        operation=[operation for _, operation, _, _ in changes],
-        at_end=[at_end for _, _, at_end, _ in changes],
-        amount=[amount / header.parts if header.parts > 1 else amount for _, _, _, amount in changes],
+        worker=[change.row.worker for change in changes],
+        operation=[change.number for change in changes],
+        at_end=[int(change.at_end) for change in changes],
+        amount=[size(change) for change in changes],
     )
 
 

@@ -40,6 +40,16 @@ def rows(lanes: Iterable[Iterable[Operation]]) -> list[OperationRow]:
     ]
 
 
+def matches(rows: Iterable[OperationRow], others: Iterable[OperationRow]) -> list[int]:
+    """The row in ``others`` of the operation that does the same as each of ``rows``: -1 where there is none."""
+    numbers = {_deed(row.operation): number for number, row in enumerate(others)}
+    return [numbers.get(_deed(row.operation), -1) for row in rows]
+
+
+def _deed(operation: Compute) -> tuple[object, ...]:
+    return operation.kind.letter, operation.micros, operation.stage
+
+
 class OperationTables(NamedTuple):
     """The table of operations, with the kinds and the looks that its rows refer to."""
 

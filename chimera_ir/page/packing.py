@@ -63,10 +63,10 @@ def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
     """The type of a column, its numbers or, if these take fewer bytes, their differences, and which of both it is."""
     try:
         integers: array[int] = array("i", numbers)  # type: ignore[arg-type]
-    except TypeError:
+        differences: array[int] = array("i", map(sub, integers, [0, *integers[:-1]]))
+    except (TypeError, OverflowError):  # not all are integers of four bytes
         kind, code = _FLOATS
         return kind, array(code, numbers), False
-    differences: array[int] = array("i", map(sub, integers, [0, *integers[:-1]]))
     (kind, stored), (other, steps) = _narrowed(integers), _narrowed(differences)
     return (other, steps, True) if steps.itemsize < stored.itemsize else (kind, stored, False)
 

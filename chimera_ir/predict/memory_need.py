@@ -1,6 +1,6 @@
 """Memory that each worker needs, in bytes, from the sizes of each stage."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from chimera_ir.ir.ids import Stage
@@ -58,6 +58,11 @@ def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tup
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
+def kept_sizes(header: Header, setting: Setting, worker: int) -> Callable[[int], MicroBatchBytes]:
+    """A function that gives the bytes that a worker keeps of a micro-batch on a stage, without received values."""
+    return _Worker(header, setting, worker).bytes_of
+
+
 class _Worker:
     """Computes the memory of a worker; sizes are of whole micro-batches, while the program may count halves."""
 
@@ -77,14 +82,15 @@ class _Worker:
             gradients=sum(stages[stage].gradients for stage, _ in held.copies),
             optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),
             messages=sum(share(micros, self._setting.message(edge), parts) for edge, micros in messages),
-            activations=max((kept_bytes(moment, self._bytes_of, parts) for moment in held.fullest), default=0),
+            activations=max((kept_bytes(moment, self.bytes_of, parts) for moment in held.fullest), default=0),
             host=max(map(self._on_host, held.on_host), default=0),
         )
 
     def _on_host(self, moment: Iterable[OnHost]) -> int:
-        return sum(share(micros, self._bytes_of(stage).activations, self._header.parts) for stage, micros in moment)
+        return sum(share(micros, self.bytes_of(stage).activations, self._header.parts) for stage, micros in moment)
 
-    def _bytes_of(self, stage: int) -> MicroBatchBytes:
+    def bytes_of(self, stage: int) -> MicroBatchBytes:
+        """The bytes of a micro-batch on a stage, without those in receive buffers."""
         if stage not in self._sizes:
             received = (self._received(value, Stage(stage)) for value in (ACTIVATIONS, GRADIENTS))
             self._sizes[stage] = self._setting.timing(stage).kept.without_received(*received)

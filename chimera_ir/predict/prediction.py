@@ -166,16 +166,25 @@ class Forecast:
     def baseline(self, program: Program, like: Header) -> BaselinePrediction | None:
         """The prediction for a verified program that trains the same model as one with the header ``like``.
 
-        If ``program`` has fewer stages, each consists of an equal number of consecutive stages of the other program;
+        None if there is no setting for it.
+        """
+        setting = self.setting_of_baseline(program.header, like)
+        if setting is None:
+            return None
+        fullest = max(need.total for need in memory(program, setting))
+        return BaselinePrediction(replay(program, setting).seconds, fullest)
+
+    def setting_of_baseline(self, header: Header, like: Header) -> Setting | None:
+        """The setting of a program that trains the same model as one with the header ``like``.
+
+        If the program has fewer stages, each consists of an equal number of consecutive stages of the other program;
         None if there is no such number.
         """
-        larger, rest = divmod(like.stages, program.header.stages)
+        larger, rest = divmod(like.stages, header.stages)
         if rest:
             return None
         setting = self._setting(like)
-        setting = replace(setting, stages=stages_of(setting.stages, range(0, like.stages, larger)))
-        fullest = max(need.total for need in memory(program, setting))
-        return BaselinePrediction(replay(program, setting).seconds, fullest)
+        return replace(setting, stages=stages_of(setting.stages, range(0, like.stages, larger)))
 
     def needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
         """The bytes that each worker of a verified program needs; raises the errors of `durations`."""

@@ -9,6 +9,7 @@ A script whose text names anything but the calls of a lane is refused before any
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import currentframe
 from traceback import walk_tb
 from types import CodeType, SimpleNamespace, TracebackType
 from typing import Any
@@ -46,19 +47,47 @@ def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> 
     The program has no errors by any other rule; of a stream, it has as many updates as are proven. ``evaluation`` is
     the program of the forwards alone, ``files`` has the scripts ``rank_<worker>.py`` and program.json.
     """
-    facts = json.loads(files[FACTS])
-    updates, micro_batches = program.header.updates, program.header.micro_batches
-    for worker, of_rank in enumerate(facts["ranks"]):
-        script = _Script(f"rank_{worker}.py", files[f"rank_{worker}.py"])
-        held, turns = _held(program.header, of_rank), of_rank["turns"]
-        if turns is None:
-            yield from script.compared("update", [()], RecordedLane(program.lanes[worker], held, ScriptRun()))
-        else:
-            calls = [(number,) for number in range(turns["first"], updates + turns["behind"], turns["step"])]
-            recorded = RecordedLane(program.lanes[worker], held, ScriptRun(0, updates, micro_batches))
-            yield from script.compared("turn", calls, recorded)
+    for worker, of_rank in enumerate(json.loads(files[FACTS])["ranks"]):
+        script = _Script(script_name(worker), files[script_name(worker)])
+        yield from _trained(script, program.lanes[worker], program.header, of_rank)
         recorded = RecordedLane(evaluation.lanes[worker], _held_in_evaluations(program.header, of_rank), ScriptRun())
         yield from script.compared("evaluate", [()], recorded)
+
+
+def call_lines(program: Program, files: Mapping[str, str]) -> Iterator[list[int]]:
+    """Yields for each worker the line of its script that does each instruction of its lane; the scripts are proven."""
+    for worker, of_rank in enumerate(json.loads(files[FACTS])["ranks"]):
+        script, lines = _Script(script_name(worker), files[script_name(worker)]), list[int]()
+        lane = _with_callers(program.lanes[worker], script_name(worker), lines)
+        assert not [*_trained(script, lane, program.header, of_rank)]
+        yield lines
+
+
+def script_name(worker: int) -> str:
+    """The name of the script that a rank of a worker runs."""
+    return f"rank_{worker}.py"
+
+
+def _trained(
+    script: "_Script", lane: Iterable[Instruction], header: Header, of_rank: Mapping[str, Any]
+) -> Iterator[Diagnostic]:
+    """Runs the function of a script that trains; yields its first difference from ``lane``."""
+    held, turns = _held(header, of_rank), of_rank["turns"]
+    if turns is None:
+        return script.compared("update", [()], RecordedLane(lane, held, ScriptRun()))
+    calls = [(number,) for number in range(turns["first"], header.updates + turns["behind"], turns["step"])]
+    return script.compared("turn", calls, RecordedLane(lane, held, ScriptRun(0, header.updates, header.micro_batches)))
+
+
+def _with_callers(lane: Iterable[Instruction], name: str, lines: list[int]) -> Iterator[Instruction]:
+    """Yields a lane's instructions; adds to ``lines`` where the code of file ``name`` is when it asks for each."""
+    for instruction in lane:
+        frame = currentframe()
+        while frame is not None and frame.f_code.co_filename != name:
+            frame = frame.f_back
+        assert frame is not None, "a script asks for each instruction"
+        lines.append(frame.f_lineno)
+        yield instruction
 
 
 class _Script:

@@ -38,8 +38,12 @@ def compilation(case: str) -> Compilation:
 
 
 @cache
+def document_of(case: str) -> dict[str, Any]:
+    return document_in(compilation(case).page)
+
+
 def schedule_of(case: str) -> dict[str, Any]:
-    (schedule,) = document_in(compilation(case).page)["schedules"]
+    (schedule,) = document_of(case)["schedules"]
     assert isinstance(schedule, dict)
     return schedule
 
@@ -132,13 +136,56 @@ def test_messages_and_sums_know_their_events_and_operations(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_memory_reaches_the_peaks_of_the_report(case: str) -> None:
     schedule, report = schedule_of(case), compilation(case).report
-    for table in schedule["memory"][:2]:
+    prediction = compilation(case).prediction
+    for table in schedule["memory"]:
         amounts, peaks = [*table["start"]], [*table["start"]]
         for worker, amount in zip(table["changes"]["worker"], table["changes"]["amount"], strict=True):
             amounts[worker] += amount
             peaks[worker] = max(peaks[worker], amounts[worker])
-        if table["unit"] in ("M_a", "inputs"):
+        assert peaks == table["peak"]
+        assert max(amounts) == max(table["start"])
+        if prediction is not None and table["unit"] == "bytes":
+            assert peaks == [need.total for need in prediction.memory]
+        else:
             assert peaks == [*(report.activations if table["unit"] == "M_a" else report.stashed_inputs)]
+    units = [table["unit"] for table in schedule["memory"]]
+    assert units == ["M_a", *["inputs"] * (case == "a stream"), *["bytes"] * (case == "a profile")]
+
+
+def without_numbers(words: str) -> list[str]:
+    """An operation without micro-batches and version, which are others in a turn."""
+    return [word for word in words.split() if word[0] not in "mv"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_operation_knows_its_lines_in_every_text(case: str) -> None:
+    document, operations = document_of(case), schedule_of(case)["operations"]
+    scheme, program, *scripts = document["texts"]
+    letter = [words.split()[0] for words in operations["words"]]
+    for row, (words, worker) in enumerate(zip(operations["words"], operations["worker"], strict=True)):
+        line_of_scheme = scheme["text"].split("\n")[scheme["line"][row] - 1]
+        assert letter[row] in line_of_scheme or letter[row] == "recompute"
+        line_of_program = program["text"].split("\n")[program["line"][row] - 1].strip()
+        assert words in line_of_program or without_numbers(words) == without_numbers(line_of_program)
+        for script in scripts:
+            line_of_script = script["text"].split("\n")[script["line"][row] - 1]
+            assert (script["line"][row] > 0) is (script["rank"] == worker)
+            if script["rank"] == worker:
+                # The remark has the operation or, in a loop, the form of it.
+                remark = line_of_script.partition("  # ")[2].split(" & ")
+                assert any(form.split()[0] == letter[row] and f" {words.split()[2]}" in f" {form}" for form in remark)
+    assert [script["name"] for script in scripts] == [f"rank_{n}.py" for n in range(len(scripts))]
+
+
+def test_operations_of_a_second_schedule_are_matched_by_what_they_do() -> None:
+    options = Options(against="dapple")
+    document = document_in(chimera_ir.compile("chimera", options=options, D=4, N=4).page)
+    first, second = (schedule["operations"] for schedule in document["schedules"])
+    assert [schedule["name"] for schedule in document["schedules"]] == ["chimera D=4 N=4 f=1", "dapple D=4 N=4"]
+    assert sorted(document["matches"]) == [*range(32)]
+    assert [second["words"][row] for row in document["matches"]] == first["words"]
+    assert document["schedules"][1]["facts"]["makespan"] == 21
+    assert "speed: 1.31 times as fast as dapple: 16 against 21 (messages cost nothing)" in document["notes"]
 
 
 def test_the_turn_of_a_stream_has_its_period() -> None:
