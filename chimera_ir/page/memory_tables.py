@@ -14,7 +14,7 @@ from chimera_ir.predict.memory_need import MemoryNeed, kept_sizes
 from chimera_ir.predict.setting import Setting
 
 
-class _Change(NamedTuple):
+class _ChangeOfRow(NamedTuple):
     """A change of what a worker keeps, by the operation in a row: at its end, or at its start."""
 
     row: OperationRow
@@ -24,7 +24,7 @@ class _Change(NamedTuple):
     micros: int
 
 
-_Size = Callable[[_Change], float]
+_Size = Callable[[_ChangeOfRow], float]
 
 _UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS)
 
@@ -60,7 +60,7 @@ def tables(
 
 
 def _bytes(
-    header: Header, changes: Sequence[_Change], setting: Setting, needs: Sequence[MemoryNeed], available: int
+    header: Header, changes: Sequence[_ChangeOfRow], setting: Setting, needs: Sequence[MemoryNeed], available: int
 ) -> MemoryTable:
     """All memory in bytes: weights, optimizer and buffers from the start, and what operations keep and free.
 
@@ -68,7 +68,7 @@ def _bytes(
     """
     sizes = [kept_sizes(header, setting, worker) for worker in range(header.workers)]
 
-    def size(change: _Change) -> float:
+    def size(change: _ChangeOfRow) -> float:
         of_stage = sizes[change.row.worker](change.row.operation.stage)
         whole = {
             Counted.ACTIVATIONS: of_stage.activations,
@@ -87,17 +87,17 @@ def _bytes(
     )
 
 
-def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_Change]:
+def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
     """Yields the changes: what an operation makes is kept from its start, what it frees until its end.
 
     Operands alone take the place of the activations that are freed.
     """
     for number, row in enumerate(rows):
         for _, unit, amount in live.changes(header, (row.operation,), _UNITS):
-            yield _Change(row, number, amount < 0 or unit is Counted.OPERANDS, unit, amount)
+            yield _ChangeOfRow(row, number, amount < 0 or unit is Counted.OPERANDS, unit, amount)
 
 
-def _table(changes: Sequence[_Change], size: _Size) -> ChangeTable:
+def _table(changes: Sequence[_ChangeOfRow], size: _Size) -> ChangeTable:
     return ChangeTable(
         worker=[change.row.worker for change in changes],
         operation=[change.number for change in changes],
