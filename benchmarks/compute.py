@@ -44,18 +44,19 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=8, metavar="N", help="[default: 8]")
     parser.add_argument("--micro-batch-size", type=int, default=1, metavar="B", help="items [default: 1]")
     parser.add_argument("--stages", type=int, default=4, metavar="D", help="[default: 4]")
+    parser.add_argument("--model", type=Path, default=MODEL, help="another model file")
     parser.add_argument("--backend", help="gloo: CPU; nccl: a GPU for every rank; ours in its training loop")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
     options = parser.parse_args()
     kind, backend = ("generated", "gloo") if options.backend is None else ("loop", options.backend)
     others = (TORCH, ALONE, ALL_CORES) if options.backend is None else (TORCH, ALONE)
     point = Comparison(
-        name=MODEL.name,
+        name=options.model.name,
         stages=options.stages,
         micro_batches=options.micro_batches,
         contenders=(*(Contender(name, kind, name) for name in SCHEMES), *others),
         rounds=options.rounds,
-        model=str(MODEL),
+        model=str(options.model),
         micro_batch_size=options.micro_batch_size,
         backend=backend,
     )

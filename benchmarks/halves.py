@@ -161,7 +161,7 @@ def stages(options: argparse.Namespace) -> list[list[str]]:
 def pipelines(options: argparse.Namespace) -> list[list[str]]:
     """The small transformer with whole and with split backwards, on few ranks and on many."""
     points = [
-        Comparison(f"D={d} N={n}", d, n, (WHOLE, HALVES, TORCH), options.rounds, model=str(MODEL))
+        Comparison(f"D={d} N={n}", d, n, (WHOLE, HALVES, TORCH), options.rounds, model=str(options.model))
         for d in options.depths
         for n in options.micro_batches
     ]
@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="rounds that count [default: 40]")
     parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="[default: all]")
     parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=[*KINDS], help="of stages [default: all]")
+    parser.add_argument("--model", type=Path, default=MODEL, help="another model file for pipelines")
     parser.add_argument("--depths", nargs="+", type=int, default=[2, 4], metavar="D", help="[default: 2 4]")
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[4, 8], metavar="N", help="[default: 4 8]")
     parser.add_argument(

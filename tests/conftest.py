@@ -56,18 +56,20 @@ def update_goldens(request: pytest.FixtureRequest) -> bool:
 TESTS = Path(__file__).resolve().parent
 
 LONGEST = (
-    *("e2e/test_failures", "e2e/test_benchmarks", "e2e/test_training", "e2e/test_differences", "e2e/test_strict"),
-    *("e2e/test_examples", "e2e/test_checkpoints", "unit/test_cli", "e2e/test_transformers"),
-    *("e2e/test_split_backwards", "e2e/test_old_bugs", "unit/test_communicators", "unit/test_limits"),
-    *("e2e/test_streams", "e2e/test_profiling", "e2e/test_ties", "e2e/test_ends", "e2e/test_data"),
-    *("e2e/test_mini_batches", "literature/test_tables", "e2e/test_layers", "property/test_replay"),
-    *("property/test_planned", "e2e/test_trace", "e2e/test_meshes", "e2e/test_check", "e2e/test_gpu"),
-    *("property/test_stream_mutations", "unit/runtime/tools/fail/test_faults", "e2e/test_adoption"),
-    *("property/test_pairs", "unit/test_output", "e2e/test_pipeline", "unit/test_codegen", "unit/test_plan"),
-    *("test_docs", "unit/runtime/data/test_data_workers", "e2e/test_packaging", "e2e/test_run", "e2e/test_memory"),
-    *("e2e/test_pipeline_streams", "unit/test_standard_streams", "unit/test_waiting"),
-    *("unit/runtime/stage/test_splitting", "unit/test_scripts", "e2e/test_evaluation", "test_architecture"),
-    *("property/test_mutations",),
+    *("e2e/test_failures", "e2e/test_training", "e2e/test_checkpoints", "e2e/test_strict", "e2e/test_transformers"),
+    *("e2e/test_examples", "e2e/test_adoption", "e2e/test_streams", "test_docs", "e2e/test_benchmarks"),
+    *("unit/test_cli", "property/test_stream_mutations", "unit/test_plan", "e2e/test_split_backwards"),
+    *("e2e/test_ties", "e2e/test_meshes", "e2e/test_packaging", "e2e/test_mini_batches", "e2e/test_pipeline_streams"),
+    *("unit/test_communicators", "unit/test_standard_streams", "unit/test_output", "e2e/test_profiling"),
+    *("e2e/test_ends", "e2e/test_evaluation", "unit/test_caching", "unit/test_scripts", "literature/test_tables"),
+    *("e2e/test_trace", "unit/test_codegen", "unit/test_limits", "e2e/test_check", "property/test_replay"),
+    *("e2e/test_memory", "e2e/test_pipeline", "e2e/test_data", "unit/runtime/data/test_loader", "e2e/test_site"),
+    *("unit/runtime/data/test_data_workers", "unit/runtime/tools/fail/test_faults", "e2e/test_torch_interface"),
+    *("e2e/test_gpu", "property/test_pairs", "e2e/test_run", "e2e/test_layers", "test_architecture"),
+    *("test_every_kind", "unit/test_commands", "unit/test_syntax", "property/test_planned", "unit/test_forwards"),
+    *("property/test_communicators", "property/test_syntax_roundtrip", "unit/test_profiler"),
+    *("unit/test_damaged_traces", "literature/test_several_stages", "property/test_mutations", "e2e/test_differences"),
+    *("unit/test_waiting", "property/test_bounds", "property/test_endless_schemes", "property/test_formulas"),
 )
 """Files in which a worker is longest, the longest first. A worker has a file to itself: one that began such a file last
 would work on while the others have nothing to do."""

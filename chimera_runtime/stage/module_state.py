@@ -11,7 +11,8 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from operator import is_
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ class ModuleState:
         for container in containers:
             copy = container.copy()
             copies[id(container)] = container, copy
-            for element in _elements(copy):
+            for element in _elements(copy) if copy else ():
                 if isinstance(element, torch.Tensor):
                     if not isinstance(element, torch.nn.Parameter):
                         versions[id(element)] = self._version(element, thorough)
@@ -246,10 +247,15 @@ def _name(name: str, key: Any) -> str:
 
 def _is_open(value: Any) -> bool:
     """Whether the ``__dict__`` of an object is a container of the module."""
-    if isinstance(value, torch.nn.Module | SimpleNamespace):
+    has_container = _may_be_open(type(value))  # type: ignore[arg-type]  # to mypy a class has no hash
+    return has_container and type(getattr(value, "__dict__", None)) is dict
+
+
+@lru_cache(maxsize=1024)
+def _may_be_open(kind: type) -> bool:
+    if issubclass(kind, torch.nn.Module | SimpleNamespace):
         return True
-    package = str(type(value).__module__).split(".")[0]
-    return package not in _CLOSED and not isinstance(value, type) and type(getattr(value, "__dict__", None)) is dict
+    return str(kind.__module__).split(".")[0] not in _CLOSED and not issubclass(kind, type)
 
 
 def _elements(container: Any) -> Iterable[Any]:
@@ -257,12 +263,16 @@ def _elements(container: Any) -> Iterable[Any]:
 
 
 def _has(container: Any, keys: Set[int]) -> bool:
-    return any(id(element) in keys for element in _elements(container))
+    return bool(container) and not keys.isdisjoint(map(id, _elements(container)))
 
 
 def _same(container: Any, copy: Any) -> bool:
     if len(container) != len(copy):
         return False
+    # Mostly nothing has changed: the same keys and elements in the same order, which needs no loop in Python. Most
+    # containers are tables of hooks, with nothing in them.
+    if not copy or (all(map(is_, _elements(container), _elements(copy))) and all(map(is_, container, copy))):
+        return True
     if isinstance(container, dict):
         return all(key in copy and _same_element(element, copy[key]) for key, element in container.items())
     return bool(container == copy) if isinstance(container, set) else all(map(_same_element, container, copy))
@@ -313,16 +323,23 @@ def _equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bo
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
     """Functions that return and set the state of a random generator; None for any other value."""
+    if not _may_be_generator(type(value)):  # type: ignore[arg-type]  # to mypy a class has no hash
+        return None
     if isinstance(value, torch.Generator):
         return value.get_state, value.set_state
     if isinstance(value, random.Random):
         return value.getstate, value.setstate
-    kind = type(value)
-    if not str(kind.__module__).startswith("numpy.random") or kind.__name__ not in ("Generator", "RandomState"):
-        return None
     if hasattr(value, "bit_generator"):
         return lambda: value.bit_generator.state, partial(setattr, value.bit_generator, "state")
     return partial(value.get_state, legacy=False), value.set_state
+
+
+@lru_cache(maxsize=1024)
+def _may_be_generator(kind: type) -> bool:
+    """Whether objects of a class are random generators. All elements of all containers are asked: an answer is kept."""
+    if issubclass(kind, torch.Generator | random.Random):
+        return True
+    return str(kind.__module__).startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
 
 
 def _same_state(state: Any, former: Any) -> bool:

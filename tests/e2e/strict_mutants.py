@@ -22,7 +22,8 @@ from pathlib import Path
 from chimera_ir import library
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.e2e.strict_matrix import RULES, passed
-from tests.e2e.test_strict import STRICT, lines_of, settings
+from tests.e2e.test_strict import STRICT, lines_of
+from tests.sizes import on_workers
 
 SCHEMES = ("chimera", "dapple", "zb_h1", "interleaved", "pipedream_2bw")
 REPLICATED = ("chimera", "gems", "dualpipe")
@@ -137,7 +138,7 @@ def mutants(folder: Path, count: int, seed: int) -> list[Mutant]:
         kind, change = list(KINDS.items())[number % len(KINDS)]
         schemes = REPLICATED if change is crossed else SCHEMES
         scheme = schemes[number // len(KINDS) % len(schemes)]
-        directory = compiled(folder / str(number), scheme, **settings(scheme))
+        directory = compiled(folder / str(number), scheme, **on_workers(scheme, WORKERS, 8))
         worker = rng.randrange(WORKERS)
         if change is None:
             redirected(directory, worker, rng)

@@ -12,6 +12,9 @@ from tests import forking
 from tests.e2e.ranks import PATIENCE, environment
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+SMALL = "--model", str(BENCHMARKS.parent / "docs" / "examples" / "cnn.py")
+"""A model that is trained in less time than the benchmarks' own."""
+
 RATIO = re.compile(r"\d+\.\d+ \(\d+\.\d+\.\.\d+\.\d+\)")
 """A median and its interval, as in ``0.913 (0.850..0.960)``."""
 
@@ -57,8 +60,7 @@ def test_step_times_stand_beside_those_of_torch() -> None:
 
 
 def test_steps_behind_the_interface_of_torch_stand_beside_those_of_a_pipeline_and_of_torch() -> None:
-    model = BENCHMARKS.parent / "docs" / "examples" / "cnn.py"
-    rows = table("interface.py", "--rounds", "1", "--micro-batch-size", "1", "--model", str(model))
+    rows = table("interface.py", "--rounds", "1", "--micro-batch-size", "1", *SMALL)
     assert [row["interface beside"] for row in rows] == ["Pipeline", "torch"]
     assert all(RATIO.fullmatch(row["step"]) for row in rows)
 
@@ -66,7 +68,7 @@ def test_steps_behind_the_interface_of_torch_stand_beside_those_of_a_pipeline_an
 def test_predictions_stand_beside_what_was_measured() -> None:
     rows = table(
         *("accuracy.py", "--parts", "rehearsal", "--depths", "2", "--times", "1", "--forward", "5", "--steps", "1"),
-        *("--schemes", "dapple", "pipedream"),
+        *("--turns", "1", "--schemes", "dapple", "pipedream"),
     )
     assert [(row[""], row["D"], row["N"], row["F, ms"]) for row in rows] == [
         ("dapple", "2", "2", "5"),
@@ -83,7 +85,7 @@ def test_halves_of_backwards_stand_beside_whole_ones() -> None:
     assert row[""] == "perceptron"
     assert RATIO.fullmatch(row["(I + W) / B"])
     assert float(row["kept from I to W / M_a"]) > 1
-    rows = table("halves.py", "--parts", "pipelines", "--rounds", "1", "--depths", "2", "--micro-batches", "4")
+    rows = table("halves.py", "--parts", "pipelines", "--rounds", "1", "--depths", "2", "--micro-batches", "4", *SMALL)
     assert [row[""] for row in rows] == ["dapple", "zb_h1", "torch Schedule1F1B"]
     assert all(RATIO.fullmatch(row["over dapple"]) for row in rows)
 
@@ -103,7 +105,7 @@ def test_limited_links_are_skipped_with_a_message_where_they_cannot_be_made() ->
 
 
 def test_a_real_model_runs_in_every_contender() -> None:
-    rows = table("compute.py", "--rounds", "1", "--stages", "2", "--micro-batches", "2")
+    rows = table("compute.py", "--rounds", "1", "--stages", "2", "--micro-batches", "2", *SMALL)
     assert len(rows) == len({row[""] for row in rows}) == 5
     for row in rows:
         assert RATIO.fullmatch(row["over torch Schedule1F1B"])

@@ -11,19 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import library
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
+from tests.sizes import on_workers
 
 pytestmark = pytest.mark.e2e
 
 STRICT = ("--check-only", "--micro-batch-size", "2", "--backend", "strict", "--backend-module", str(HERE / "strict.py"))
 SAMPLE = ("chimera", "chimera_halving", "interleaved", "pipedream_2bw", "zb_v")
-
-
-def settings(scheme: str) -> dict[str, int]:
-    """Four workers, and eight micro-batches where the scheme says how many."""
-    names = library.parameters(scheme)
-    return {"P" if "P" in names else "D": 4} | ({"N": 8} if "N" in names else {})
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     jobs = []
     for number, scheme in enumerate(SAMPLE):
         late = {"STRICT_LATE": "1"} if number % 2 else {}
-        program = compiled(folder, scheme, **settings(scheme))
+        program = compiled(folder, scheme, **on_workers(scheme, 4, 6))
         jobs.append(Job(scheme, program, STRICT, environment=environment | late))
     return run_all(folder, 4, jobs)
 
@@ -167,7 +161,7 @@ def paired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     slow = {"STRICT_DELAY": "0.003", "STRICT_SEED": "1", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
     jobs = [
         *(
-            Job(scheme, compiled(folder, scheme, asked=("--communicators", "pair"), D=4, N=8), STRICT, environment=slow)
+            Job(scheme, compiled(folder, scheme, asked=("--communicators", "pair"), D=4, N=6), STRICT, environment=slow)
             for scheme in ("dapple", "chimera", "pipedream_2bw")
         ),
         Job("refused", compiled(folder, "dapple", D=4, N=4), PAIR),

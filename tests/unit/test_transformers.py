@@ -1,22 +1,23 @@
 """``--hf`` on the command line: a model of transformers in place of a model file."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
-
 from chimera_ir.commands.common import WRONG_COMMAND
-from tests.unit.runtime.huggingface.small import CONFIGS
+from tests.unit.runtime.huggingface.small import configuration
 from tests.unit.test_run import Chimera, chimera, started
 
 __all__ = ["chimera", "started"]
+
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[hf]'")
 
 
 @pytest.fixture(name="model")
 def saved_model(tmp_path: Path) -> Path:
     """The directory of a configuration whose words are tied."""
-    CONFIGS["llama"].save_pretrained(tmp_path / "llama")
+    configuration("llama").save_pretrained(tmp_path / "llama")
     (tmp_path / "text").write_bytes(bytes(range(40)) * 3)
     return tmp_path / "llama"
 

@@ -1,9 +1,9 @@
 """Small configurations of transformers, and what its own models compute in one piece."""
 
+from importlib import import_module
 from typing import Any
 
 import torch
-import transformers
 from torch.nn.functional import cross_entropy, one_hot
 
 from chimera_runtime.huggingface import TransformerLayers
@@ -15,42 +15,42 @@ _POSITIONS = {"max_position_embeddings": 16, "intermediate_size": 24}
 _GROUPED = {**_SIZES, **_POSITIONS, "num_key_value_heads": 2, "head_dim": 4}
 _EXPERTS = {**_GROUPED, "num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1}
 _NO_WORDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_DRY = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 
-CONFIGS: dict[str, Any] = {
-    "llama": transformers.LlamaConfig(**_GROUPED, **_NO_WORDS, tie_word_embeddings=True),
-    "qwen3": transformers.Qwen3Config(**_GROUPED, **_NO_WORDS),
-    "mistral": transformers.MistralConfig(**_GROUPED, **_NO_WORDS, sliding_window=3),
-    "gemma": transformers.GemmaConfig(**_GROUPED, bos_token_id=2, eos_token_id=1, pad_token_id=0),
-    "gemma3": transformers.Gemma3TextConfig(
-        **_GROUPED,
-        **_NO_WORDS,
-        sliding_window=3,
-        layer_types=["sliding_attention", "full_attention"],
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {**_GROUPED, **_NO_WORDS, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", {**_GROUPED, **_NO_WORDS}),
+    "mistral": ("MistralConfig", {**_GROUPED, **_NO_WORDS, "sliding_window": 3}),
+    "gemma": ("GemmaConfig", {**_GROUPED, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {**_GROUPED, **_NO_WORDS, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
     ),
-    "gpt2": transformers.GPT2Config(
-        **_NO_WORDS,
-        vocab_size=WORDS,
-        n_positions=16,
-        n_embd=16,
-        n_layer=2,
-        n_head=4,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
+    "gpt2": (
+        "GPT2Config",
+        {**_NO_WORDS, **_DRY, "vocab_size": WORDS, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4},
     ),
-    "gpt_neox": transformers.GPTNeoXConfig(**_SIZES, **_POSITIONS, **_NO_WORDS),
-    "mixtral": transformers.MixtralConfig(**_EXPERTS, **_NO_WORDS, num_local_experts=4),
-    "qwen3_moe": transformers.Qwen3MoeConfig(
-        **_EXPERTS, **_NO_WORDS, num_experts=4, moe_intermediate_size=8, mlp_only_layers=[0]
+    "gpt_neox": ("GPTNeoXConfig", {**_SIZES, **_POSITIONS, **_NO_WORDS}),
+    "mixtral": ("MixtralConfig", {**_EXPERTS, **_NO_WORDS, "num_local_experts": 4}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {**_EXPERTS, **_NO_WORDS, "num_experts": 4, "moe_intermediate_size": 8, "mlp_only_layers": [0]},
     ),
 }
+"""Classes of configurations with their arguments: the first test that makes one imports transformers."""
+
+
+def configuration(name: str, **changes: Any) -> Any:
+    """One of `CONFIGS`, with some arguments changed."""
+    kind, arguments = CONFIGS[name]
+    return getattr(import_module("transformers"), kind)(**arguments | changes)
 
 
 def whole(config: Any, dtype: torch.dtype = torch.float64) -> Any:
     """The library's own model; of a mixture of experts, with operations that are there in float64."""
     torch.manual_seed(1)
     implementation = "eager" if "moe" in config.model_type or config.model_type == "mixtral" else None
-    return transformers.AutoModelForCausalLM.from_config(
+    return import_module("transformers").AutoModelForCausalLM.from_config(
         config, dtype=dtype, **({} if implementation is None else {"experts_implementation": implementation})
     )
 

@@ -1,19 +1,27 @@
 """Models of transformers as layers compute what the library's own models do; what does not fit is refused."""
 
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
-
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from chimera_runtime import Misuse
 from chimera_runtime.huggingface import layers, weights
-from tests.unit.runtime.huggingface.small import CONFIGS, WORDS, loss_in_one_piece, parameters, stack, whole
+from tests.unit.runtime.huggingface.small import (
+    CONFIGS,
+    WORDS,
+    configuration,
+    loss_in_one_piece,
+    parameters,
+    stack,
+    whole,
+)
+
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[hf]'")
 
 
 def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -26,7 +34,7 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_layers_have_the_loss_and_the_gradients_of_the_model_in_one_piece(name: str) -> None:
-    model = whole(CONFIGS[name]).train()
+    model = whole(configuration(name)).train()
     cut = layers(model, dtype=torch.float64, checkpoints=True)
     made = stack(cut).train()
     mine, theirs = parameters(cut, made), dict(model.named_parameters(remove_duplicate=False))
@@ -50,7 +58,7 @@ def test_layers_have_the_loss_and_the_gradients_of_the_model_in_one_piece(name: 
 def test_a_layer_reads_its_part_of_a_directory_and_the_whole_goes_back_bitwise(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = whole(CONFIGS[name], torch.float32)
+    model = whole(configuration(name), torch.float32)
     model.save_pretrained(tmp_path, max_shard_size="4KB")
     assert len([*tmp_path.glob("*.safetensors")]) > 2
     opened: list[str] = []
@@ -69,14 +77,14 @@ def test_a_layer_reads_its_part_of_a_directory_and_the_whole_goes_back_bitwise(
         {parameter: read[parameter].detach() for parameter in theirs}, again / "model.safetensors", {"format": "pt"}
     )
     cut.describe(again)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(again).state_dict()
+    loaded = import_module("transformers").AutoModelForCausalLM.from_pretrained(again).state_dict()
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[parameter], value) for parameter, value in model.state_dict().items())
 
 
 def test_initial_weights_are_drawn_as_the_architecture_draws_them() -> None:
     """GPT-2 begins with smaller projections to its shortcuts, and with biases of 0."""
-    config = transformers.GPT2Config(**{**CONFIGS["gpt2"].to_dict(), "n_embd": 64, "n_layer": 8})
+    config = configuration("gpt2", n_embd=64, n_layer=8)
     torch.manual_seed(0)
     block = layers(config).layers[3]().block
     assert block.mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.03)
@@ -85,14 +93,14 @@ def test_initial_weights_are_drawn_as_the_architecture_draws_them() -> None:
 
 
 def test_the_auxiliary_loss_is_only_added_where_the_configuration_asks_for_it() -> None:
-    config = transformers.MixtralConfig(**{**CONFIGS["mixtral"].to_dict(), "output_router_logits": False})
+    config = configuration("mixtral", output_router_logits=False)
     cut = layers(config)
     assert cut.routing is None
     assert isinstance(stack(cut)(batch()[0]), torch.Tensor)
 
 
 def test_the_reference_is_the_model_in_one_piece() -> None:
-    cut = layers(CONFIGS["qwen3_moe"])
+    cut = layers(configuration("qwen3_moe"))
     made, reference = stack(cut), cut.reference()
     with torch.no_grad():
         for name, parameter in parameters(cut, made).items():
@@ -102,22 +110,23 @@ def test_the_reference_is_the_model_in_one_piece() -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "no causal model": (transformers.T5Config(), "Unrecognized configuration class"),
+_SHARED = {"num_hidden_layers": 2, "hidden_size": 16, "vocab_size": WORDS, "num_kv_shared_layers": 0}
+_QUANTIZED = {**CONFIGS["llama"][1], "quantization_config": {"quant_method": "fp8"}}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no causal model": ("T5Config", {}, "Unrecognized configuration class"),
     "values of weights for layers": (
-        transformers.Gemma3nTextConfig(num_hidden_layers=2, hidden_size=16, vocab_size=WORDS, num_kv_shared_layers=0),
+        "Gemma3nTextConfig",
+        _SHARED,
         "layer 0 gets, besides hidden states, a value that is computed with weights outside the layer",
     ),
-    "quantized": (
-        transformers.LlamaConfig(**CONFIGS["llama"].to_dict() | {"quantization_config": {"quant_method": "fp8"}}),
-        "its weights are quantized",
-    ),
+    "quantized": ("LlamaConfig", _QUANTIZED, "its weights are quantized"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_architecture_that_does_not_fit_is_refused_with_the_reason(case: str) -> None:
-    config, reason = REFUSED[case]
+    kind, arguments, reason = REFUSED[case]
+    config = getattr(import_module("transformers"), kind)(**arguments)
     with pytest.raises(Misuse, match=f"the architecture {config.model_type} cannot be cut into layers: {reason}"):
         layers(config)
 
@@ -141,7 +150,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 def test_a_model_that_computes_between_its_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     spoiled(monkeypatch, lambda _model, _index, inputs, by_name: ((inputs[0] * 2,), by_name))
     with pytest.raises(Misuse, match="layer 1 gets something else than the output of the layer before"):
-        layers(CONFIGS["llama"])
+        layers(configuration("llama"))
 
 
 def test_a_model_that_gives_its_layers_values_of_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +159,11 @@ def test_a_model_that_gives_its_layers_values_of_weights_is_refused(monkeypatch:
 
     spoiled(monkeypatch, change)
     with pytest.raises(Misuse, match="layer 0 gets, besides hidden states, a value that is computed with weights"):
-        layers(CONFIGS["llama"])
+        layers(configuration("llama"))
 
 
 def test_a_directory_that_lacks_weights_names_them(tmp_path: Path) -> None:
-    whole(CONFIGS["llama"], torch.float32).save_pretrained(tmp_path)
+    whole(configuration("llama"), torch.float32).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -169,7 +178,7 @@ def test_a_directory_that_lacks_weights_names_them(tmp_path: Path) -> None:
 
 
 def test_weights_of_which_no_part_can_be_read_are_refused(tmp_path: Path) -> None:
-    CONFIGS["llama"].save_pretrained(tmp_path)
+    configuration("llama").save_pretrained(tmp_path)
     assert layers(tmp_path).layers[1]().block.mlp.up_proj.weight.any(), "without weights they are random"
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(Misuse, match=r"pytorch_model\.bin and no safetensors"):
