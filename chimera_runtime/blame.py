@@ -26,18 +26,19 @@ class LaneOperation:
     """An operation of a lane, for error messages. Its text is as in schedule.sir, such as ``F m2 s1``.
 
     A step of the optimizer has no micro-batches. Updates count from 0, but ``words`` counts them from 1. ``stage`` is a
-    tuple for the step of parameters that several stages share.
+    tuple for the step of parameters that several stages share. If micro-batches have ``slices``, slices are counted.
     """
 
     kind: str
     stage: int | tuple[int, ...]
     micro_batches: tuple[int, ...]
     update: int
+    slices: int = 1
 
     def __str__(self) -> str:
         stages = self.stage if isinstance(self.stage, tuple) else (self.stage,)
         group = "+".join(f"s{stage}" for stage in stages)
-        micro_batches = ",".join(f"m{micro}" for micro in self.micro_batches)
+        micro_batches = ",".join(micro_text(micro, self.slices) for micro in self.micro_batches)
         return " ".join(filter(None, (self.kind, micro_batches, group)))
 
     @property
@@ -45,8 +46,16 @@ class LaneOperation:
         """The operation as text for error messages, such as ``micro-batch 2 of update 4, F m2 s1``."""
         if not self.micro_batches:
             return f"update {self.update + 1}, {self}"
+        if self.slices > 1:
+            micro, place = divmod(self.micro_batches[0], self.slices)
+            return f"slice {place} of micro-batch {micro} of update {self.update + 1}, {self}"
         noun = "micro-batch" if len(self.micro_batches) == 1 else "micro-batches"
         return f"{noun} {', '.join(map(str, self.micro_batches))} of update {self.update + 1}, {self}"
+
+
+def micro_text(micro: int, slices: int) -> str:
+    """Returns a micro-batch as in schedule.sir: ``m2``, or ``m2 q1`` if slices are counted."""
+    return f"m{micro}" if slices == 1 else f"m{micro // slices} q{micro % slices}"
 
 
 class ModelError(Exception):

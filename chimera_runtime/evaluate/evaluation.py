@@ -194,7 +194,7 @@ class Evaluation:
             load_target=lambda _update, micro: current.load(micro, 1, world.device),
         )
         if context.ranges:
-            parts = ranged(parts, ranges_on(world.device))
+            parts = ranged(parts, ranges_on(world.device), world.job.slices)
         receiving = {route: StreamLink(link, current.has) for route, link in parts.incoming.items()}
         sending = {route: StreamLink(link, current.has) for route, link in parts.outgoing.items()}
         self._lane = Lane(parts._replace(incoming=receiving, outgoing=sending))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.profiler import record_function
 
+from chimera_runtime.blame import micro_text
 from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import OPERATIONS, PAIRED
@@ -35,9 +36,13 @@ class ProgramLine(NamedTuple):
     update: int = 0
 
     def __str__(self) -> str:
-        micros = ",".join(f"m{micro}" for micro in self.micros)
+        return self.text(slices=1)
+
+    def text(self, slices: int) -> str:
+        """Returns the line, where micro-batches count one of so many slices each."""
+        micros = ",".join(micro_text(micro, slices) for micro in self.micros)
         line = " ".join(filter(None, (self.verb, micros, self.place, self.rest)))
-        return line if self.also is None else f"{line} & {self.also}"
+        return line if self.also is None else f"{line} & {self.also.text(slices)}"
 
 
 Lines = Mapping[str, Callable[..., ProgramLine]]
@@ -132,12 +137,15 @@ def _lines_of_weights(group: Group, weights: Any) -> Lines:
     return {verb.replace(" ", "_"): line(verb) for verb in ("all_reduce", "wait all_reduce", "step", "stash", "drop")}
 
 
-def ranged(components: LaneComponents, within: Within) -> LaneComponents:
-    """Wraps the components of a lane: a call that runs a line of the program is a range, named as in schedule.sir."""
+def ranged(components: LaneComponents, within: Within, slices: int = 1) -> LaneComponents:
+    """Wraps the components of a lane: a call that runs a line of the program is a range, named as in schedule.sir.
+
+    ``slices`` is the number of slices of a micro-batch.
+    """
 
     def around(method: Callable[..., Any], line: Callable[..., ProgramLine]) -> Callable[..., Any]:
         def in_range(*arguments: Any, **keywords: Any) -> Any:
-            with within(f"{line(*arguments, **keywords)}"):
+            with within(line(*arguments, **keywords).text(slices)):
                 return method(*arguments, **keywords)
 
         return in_range

@@ -45,4 +45,4 @@ class Numbering:
         """Returns the `LaneOperation` that names an operation on micro-batches in error messages."""
         several = micros if isinstance(micros, tuple) else (micros,)
         update, _ = self.place(several[0])
-        return LaneOperation(kind, stage, tuple(self.place(micro)[1] for micro in several), update)
+        return LaneOperation(kind, stage, tuple(self.place(micro)[1] for micro in several), update, self.slices)

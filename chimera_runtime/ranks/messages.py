@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._autograd import _enable_record_function, _profiler_enabled
 
+from chimera_runtime.blame import micro_text
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.numbering import Micros
@@ -48,6 +49,8 @@ def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 class Names:
     """Describes this rank, and messages of the schedule, in errors about waits that have failed.
 
+    ``slices`` is the number of slices of a micro-batch, which tags count.
+
     ``check`` raises the error of an earlier time-out. What fails after it does so because communicators are aborted.
     """
 
@@ -57,6 +60,7 @@ class Names:
     timeout: float
     launcher: Launcher = field(default_factory=Launcher)
     check: Callable[[], None] = lambda: None
+    slices: int = 1
 
     def require_launcher(self) -> None:
         """Raises `PeerLost` if torchrun has started this rank and has died: then all ranks of the job end."""
@@ -70,7 +74,7 @@ class Names:
         value = [*VALUES][number]
         (target,) = readers(value, source, self.stages)
         named = "" if value == implied(source, target, self.stages) else f"{value} "
-        return f"{verb} {named}m{micro} s{source}->s{target}"
+        return f"{verb} {named}{micro_text(micro, self.slices)} s{source}->s{target}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
         """Returns the error for a failed post or wait, or raises an earlier one; no peers stand for all others."""

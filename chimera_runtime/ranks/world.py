@@ -174,7 +174,7 @@ def join_group(
     sums = sums_of(job, place, backend, groups)
     by_link = channels(job, place, backend, groups.make, communicators)
     monitor = None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link))
-    names = Names(place.rank, place.worker, job.stages, timeout)
+    names = Names(place.rank, place.worker, job.stages, timeout, slices=job.slices)
     world = World(
         job=job,
         device=used,

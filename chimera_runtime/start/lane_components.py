@@ -36,7 +36,7 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
         load_target=load_target,
         ties={tie.group: tie for stage in stages.values() for tie in stage.ties},
     )
-    return ranged(components, ranges_on(world.device)) if context.ranges else components
+    return ranged(components, ranges_on(world.device), job.slices) if context.ranges else components
 
 
 def lane_of(context: RankContext, components: LaneComponents) -> Lane:
@@ -71,7 +71,7 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
     def located(kind: str, load: Load, stage: int) -> Load:
         def loaded(update: int, micro: int) -> Any:
             later, number = divmod(micro, job.passes)
-            with during(lambda: LaneOperation(kind, stage, (number,), update + later)):
+            with during(lambda: LaneOperation(kind, stage, (number,), update + later, job.slices)):
                 return to_device(load(update, micro), device)
 
         return loaded

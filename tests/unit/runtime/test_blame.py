@@ -193,6 +193,7 @@ def test_an_uncaught_error_is_the_users_traceback_once_and_then_the_line_that_ca
         (LaneOperation("B", 0, (1,), 0), "micro-batch 1 of update 1, B m1 s0"),
         (LaneOperation("F", 3, (0, 1), 2), "micro-batches 0, 1 of update 3, F m0,m1 s3"),
         (LaneOperation("step", 3, (), 2), "update 3, step s3"),
+        (LaneOperation("F", 1, (5,), 0, slices=4), "slice 1 of micro-batch 1 of update 1, F m1 q1 s1"),
     ],
 )
 def test_an_operation_is_told_as_in_the_schedule_and_in_words(operation: LaneOperation, words: str) -> None:

@@ -45,6 +45,8 @@ def test_the_words_for_a_tag_are_the_message_it_stands_for(micro: int, stages: i
     tag = tag_of(micro, source, "y" if source < target else "dx", stages)
     operation = Names(0, 0, stages, 1.0).operation("recv", tag)
     assert operation == f"recv m{micro} s{source}->s{target}"
+    operation = Names(0, 0, stages, 1.0, slices=3).operation("recv", tag)
+    assert operation == f"recv m{micro // 3} q{micro % 3} s{source}->s{target}"
 
 
 @given(stages=STAGES, messages=st.lists(st.tuples(MICROS, st.integers(0, 999), st.booleans()), max_size=20))
