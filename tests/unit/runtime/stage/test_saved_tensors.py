@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors
+from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, footprint_of
 
 ROWS, WIDTH = 3, 4
 TENSOR = ROWS * WIDTH * 4
@@ -54,3 +54,24 @@ def test_gradients_are_those_of_tensors_that_nobody_watches() -> None:
         result.sum().backward()
         gradients.append([p.grad for p in module.parameters()])
     assert all(map(torch.equal, *gradients))
+
+
+def test_a_carry_is_counted_apart_and_what_passes_on_only_once() -> None:
+    """The weight gradient keeps the input; the carry is a view of the queries, keys and values, kept as a whole."""
+    project = nn.Linear(WIDTH, 3 * WIDTH)
+    earlier = torch.ones(ROWS, WIDTH, requires_grad=True)
+    saved = SavedTensors(project.parameters)
+    x = torch.ones(ROWS, WIDTH, requires_grad=True)
+    with saved.counting():
+        queries, *now = project(x).chunk(3, 1)
+        y = queries * earlier + now[0] * now[1]
+    footprint = saved.footprint((x,), (y,), None, before=(earlier,), left=(earlier, *now))
+    assert (footprint.activations, footprint.carry, footprint.carry_gradients) == (TENSOR, 3 * TENSOR, 3 * TENSOR)
+
+
+def test_slices_count_as_the_largest_mean_of_the_first_ones() -> None:
+    """As many as are kept at any time are the first slices of their micro-batches."""
+    growing = [Footprint(a, 1, 1, 2, 1, 3, released=a, operands=a, carry=a, carry_gradients=a) for a in (10, 20, 40)]
+    assert footprint_of(growing) == Footprint(24, 1, 1, 2, 1, 3, released=10, operands=40, carry=24, carry_gradients=40)
+    assert footprint_of(growing[::-1]).activations == 40
+    assert footprint_of(growing[:1]) == growing[0]

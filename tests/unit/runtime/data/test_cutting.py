@@ -1,0 +1,64 @@
+"""Micro-batches cut into slices along dimension 1; what has no sequence there is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from chimera_runtime.data.cutting import MicroBatchParts
+from chimera_runtime.data.evaluation_batches import evaluation_batches
+from chimera_runtime.data.feed import Feed
+from chimera_runtime.errors import Misuse
+from tests.unit.runtime.thread_ranks import job
+
+B, N, K, LENGTH = 2, 2, 3, 6
+X = torch.arange(N * B * LENGTH).reshape(N * B, LENGTH)
+KEYWORDS = {"mask": {"of": X + 200}, "item": torch.arange(N * B), "flag": True}
+SLICED = job(micro_batches=N, parts=K, slices=K, evaluated=N)
+
+
+def pair(micro: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return X[micro * B : (micro + 1) * B], X[micro * B : (micro + 1) * B] + 100
+
+
+def test_slices_together_are_the_micro_batch_however_it_is_given() -> None:
+    whole, function = Feed(SLICED, B), Feed(SLICED, B)
+    whole.put(0, (X, X + 100, KEYWORDS))
+    function.put(0, pair)
+    for micro in range(N):
+        rows = slice(micro * B, (micro + 1) * B)
+        for source in (whole, function):
+            numbers = range(micro * K, (micro + 1) * K)
+            assert torch.equal(torch.cat([source.input(0, n) for n in numbers], 1), X[rows])
+            assert torch.equal(torch.cat([source.target(0, n) for n in numbers], 1), X[rows] + 100)
+            assert all(source.input(0, n).is_contiguous() for n in numbers)
+        keywords = [whole.keywords(0, n) for n in range(micro * K, (micro + 1) * K)]
+        assert torch.equal(torch.cat([k["mask"]["of"] for k in keywords], 1), X[rows] + 200)
+        assert all(torch.equal(k["item"], torch.arange(N * B)[rows]) for k in keywords)
+        assert all(k["flag"] for k in keywords)
+
+
+@pytest.mark.parametrize("items", [N * B, N * B - 1, 1])
+def test_an_evaluation_cuts_the_items_that_there_are(items: int) -> None:
+    (batch,) = evaluation_batches(SLICED, B, (X[:items], X[:items] + 100))
+    sizes = [max(0, min(B, items - B * micro)) for micro in range(N)]
+    assert [*batch.sizes] == [size for size in sizes for _ in range(K)]
+    for micro, size in enumerate(sizes):
+        if size:
+            loaded = [batch.load(n) for n in range(micro * K, (micro + 1) * K)]
+            assert torch.equal(torch.cat([inputs for inputs, *_ in loaded], 1), X[micro * B : micro * B + size])
+
+
+@pytest.mark.parametrize(
+    ("triple", "said"),
+    [
+        ((X[:, :5], X[:, :5], {}), "a batch: dimension 1 is 5, and slices of equal lengths need a multiple of .* 3"),
+        ((X, X[:, :3], {}), r"dimension 1 is 6 in the input and 3 in the target; slices are cut along dimension 1"),
+        ((X, X, {"mask": X[:, :3]}), r"dimension 1 is 6 in the input and 3 in the keyword arguments\['mask'\]"),
+        ((X, X[:, 0], {}), r"the target is a tensor of shape \(4,\), which cannot be cut into slices"),
+        (({"text": "a"}, X, {}), r"the input\['text'\] is no tensor, which cannot be cut into slices"),
+    ],
+)
+def test_what_cannot_be_cut_into_slices_is_refused(triple: Any, said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        MicroBatchParts(B, K, K).require(triple, "a batch")
