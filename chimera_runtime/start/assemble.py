@@ -41,7 +41,9 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
 def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
     """Returns the context for the calls of this rank; ``explains`` is passed to `World.leak_groups`."""
     abandon = partial(world.leak_groups, explains=explains)
-    return Located(world.place.rank, world.place.worker, lambda: memory_report(world.device, facts), abandon)
+    return Located(
+        world.place.rank, world.place.worker, lambda: memory_report(world.device, facts, world.job.slices), abandon
+    )
 
 
 def build_and_probe(

@@ -10,22 +10,25 @@ from chimera_runtime.program.rank_facts import KeptMicros, RankFacts
 from chimera_runtime.values.byte_text import byte_text
 
 
-def memory_report(device: torch.device, facts: RankFacts | None) -> str:
-    """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps."""
+def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1) -> str:
+    """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps.
+
+    ``slices`` is the number of slices of a micro-batch, which ``facts`` counts.
+    """
     used = _on_gpu(device) if device.type == "cuda" else _on_host()
     if facts is None:
         return f"memory: {used}"
     fullest = max(facts.kept, key=_activations, default=())
     copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
     words = [
-        f"stage {micros.stage}: {micros.activations + micros.begun}"
+        f"stage {micros.stage}: {(micros.activations + micros.begun) / slices:g}"
         f"{f' and {micros.inputs} x inputs alone' if micros.inputs else ''}"
         f"{f' and {micros.carries} carries' if micros.carries else ''}"
         for micros in fullest
     ]
     return (
         f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "
-        f"({copies}) and up to {_activations(fullest)} x M_a of activations ({', '.join(words) or 'none'}); "
+        f"({copies}) and up to {_activations(fullest) / slices:g} x M_a of activations ({', '.join(words) or 'none'}); "
         "--memory-limit of train.py says how many bytes that is"
     )
 

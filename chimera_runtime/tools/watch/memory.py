@@ -116,7 +116,8 @@ class RankNeed:
     def _stage_in_words(self, micros: KeptMicros) -> str:
         stage = micros.stage
         footprint, weights = self.context.probed.footprints[stage], self._weights_of(stage)
-        figures = [f"{micros.activations} x M_a = {byte_text(footprint.activations)}"] if micros.activations else []
+        unit = "x M_a =" if self.context.world.job.slices == 1 else "slices of"
+        figures = [f"{micros.activations} {unit} {byte_text(footprint.activations)}"] if micros.activations else []
         figures += [f"{micros.inputs} inputs of {byte_text(footprint.inputs)}"] if micros.inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
         figures += [f"{micros.begun} between I and W of {byte_text(halfway)}"] if micros.begun else []

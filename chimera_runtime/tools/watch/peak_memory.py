@@ -48,9 +48,10 @@ class PeakMemory:
         of_ranks = self._world.control_group.collect("peak", mine, "for the memory that it has used")
         if self._world.place.rank:
             return []
+        slices = self._world.job.slices
         rows = [("rank", "M_theta", "M_a", "needs", "used")]
         for rank, (copies, activations, need, used) in enumerate(of_ranks):
-            rows.append((str(rank), str(copies), str(activations), byte_text(need), byte_text(used)))
+            rows.append((str(rank), str(copies), f"{activations / slices:g}", byte_text(need), byte_text(used)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         measured = ON_GPU if self._world.device.type == "cuda" else ON_HOST
