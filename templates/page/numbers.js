@@ -31,13 +31,13 @@ export function timeText(unit, time) {
 }
 
 /**
- * A number with at most four digits behind the point, and not more digits than it takes to tell it apart.
+ * A number with five digits, or with as many as a whole one has.
  * @param {number} value
  * @returns {string}
  */
 export function numberText(value) {
-  const digits = Math.abs(value) >= 100 ? 2 : 4;
-  return String(Number(value.toFixed(digits)));
+  const whole = Math.floor(Math.log10(Math.max(Math.abs(value), 1))) + 1;
+  return String(Number(value.toFixed(Math.max(0, 5 - whole))));
 }
 
 /**

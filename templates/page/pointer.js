@@ -168,7 +168,9 @@ function textOf({ store, camera }, row, time) {
   if (!played.proven || time > played.run.span) return "";
   if (row.kind === "memory") {
     const amount = amountText(memory[store.state.unit].unit, amountAt(played.memory[row.index], time));
-    return `P${row.index} keeps ${amount}`;
+    const { peak, at } = played.memory[row.index];
+    const first = at < 0 ? "" : `, first at ${played.schedule.operations.words[memory[store.state.unit].changes.operation[at]]}`;
+    return `P${row.index} keeps ${amount}\nat most ${amountText(memory[store.state.unit].unit, peak)}${first}`;
   }
   if (row.kind === "link") {
     const slack = 3 / camera.scale;

@@ -3,7 +3,7 @@
 import { jump } from "./details.js";
 import { element, table } from "./dom.js";
 import { CAUSES } from "./idle.js";
-import { amountText, countedText, differenceText, percent, timeText } from "./numbers.js";
+import { amountText, countedText, differenceText, numberText, partOf, percent, timeText } from "./numbers.js";
 import { idleLook, swatch } from "./theme.js";
 import { reason } from "./words.js";
 
@@ -27,6 +27,7 @@ export function showTables(chart, below) {
     for (const { section, make } of sections) {
       const parts = make(chart);
       section.hidden = parts.length === 0 || mistake !== null;
+      section.className = make === idleTable && (store.all.length > 1 || store.all[0]?.schedule.workers > COLUMNS / 2) ? "broad" : "";
       section.replaceChildren(...parts);
     }
   };
@@ -82,6 +83,9 @@ function points(difference) {
 function idleTable({ store: { all, state } }) {
   const proven = all.filter((played) => played.proven);
   if (proven.length === 0) return [];
+  // All times have one unit, in which the largest has a few digits before the point.
+  const most = Math.max(...proven.flatMap(({ idle }) => idle.totals.flatMap((totals) => [...totals])));
+  const part = partOf(proven[0].schedule.unit, most / 10);
   const columns = proven.length === 1 && proven[0].schedule.workers <= COLUMNS ? proven[0].idle.totals : [];
   const heads = ["cause", ...proven.flatMap(({ schedule: { name } }) => [proven.length > 1 ? name : "total", "share"])];
   const rows = CAUSES.flatMap((cause, number) => {
@@ -89,15 +93,18 @@ function idleTable({ store: { all, state } }) {
     if (totals.every((total) => total === 0)) return [];
     const { pattern, ground } = idleLook(cause, state.dark);
     const named = element("span", { title: reason(number) }, swatch(ground, pattern), ` ${cause}`);
-    const cells = proven.flatMap((played, place) => idleCells(played, totals[place]));
-    return [[named, ...cells, ...columns.map((worker) => timeText(proven[0].schedule.unit, worker[number]))]];
+    const cells = proven.flatMap((played, place) => idleCells(played, totals[place], part.of));
+    return [[named, ...cells, ...columns.map((worker) => numberText(worker[number] / part.of))]];
   });
-  const sums = proven.flatMap((played) => idleCells(played, CAUSES.reduce((sum, _, number) => sum + idleOf(played, number), 0)));
-  const ofWorkers = columns.map((worker) => timeText(proven[0].schedule.unit, worker.reduce((sum, time) => sum + time, 0)));
+  const sums = proven.flatMap((played) => {
+    return idleCells(played, CAUSES.reduce((sum, _, number) => sum + idleOf(played, number), 0), part.of);
+  });
+  const ofWorkers = columns.map((worker) => numberText(worker.reduce((sum, time) => sum + time, 0) / part.of));
   rows.push(["all idle time", ...sums, ...ofWorkers]);
-  const made = table("Idle time by cause", [...heads, ...columns.map((_, worker) => `P${worker}`)], rows);
+  const title = `Idle time by cause${part.name === "" ? "" : `, in ${part.name}`}`;
+  const made = table(title, [...heads, ...columns.map((_, worker) => `P${worker}`)], rows);
   made.rows[made.rows.length - 1].className = "total";
-  return [scrolled(made, "Idle time by cause")];
+  return [scrolled(made, title)];
 }
 
 /**
@@ -112,10 +119,11 @@ function idleOf({ idle }, cause) {
 /**
  * @param {Played} played
  * @param {number} time
+ * @param {number} part of the unit in which it is written
  * @returns {string[]}
  */
-function idleCells({ schedule: { unit, workers }, run }, time) {
-  return [timeText(unit, time), percent(run.span > 0 ? time / run.span / workers : 0)];
+function idleCells({ schedule: { workers }, run }, time, part) {
+  return [numberText(time / part), percent(run.span > 0 ? time / run.span / workers : 0)];
 }
 
 /**
