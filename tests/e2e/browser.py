@@ -21,9 +21,10 @@ WIDTHS = (400, 1500, 3000)
 """Widths in pixels at which a page is looked at: of a phone, of a laptop, of a wall."""
 
 
-READY = """new Promise((done) => {
+READY = """(patience) => new Promise((done, fail) => {
   const seen = (marks) => marks.getEntriesByName("ready").length > 0 && done();
   new PerformanceObserver(seen).observe({ type: "mark", buffered: true });
+  setTimeout(() => fail(new Error("the page is not ready")), patience);
 })"""
 """Ends once a page has made the mark "ready". The policy of a page forbids what playwright would poll with."""
 
@@ -70,7 +71,7 @@ class Tab:
     def open(self, path: Path) -> "Tab":
         """Opens a file and waits until it has drawn for the first time."""
         self.page.goto(path.as_uri())
-        self.page.evaluate(READY)
+        self.page.evaluate(READY, PATIENCE * 1000)
         return self
 
     def frame(self) -> None:

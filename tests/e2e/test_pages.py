@@ -1,0 +1,196 @@
+"""Pages of compilations in a real browser: what every page must hold, and what can be done with one."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chimera_ir
+from chimera_ir import Options
+from chimera_ir.compilation import Compilation
+from chimera_ir.page.assembly import page
+from chimera_ir.page.contents import document
+from tests.e2e.browser import WIDTHS, Tab, needs_browser, tab
+from tests.e2e.pictures import GOLDENS, changed, coarse
+from tests.pages import DOCS
+from tests.sizes import on_workers
+
+pytestmark = [pytest.mark.e2e, needs_browser]
+
+EXAMPLES = DOCS / "examples"
+MEASURED = Options(
+    profile=EXAMPLES / "small.profile.toml",
+    cluster=EXAMPLES / "small.cluster.toml",
+    micro_batch_size=8,
+    copies=2,
+)
+CASES: Mapping[str, Callable[[], Compilation]] = {
+    "two pipes": lambda: chimera_ir.compile("chimera", D=4, N=8),
+    "several stages": lambda: chimera_ir.compile("interleaved", **on_workers("interleaved", 4, 8)),
+    "pairs": lambda: chimera_ir.compile("dualpipe_v", **on_workers("dualpipe_v", 4, 8)),
+    "stream": lambda: chimera_ir.compile("pipedream_2bw", D=4, N=4),
+    "seconds": lambda: chimera_ir.compile("chimera", options=MEASURED, D=4, N=8),
+}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    written = {name: folder / f"{name.replace(' ', '_')}.html" for name in CASES}
+    for name, path in written.items():
+        path.write_text(page(document(CASES[name]())), encoding="utf-8")
+    return written
+
+
+def figure(opened: Tab) -> str:
+    """The first figure below the title: the makespan."""
+    return str(opened.page.locator("#figures b").first.text_content())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_axe_finds_nothing_and_nothing_is_cut_off_in_any_size_and_mode(
+    name: str, pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages[name])
+        for width, mode in zip((*WIDTHS, WIDTHS[1]), ("light", "light", "light", "dark"), strict=True):
+            opened.page.set_viewport_size({"width": width, "height": 900})
+            opened.page.emulate_media(color_scheme=mode)
+            opened.frame()
+            assert opened.wider() <= 0
+            assert opened.inaccessible() == []
+        assert opened.mistakes() == []
+
+
+def test_an_error_of_a_script_an_answer_from_elsewhere_and_a_rule_that_is_broken_are_noticed(
+    tmp_path: Path, browser: Any
+) -> None:
+    broken = tmp_path / "broken.html"
+    broken.write_text(
+        "<html><script>performance.mark('ready'); nobody()</script><img src='other.png'>"
+        "<p style='width: 9999px'>.</html>"
+    )
+    with tab(browser) as opened:
+        opened.open(broken)
+        mistakes = "\n".join(opened.mistakes())
+        assert "nobody is not defined" in mistakes
+        assert "other.png" in mistakes
+        assert opened.wider() > 0
+        assert [rule.split(":")[0] for rule in opened.inaccessible()] != []
+
+
+def test_the_policy_of_a_page_stops_every_other_script_and_every_load(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["two pipes"])
+        policy = opened.page.locator("meta[http-equiv=Content-Security-Policy]").get_attribute("content")
+        assert policy.startswith("default-src 'none';")
+        assert "unsafe" not in policy
+        tried = opened.page.evaluate(
+            """async () => {
+              const script = document.createElement("script");
+              script.textContent = "window.ran = true";
+              document.body.append(script);
+              document.body.insertAdjacentHTML("beforeend", "<p onclick='window.ran = true' style='color: red'>");
+              document.body.lastElementChild.click();
+              const loads = await fetch("https://127.0.0.1/").then(() => true, () => false);
+              const evaluated = () => { try { return (0, eval)("true"); } catch { return false; } };
+              const evaluates = await new Promise((done) => setTimeout(() => done(evaluated())));
+              return { ran: "ran" in window, loads, evaluates, red: document.body.lastElementChild.style.color };
+            }"""
+        )
+        assert tried == {"ran": False, "loads": False, "evaluates": False, "red": ""}
+
+
+@pytest.mark.parametrize("name", ["two pipes", "pairs", "stream"])
+def test_a_slider_gives_the_compilers_makespan(name: str, pages: Mapping[str, Path], browser: Any) -> None:
+    """What stands on the page after the forwards' slider has moved is what ``--cost F=3`` gives."""
+    request = CASES[name]().request
+    costly = chimera_ir.compile(request.source, options=Options(costs={"F": 3}), **request.settings)
+    with tab(browser) as opened:
+        opened.open(pages[name])
+        before = figure(opened)
+        assert float(before) == pytest.approx(float(CASES[name]().report.makespan), rel=1e-3)
+        opened.page.locator("input#cost-F").fill("3")
+        assert float(figure(opened)) == pytest.approx(float(costly.report.makespan), rel=1e-3)
+        opened.page.get_by_role("button", name="Reset").click()
+        assert figure(opened) == before
+
+
+def test_keys_choose_operations_and_a_live_region_says_them(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["two pipes"])
+        lanes, spoken = opened.page.locator("#lanes"), opened.page.get_by_role("status")
+        for _ in range(30):
+            opened.page.keyboard.press("Tab")
+            if lanes.evaluate("lanes => lanes === document.activeElement"):
+                break
+        outline = lanes.evaluate("lanes => getComputedStyle(lanes).outlineStyle")
+        assert outline != "none", "the focus is seen"
+        for key, words in (("ArrowRight", "F m0 s0"), ("ArrowRight", "F m1 s0"), ("ArrowDown", "P1")):
+            opened.page.keyboard.press(key)
+            opened.frame()
+            assert words in spoken.text_content()
+        opened.page.keyboard.press("Escape")
+        opened.frame()
+        assert "No operation selected" in opened.page.locator("#details").text_content()
+        assert opened.mistakes() == []
+
+
+def test_a_page_of_256_operations_is_below_150_kb(tmp_path: Path) -> None:
+    compilation = chimera_ir.compile("chimera", D=8, N=16)
+    assert sum(map(len, compilation.verified.schedule.lanes)) == 256
+    assert len(page(document(compilation)).encode()) < 150_000
+
+
+HOSTILE = "</script><script>window.ran = true</script><img src=x onerror='window.ran = true'>\"'&amp;"
+
+
+def test_hostile_names_and_texts_are_only_text(tmp_path: Path, browser: Any) -> None:
+    text = (chimera_ir.compile("dapple", D=2, N=2).request.source.text).splitlines()
+    path = tmp_path / f"{re.sub('[/]', '|', HOSTILE)}.chim"
+    path.write_text("\n".join([f"# {HOSTILE}", *text]), encoding="utf-8")
+    html = tmp_path / "page.html"
+    html.write_text(page(document(chimera_ir.compile(path, D=2, N=2))), encoding="utf-8")
+    with tab(browser) as opened:
+        opened.open(html)
+        assert not opened.page.evaluate("'ran' in window")
+        assert opened.page.locator("img").count() == 0
+        assert opened.mistakes() == []
+
+
+def test_a_printed_page_has_the_whole_schedule(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser, width=400) as opened:
+        opened.open(pages["two pipes"])
+        for _ in range(6):
+            opened.page.locator("#lanes").press("+")
+        printed = opened.page.pdf()
+        assert printed.startswith(b"%PDF")
+        assert len(printed) > 20_000
+        assert opened.mistakes() == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_lanes_look_as_they_did(width: int, pages: Mapping[str, Path], browser: Any, update_goldens: bool) -> None:
+    """Colours of the lanes, cell by cell; in the other mode, or moved, the lanes are far from the same picture."""
+    goldens = [GOLDENS / f"two_pipes_{width}_{mode}.txt" for mode in ("light", "dark")]
+    with tab(browser, width=width) as opened:
+        opened.open(pages["two pipes"])
+
+        def look() -> list[str]:
+            opened.frame()
+            return coarse(browser, opened.page.locator("#canvas").screenshot())
+
+        light = look()
+        opened.page.emulate_media(color_scheme="dark")
+        dark = look()
+        opened.page.locator("#lanes").press("+")
+        moved = look()
+    if update_goldens:
+        for golden, grid in zip(goldens, (light, dark), strict=True):
+            golden.write_text("\n".join([*grid, ""]), encoding="utf-8")
+    for golden, grid in zip(goldens, (light, dark), strict=True):
+        assert changed(grid, golden.read_text(encoding="utf-8").splitlines()) <= 0.02
+    assert changed(light, dark) > 0.5
+    assert changed(moved, dark) > 0.1
