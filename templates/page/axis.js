@@ -24,7 +24,7 @@ export function drawAxis(sight, all, pointed) {
   const part = partOf(unit, Math.max(...all.map(({ run }) => run.span)));
   const step = roundStep(70 / scale / part.of) * part.of;
   const last = from + (width - left) / scale;
-  context.font = "11px system-ui, sans-serif";
+  context.font = "12px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let tick = Math.ceil(from / step - 1e-9); tick * step <= last; tick++) {

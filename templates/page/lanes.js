@@ -79,7 +79,7 @@ function drawIdle(sight, played, y, height, [first, last]) {
 function drawBoxes(sight, played, y, height, first, last, dimmed) {
   const { context, theme, left, from, scale } = sight;
   const { operations, looks } = played.schedule;
-  const font = Math.min(13, Math.max(9, height - 10));
+  const font = Math.min(height < 40 ? 13 : 15, Math.max(9, height - 10));
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let at = first; at < last; at++) {

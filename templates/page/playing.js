@@ -122,9 +122,11 @@ function placeInOrder({ workers, operations }, first, start, end) {
  */
 function bubbleRatioOf(plan, run, update) {
   const { turn, workers } = plan.schedule;
-  const events = turn === null ? plan.role.keys() : Array.from(turn.events);
   let computing = 0;
-  for (const event of events) if (plan.role[event] === ROLE.COMPUTE) computing += run.length[event];
+  for (let at = 0; at < (turn === null ? plan.events : turn.events.length); at++) {
+    const event = turn === null ? at : turn.events[at];
+    if (plan.role[event] === ROLE.COMPUTE) computing += run.length[event];
+  }
   const time = update * workers * (turn === null ? 1 : turn.updates);
   return time > 0 ? 1 - computing / time : 0;
 }
