@@ -10,22 +10,21 @@ level is also imported then: a program that looks at a schedule starts without t
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError
-from chimera_ir.garbage import uncollected
 from chimera_ir.ir.levels import Header, Plan, Program, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
+from chimera_ir.made_once import level as _level
 from chimera_ir.request import Request, groups, parsed
 from chimera_ir.syntax.ast import Scheme
 
@@ -39,22 +38,6 @@ if TYPE_CHECKING:
     from chimera_ir.predict.replay import Replay
     from chimera_ir.predict.summary import Summary
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
-
-T = TypeVar("T")
-
-
-def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
-    """Decorator: a property made once, without the garbage collector; raises `TextError` if it is rejected."""
-
-    @wraps(make)
-    def made(compilation: "Compilation") -> T:
-        with uncollected():
-            try:
-                return make(compilation)
-            except Rejected as rejected:
-                raise TextError([(compilation.request.source, rejected.diagnostics)]) from None
-
-    return cached_property(made)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -373,6 +356,16 @@ class Compilation:
         """The bytes that each worker of the program needs."""
         assert self.forecast is not None
         return self.forecast.needs(program)
+
+    def page_of_mistake(self, error: TextError) -> str:
+        """The page of an ``error`` in the text, drawn on the lanes as far as the text has any."""
+        from chimera_ir.page import assembly, unproven
+
+        try:
+            level = self._top
+        except TextError:
+            level = None
+        return assembly.page(unproven.document(error, self.request.source, level))
 
     @property
     def opponent(self) -> "Compilation | None":

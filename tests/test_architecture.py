@@ -41,7 +41,10 @@ IMPORTS = {
     "torch_text": {"ir", "lower", "diagnostics", "source", "errors", "verify"},
     "cost": {"ir", "flow", "notebook"},
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
-    "page": {"cost", "flow", "ir", "picture", "predict", "request", "resources", "source", "verify"},
+    "page": {
+        *("cost", "diagnostics", "errors", "flow", "ir", "lower", "picture", "predict", "request", "resources"),
+        *("source", "verify"),
+    },
     "codegen": {"ir", "flow", "resources", "verify"},
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
     "predict": {"cost", "errors", "ir", "flow", "lower", "profile", "verify", "garbage"},
@@ -50,11 +53,12 @@ IMPORTS = {
     "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},
     "request": {"cost", "errors", "ir", "predict", "source", "syntax", "torch_text"},
+    "made_once": {"diagnostics", "errors", "garbage", "request"},
     "comparison": {"diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"},
     "compilation": {
-        "comparison",
-        *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
-        *("codegen", "errors", "library", "notebook", "output", "page", "request", "garbage", "torch_text", "trace"),
+        *("comparison", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify"),
+        *("cost", "picture", "predict", "codegen", "errors", "library", "notebook", "made_once"),
+        *("output", "page", "request", "garbage", "torch_text", "trace"),
     },
     "options": {
         *("compilation", "cost", "elaborate", "errors", "ir", "predict", "profile", "request", "source", "syntax"),

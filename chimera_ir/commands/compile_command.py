@@ -118,7 +118,12 @@ compiling = all_of(
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
 @setting(listed_values, "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.")
 @compiling
-@click.option("--html", type=FILE, metavar="FILE", help="Write the page of the schedule to FILE, and nothing else.")
+@click.option(
+    "--html",
+    type=FILE,
+    metavar="FILE",
+    help="Write the page of the schedule, or of the mistake in it, to FILE, and nothing else.",
+)
 @click.option("--details", is_flag=True, help="Print all figures, too: the tables and each launch of a sum.")
 @click.option(
     "--emit",
@@ -202,12 +207,12 @@ def compile_command(
         compiles = _sweep(scheme, settings, options, form)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
     # One compilation, from the cache if an earlier call has made it.
-    wanted = Level.HTML if html else Level(emit) if emit else None
+    wanted = Level(emit) if emit else None
     values = {name: value for name, (value,) in settings.items()}
-    request, answer = answered(scheme, values, options, wanted, no_cache, details)
     if html is not None:
-        _write_page(html, answer.printed)
+        _show_page(html, requested(scheme, values, options), no_cache)
         return
+    request, answer = answered(scheme, values, options, wanted, no_cache, details)
     if answer.output is None:
         write(_in_colours(answer.printed, wanted))
         return
@@ -227,6 +232,18 @@ def compile_command(
     if not answer.output.fits:
         click.echo("the program does not fit the memory of the cluster's workers", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _show_page(file: Path, request: Request, no_cache: bool) -> None:
+    """Writes the page of a request to ``file``; of a text with a mistake its page, before the error is raised."""
+    try:
+        page = _answer_to(request, Level.HTML, no_cache, details=False).printed
+    except errors.TextError as error:
+        if any(source is not request.source for source, _ in error.texts):
+            raise
+        _write_page(file, Compilation(request).page_of_mistake(error))
+        raise
+    _write_page(file, page)
 
 
 def _write_page(file: Path, page: str) -> None:
@@ -263,14 +280,24 @@ def answered(
     ``settings`` are values of parameters, ``options`` fields of `Options`, ``wanted`` and ``details`` as in `produce`.
     With ``no_cache`` the answer is always made now.
     """
+    request = requested(scheme, settings, options)
+    return request, _answer_to(request, wanted, no_cache, details)
+
+
+def requested(scheme: str, settings: Mapping[str, int], options: Mapping[str, Any]) -> Request:
+    """The request for SCHEME; arguments as in `answered`."""
     source = _text(scheme, options)
-    color = colored(sys.stderr)
     with option_errors(source):
-        request = Options(**options).request(source, settings, as_written)
+        return Options(**options).request(source, settings, as_written)
+
+
+def _answer_to(request: Request, wanted: Level | None, no_cache: bool, details: bool) -> Answer:
+    color = colored(sys.stderr)
+    with option_errors(request.source):
         make = partial(_compiled, request, wanted, color, details)
         answer = make() if no_cache else cache.recall(partial(_question, request, wanted, color, details), make)
     _say(answer.warnings)
-    return request, answer
+    return answer
 
 
 def _text(scheme: str, options: Mapping[str, Any]) -> Source:

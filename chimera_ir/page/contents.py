@@ -68,7 +68,7 @@ def document(levels: Levels) -> PageDocument:
     if opponent is not None:
         schedules.append(_compared(opponent.verified, levels))
     return PageDocument(
-        title=name_of(shown.header),
+        title=operation_tables.name_of(shown.header),
         notes=list(_notes(levels)),
         schedules=[schedule.tables() for schedule in schedules],
         matches=operation_tables.matches(*(schedule.rows for schedule in schedules)) if opponent else None,
@@ -125,7 +125,7 @@ class ShownSchedule:
         happening = event_tables.tables(events_of(self.program, charges), rows, charges, lengths)
         shown = operation_tables.tables(header, rows, happening.of_rows)
         return ScheduleTables(
-            name=name_of(header),
+            name=operation_tables.name_of(header),
             workers=header.workers,
             unit=figures.durations.unit.value or "",
             updates=header.updates,
@@ -160,11 +160,6 @@ def _compared(opponent: Verified, levels: Levels) -> ShownSchedule:
 
 
 _REMARKS = ("The order of operations, and where sums are launched, stay as they were compiled.",)
-
-
-def name_of(header: Header) -> str:
-    """The scheme and its parameters, as in ``mine D=4 N=8``."""
-    return " ".join([header.scheme, *(f"{name}={value}" for name, value in header.parameters)])
 
 
 def _notes(levels: Levels) -> Iterator[str]:

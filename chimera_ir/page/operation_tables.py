@@ -18,6 +18,11 @@ _DIMMED = Fraction(1, 5)
 """The share of black that is mixed into light colours on a dark page."""
 
 
+def name_of(header: Header) -> str:
+    """The scheme and its parameters, as in ``mine D=4 N=8``."""
+    return " ".join([header.scheme, *(f"{name}={value}" for name, value in header.parameters)])
+
+
 class OperationRow(NamedTuple):
     """A compute operation as a row: with its worker, the part of the lane's height that it takes, and its event.
 

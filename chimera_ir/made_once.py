@@ -1,0 +1,35 @@
+"""Properties of a compilation that are made once."""
+
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import Protocol, TypeVar
+
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.errors import TextError
+from chimera_ir.garbage import uncollected
+from chimera_ir.request import Request
+
+C = TypeVar("C", bound="Requested")
+T = TypeVar("T")
+
+
+class Requested(Protocol):
+    """An object that is made for a request."""
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+
+
+def level(make: Callable[[C], T]) -> cached_property[T]:
+    """Decorator: a property made once, without the garbage collector; raises `TextError` if it is rejected."""
+
+    @wraps(make)
+    def made(compilation: C) -> T:
+        with uncollected():
+            try:
+                return make(compilation)
+            except Rejected as rejected:
+                raise TextError([(compilation.request.source, rejected.diagnostics)]) from None
+
+    return cached_property(made)

@@ -1,0 +1,160 @@
+"""The page of a text that is not proven: its lanes as far as it has any, with the mistake drawn on them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+
+from chimera_ir.diagnostics.catalogue.lanes import MissingLine, MissingSend, MissingWaitRecv
+from chimera_ir.diagnostics.catalogue.program import Deadlock
+from chimera_ir.diagnostics.catalogue.schedule import Cycle
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.errors import TextError
+from chimera_ir.flow.flow import ABSENT, Flow
+from chimera_ir.ir.levels import Header, Plan
+from chimera_ir.ir.ops import Compute, Instruction, Pair
+from chimera_ir.ir.streams import Level, PlanStream, ProgramStream, ScheduleStream
+from chimera_ir.ir.text.printer import line
+from chimera_ir.lower.order import order
+from chimera_ir.page import operation_tables, text_lines
+from chimera_ir.page.operation_tables import OperationRow
+from chimera_ir.page.tables import EventTable, Facts, MessageTable, PageDocument, ScheduleTables, ShownMistake, SumTable
+from chimera_ir.source import Source
+
+_FEW = 64
+"""The most operations of one line of the text that are marked: a wrong formula may stand for thousands."""
+
+_Arrow = dict[str, object]
+
+
+def document(error: TextError, source: Source, level: Level | PlanStream | None) -> PageDocument:
+    """The contents of the page of an error in a text; ``level`` is the one that the text has, if it can be read."""
+    sketch = _Sketch(*_lanes(level))
+    return PageDocument(
+        title=source.name if sketch.header is None else operation_tables.name_of(sketch.header),
+        notes=[],
+        schedules=[] if sketch.header is None else [sketch.tables(sketch.header)],
+        texts=[text_lines.source_text(source, sketch.rows)],
+        mistake=sketch.mistake(error),
+    )
+
+
+def _lanes(level: Level | PlanStream | None) -> tuple[Header | None, Sequence[Sequence[Instruction]]]:
+    """The header and the lanes of a level: those of a plan are ordered, those of a stream show some updates."""
+    if level is None:
+        return None, ()
+    ordered = order(level) if isinstance(level, Plan | PlanStream) else level
+    shown = ordered.view(ordered.updates_shown) if isinstance(ordered, ScheduleStream | ProgramStream) else ordered
+    return shown.header, shown.lanes
+
+
+@dataclass(frozen=True)
+class _Sketch:
+    """The lanes of a text, which may lack anything; no header if there are none."""
+
+    header: Header | None
+    lanes: Sequence[Sequence[Instruction]]
+
+    @cached_property
+    def rows(self) -> list[OperationRow]:
+        """The rows of the operations that have a place in the header: a pipe, and one of its stages."""
+        rows = operation_tables.rows(
+            [instruction for instruction in lane if isinstance(instruction, Compute | Pair)] for lane in self.lanes
+        )
+        return [row for row in rows if self.header is not None and _is_placed(self.header, row.operation)]
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The row of each operation, by its words; of an operation that is there twice the later one."""
+        return {line(row.operation): number for number, row in enumerate(self.rows)}
+
+    @cached_property
+    def of_lines(self) -> dict[tuple[int, str], int]:
+        """The row of the operation at or next after each line of a worker, or else of the last one before it."""
+        rows: dict[tuple[int, str], int] = {}
+        for worker, lane in enumerate(self.lanes):
+            following = None
+            for instruction in (*reversed(lane), *lane):
+                following = self.numbers.get(line(instruction), following)
+                if following is not None:
+                    rows.setdefault((worker, line(instruction)), following)
+        return rows
+
+    def tables(self, header: Header) -> ScheduleTables:
+        """The tables of a schedule without times."""
+        shown = operation_tables.tables(header, self.rows, [-1] * len(self.rows))
+        return ScheduleTables(
+            name=operation_tables.name_of(header),
+            workers=header.workers,
+            unit="",
+            updates=header.updates,
+            kinds=shown.kinds,
+            looks=shown.looks,
+            sliders=[],
+            operations=shown.operations,
+            events=EventTable(),
+            messages=MessageTable(),
+            sums=SumTable(),
+            turn=None,
+            memory=[],
+            facts=Facts(0, 0, {}),
+        )
+
+    def mistake(self, error: TextError) -> ShownMistake:
+        """The first error, with all errors as text, and what can be drawn of it."""
+        first = error.diagnostics[0]
+        arrows = list(self._arrows(first))
+        ends = [int(str(arrow[end])) for arrow in arrows for end in ("from", "to")]
+        return ShownMistake(
+            code=first.code,
+            title=first.fill(first.title),
+            text=str(error),
+            operations=list(dict.fromkeys([*ends, *self._named(first)])),
+            arrows=arrows,
+            missing=[d.fill(d.title) for d in error.diagnostics if isinstance(d, MissingLine)],
+        )
+
+    def _arrows(self, mistake: Diagnostic) -> Iterator[_Arrow]:
+        """Yields arrows between the operations of a mistake, each to one that waits for the other."""
+        match mistake:
+            case Cycle(steps=steps):
+                ring = [(self.numbers.get(step.operation), step.reason) for step in (*steps, steps[0])]
+                for (before, reason), (after, _) in pairwise(ring):
+                    yield from _arrow(before, after, reason)
+            case Deadlock(blocked=blocked):
+                for lane in blocked:
+                    needed = self.of_lines.get((lane.peer, lane.needs))
+                    yield from _arrow(needed, self.of_lines.get((lane.worker, lane.line)), lane.meaning)
+            case MissingSend(operation=operation, user=user, line=missing):
+                yield from _arrow(self.numbers.get(operation), self.numbers.get(user), f"no `{missing}`")
+            case MissingWaitRecv(user=user, peer=peer, line=missing):
+                yield from _arrow(self._made_on(peer, user), self.numbers.get(user), f"no `{missing}`")
+            case _:
+                pass
+
+    def _made_on(self, worker: int, user: str) -> int | None:
+        """The row of the operation of ``worker`` that makes what the operation ``user`` reads."""
+        assert self.header is not None, "what an operation lacks is known of lanes"
+        flow = Flow(self.header, enumerate(row.operation for row in self.rows))
+        makers = flow.needs(self.rows[self.numbers[user]].operation) if user in self.numbers else ()
+        return next((row for row in makers if row != ABSENT and self.rows[row].worker == worker), None)
+
+    def _named(self, mistake: Diagnostic) -> Iterable[int]:
+        """The rows that a mistake names, by their words or a line beside them; else those that its place stands for."""
+        texts = [value for entry in fields(mistake) if isinstance(value := getattr(mistake, entry.name), str)]
+        worker = getattr(mistake, "worker", -1)
+        named = [self.numbers.get(text, self.of_lines.get((worker, text))) for text in texts]
+        if any(row is not None for row in named):
+            return [row for row in named if row is not None]
+        placed = [number for number, row in enumerate(self.rows) if row.operation.origin == mistake.span]
+        return placed if len(placed) <= _FEW else []
+
+
+def _arrow(before: int | None, after: int | None, words: str) -> Iterator[_Arrow]:
+    """Yields the arrow between two rows, if both are known."""
+    if before is not None and after is not None:
+        yield {"from": before, "to": after, "words": words}
+
+
+def _is_placed(header: Header, operation: Compute) -> bool:
+    return {*operation.micros} <= header.pipe_of.keys() and operation.stage < header.stages
