@@ -49,18 +49,23 @@ def figure(opened: Tab) -> str:
     return str(opened.page.locator("#figures b").first.text_content())
 
 
+SIGHTS = ((1500, "light"), (400, "dark"), (400, "light"), (3000, "light"), (3000, "dark"), (1500, "dark"))
+"""Widths and modes; axe looks at one page in all of them, at the others in the first two."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_axe_finds_nothing_and_nothing_is_cut_off_in_any_size_and_mode(
     name: str, pages: Mapping[str, Path], browser: Any
 ) -> None:
     with tab(browser) as opened:
         opened.open(pages[name])
-        for width, mode in zip((*WIDTHS, WIDTHS[1]), ("light", "light", "light", "dark"), strict=True):
+        for number, (width, mode) in enumerate(SIGHTS):
             opened.page.set_viewport_size({"width": width, "height": 900})
             opened.page.emulate_media(color_scheme=mode)
             opened.frame()
             assert opened.wider() <= 0
-            assert opened.inaccessible() == []
+            if number < 2 or name == "two pipes":
+                assert opened.inaccessible() == []
         assert opened.mistakes() == []
 
 
