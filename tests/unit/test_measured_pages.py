@@ -1,22 +1,24 @@
 """Pages with a profile, and with a second schedule beside the first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 import chimera_ir
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.report import Report
 from chimera_ir.ir.kinds import KINDS, PAIR
+from chimera_ir.page.contents import ShownSchedule
+from chimera_ir.page.packing import packed
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing
-from chimera_ir.verify.verify import Verified
+from tests.documents import unpacked
 from tests.node import calls, needs_node
 from tests.sizes import on_workers
 from tests.unit.test_played_pages import PLAYS, operations_of, tables_of
@@ -27,24 +29,10 @@ SCHEMES = ("dapple", "chimera", "chimera_doubling", "chimera_halving", "zb_h1", 
 FACTORS = 20
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The levels of a compilation with the prediction for a setting of the test's own."""
-
-    compilation: Compilation
-    setting: Setting
-
-    @property
-    def verified(self) -> Verified:
-        return self.compilation.verified
-
-    @property
-    def report(self) -> Report:
-        return self.compilation.report
-
-    @property
-    def prediction(self) -> "Measured":
-        return self
+def measured(compilation: Compilation, setting: Setting) -> Mapping[str, Any]:
+    """The tables of a compilation with the times of a setting."""
+    shown = ShownSchedule(compilation.verified, compilation.report, setting, None)
+    return unpacked(packed(shown.tables()))
 
 
 def setting(name: str, stages: int, shared: bool) -> Setting:
@@ -89,13 +77,13 @@ def test_a_page_with_a_profile_plays_as_the_replay_on_the_cluster(shared: bool, 
     for scheme in SCHEMES:
         compilation = chimera_ir.compile(scheme, **on_workers(scheme, 4, 4))
         program = compilation.verified.program
-        measured = setting(scheme, program.header.stages, shared)
-        tables = tables_of(Measured(compilation, measured))
+        costs = setting(scheme, program.header.stages, shared)
+        tables = measured(compilation, costs)
         random, names = Random(scheme), [slider["name"] for slider in tables["sliders"]]
         factors = [[1.0] * len(names), *([random.uniform(0, 4) for _ in names] for _ in range(FACTORS))]
         cases.append({"schedule": tables, "settings": factors, "asked": ["update", "starts", "ends"]})
         named = (dict(zip(names, values, strict=True)) for values in factors)
-        expected += [replay(program, scaled(measured, values)) for values in named]
+        expected += [replay(program, scaled(costs, values)) for values in named]
     found = [answer for answers in calls(PLAYS, tmp_path, cases) for answer in answers]
     for answer, run in zip(found, expected, strict=True):
         starts, ends = zip(*operations_of(run), strict=True)
@@ -115,7 +103,7 @@ def test_a_worker_that_waits_for_a_slow_stage_idles_by_imbalance_for_what_is_abo
     compilation = chimera_ir.compile("dapple", D=2, N=2)
     stages = [StageCosts(0, 0, 0, {1: Timing({"F": f, "B": 2, RECOMPUTING: 2}, 0, 0, 0, 0)}) for f in (1.0, 3.0)]
     alone = Setting(tuple(stages), Cluster("free", 2, 2, 0, 0, FREE, FREE, FREE), 1, 1)
-    tables = tables_of(Measured(compilation, alone))
+    tables = measured(compilation, alone)
     case = {"schedule": tables, "settings": [[1.0] * len(tables["sliders"])], "asked": ["span", "idle"]}
     ((answer,),) = calls(PLAYS, tmp_path, [case])
     assert answer["span"] == 13
