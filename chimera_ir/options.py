@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MOST = 10**6
 """The most copies, and the most items of a micro-batch."""
 
+Cost = int | float | str | Fraction
+"""A duration as the user writes it; a text may have one for each slice of a micro-batch: ``"2,3,4,5"``."""
+
 Spell = Callable[[str], str]
 """Returns an option as the user writes it (``--recompute``), given its name in `Options`."""
 
@@ -42,7 +45,8 @@ class Options:
     Attributes
     ----------
     costs
-        Cost per micro-batch of the kinds F, B, I and W, as in ``{"B": 2.5}`` or ``{"B": "5/3"}``.
+        Cost per micro-batch of the kinds F, B, I and W, as in ``{"B": 2.5}`` or ``{"B": "5/3"}``, or the cost of each
+        of its slices: ``{"F": [2, 3, 4, 5]}``.
     recompute
         Whether every stage keeps only its input, and runs its forward again.
     sync
@@ -76,7 +80,7 @@ class Options:
     Raises `OptionError` if an option has a value that it cannot have.
     """
 
-    costs: Mapping[str, int | float | str | Fraction] = field(default_factory=dict)
+    costs: Mapping[str, Cost | Sequence[Cost]] = field(default_factory=dict)
     recompute: bool = False
     sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = None
     tied: Sequence[Sequence[int | str]] = ()
@@ -123,10 +127,16 @@ class Options:
         costs = Costs()
         for kind, cost in self.costs.items():
             _require(kind in COST_LETTERS, "costs", kind, f"the kinds are {', '.join(COST_LETTERS)}")
-            known = isinstance(cost, int | float | str | Fraction) and not isinstance(cost, bool)
-            _require(known, f"costs[{kind!r}]", cost, "it is a number, or a text as '5/3'")
+            by_slice = cost if isinstance(cost, list | tuple) else [cost]
+            known = all(isinstance(part, Cost) and not isinstance(part, bool) for part in by_slice)
+            _require(
+                known and bool(by_slice),
+                f"costs[{kind!r}]",
+                cost,
+                "it is a number, a text as '5/3', or one for each slice",
+            )
             try:
-                costs = costs.using(kind, str(cost))
+                costs = costs.using(kind, ",".join(map(str, by_slice)))
             except ValueError as error:
                 raise OptionError(f"costs: {error}") from error
         return costs

@@ -5,8 +5,9 @@ reads the sender's memory when it happens and not when it is posted, messages tr
 Operations check that what they read is what they need; steps that every gradient of their update was summed exactly
 once. Gradients add up in one piece of memory per stage, and in one more per tie, which nothing may write between a
 launch and its step. Weights are told apart by the steps that made them; a forward remembers those that it read, of its
-stage and of its ties, for its backward. A micro-batch meets one version of what stages share. Where the header
-restricts the kinds of operations there are forwards alone: each must have run once at the end, and nothing is summed.
+stage and of its ties, for its backward. A micro-batch meets one version of what stages share. A slice reads the carry
+of the slice before it, and its backward the gradient of its own carry, which that of the next slice left. Where the
+header restricts the kinds of operations there are forwards alone: each must have run once, and nothing is summed.
 """
 
 import random
@@ -58,6 +59,7 @@ class Worker:
         self.outputs: dict[object, tuple[Cell, object]] = {}
         self.kept: dict[object, tuple[Cell, object, tuple[int, ...]]] = {}
         self.inputs: set[object] = set()
+        self.carried: set[tuple[str, int, int]] = set()
         self.halves: dict[object, list[tuple[Cell, object]]] = {}
         self.gradients: dict[Group, Counter] = {}
         self.busy: set[Group] = set()
@@ -74,6 +76,7 @@ class Executor:
         self.random = random.Random(seed)
         self.transport = transport
         self.stages = program.header.stages
+        self.slices = program.header.slices
         self.updates = program.header.updates
         self.trains = not program.header.only
         self.streams = program.header.asynchronous
@@ -96,10 +99,7 @@ class Executor:
     def run(self) -> bool:
         """Whether all lanes finish.
 
-        Raises
-        ------
-        Wrong
-            If something is computed from the wrong thing, or left undone at the end.
+        Raises `Wrong` if something is computed from the wrong thing, or left undone at the end.
         """
         while True:
             events = [(self.step, (w,)) for w in self.workers if w.place < len(w.lane) and not self.blocked(w)]
@@ -131,6 +131,7 @@ class Executor:
             self.demand(worker.stepped == due, "worker {} stepped {}, not {}", worker.number, worker.stepped, due)
             self.demand(not worker.stashed, "worker {} keeps {}", worker.number, worker.stashed)
             self.demand(not worker.halves, "worker {} never uses {}", worker.number, list(worker.halves))
+            self.demand(not (self.trains and worker.carried), "worker {} never uses its carries", worker.number)
 
     # ---- the network
 
@@ -278,6 +279,8 @@ class Executor:
         for micro in micros:
             self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
             self.demand((micro, stage) not in worker.kept, "forward twice")
+            self.carry(worker, micro, stage)
+            worker.carried |= {("c", micro, stage)} if (micro + 1) % self.slices else set()
             worker.kept[micro, stage] = (*source, weights)
             worker.inputs |= {(micro, stage)} & self.again
         output = ("act", micros, stage)
@@ -293,6 +296,12 @@ class Executor:
             cell, value, read = worker.kept[micro, stage]
             self.demand((cell.value, read) == (value, weights), "{} on {} recomputes something else", micro, stage)
             worker.inputs.remove((micro, stage))
+            self.carry(worker, micro, stage)
+
+    def carry(self, worker: Worker, micro: int, stage: int) -> None:
+        """The carry of the slice before must be there, for a forward and as long as its backward is to come."""
+        first = micro % self.slices == 0
+        self.demand(first or ("c", micro - 1, stage) in worker.carried, "{} on {} finds no carry", micro, stage)
 
     def input(
         self, worker: Worker, kind: str, micros: tuple[int, ...], source: int, target: int
@@ -331,6 +340,10 @@ class Executor:
             self.demand(cell.value == value, "the activations of {} on {} were overwritten", micro, stage)
             self.demand(read == weights, "forward of {} on {} with {}, backward with {}", micro, stage, read, weights)
             worker.halves[micro, stage] = [(cell, value), *given]
+            self.carry(worker, micro, stage)
+            used = {("c", micro, stage), ("dc", micro, stage)} if (micro + 1) % self.slices else set()
+            self.demand(used <= worker.carried, "the gradient of the carry of {} on {} lacks", micro, stage)
+            worker.carried = worker.carried - used | ({("dc", micro - 1, stage)} if micro % self.slices else set())
         worker.outputs["grad", micros, stage] = (Cell(("grad", micros, stage)), ("grad", micros, stage))
 
     def weight_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:

@@ -102,6 +102,7 @@ class Simulator:
 
     def __init__(self, program: Program, setting: Setting) -> None:
         self.program, self.header, self.setting = program, program.header, setting
+        self.cut = 2 if self.header.halves else self.header.slices
         self.now = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.counted = 0
@@ -225,14 +226,14 @@ class Simulator:
             known = [self.setting.stages[one.stage].at[self.setting.micro_batch_size].times.get("pair") for one in both]
             if None in known:
                 return self.compute(each.forward) + self.compute(each.backward)
-            return max(known) * len(each.forward.micros) / (2 if self.header.halves else 1)
+            return max(known) * len(each.forward.micros) / self.cut
         costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size].times
         forward, backward = costs["F"], costs["B"]
         first, second = (costs.get(half, backward / 2) for half in "IW")
         again = max(0.0, costs["recomputing"] - backward)
         times = {"F": forward, "B": backward, "I": first, "W": second, "recompute": again}
         one = times[each.kind.letter]
-        return sum(one for _ in each.micros) / (2 if self.header.halves else 1)
+        return sum(one for _ in each.micros) / self.cut
 
     def step(self, stage: int) -> float:
         return self.setting.stages[stage].step
@@ -242,7 +243,7 @@ class Simulator:
         of = min(message.source, message.target)
         costs = self.setting.stages[of].at[self.setting.micro_batch_size]
         one = costs.output if message.source < message.target else costs.gradient
-        return sum(one for _ in message.micros) / (2 if self.header.halves else 1)
+        return sum(one for _ in message.micros) / self.cut
 
     def link(self, source: int, target: int) -> Link:
         """Between nodes if any copy of the two workers is on two nodes."""

@@ -39,7 +39,7 @@ IMPORTS = {
     "lower": {"ir", "flow", "source"},
     "verify": {"ir", "flow", "diagnostics", "source"},
     "torch_text": {"ir", "lower", "diagnostics", "source", "errors", "verify"},
-    "cost": {"ir", "flow", "notebook"},
+    "cost": {"errors", "flow", "ir", "notebook"},
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
     "page": {
         *("cost", "diagnostics", "errors", "flow", "ir", "lower", "picture", "predict", "request", "resources"),

@@ -22,7 +22,7 @@ _LONG = 64
 """The fewest lines of a part of a lane whose halves are searched if `_best` finds no loop in it."""
 
 _CANDIDATES = 24
-"""The most distances that are tried as the length of a round."""
+"""The most distances that are tried as the length of a round, for each slice of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _NumberedLane:
         self, header: Header, lane: Sequence[ops.Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
     ) -> None:
         kinds: dict[object, int] = {}
-        self.instructions = lane
+        self.instructions, self.candidates = lane, _CANDIDATES * header.slices
         self.kinds: list[int] = []
         self.micros: list[int] = []
         self.slots = dict(_used(lane) if slots is None else slots)
@@ -137,8 +137,20 @@ class _NumberedLane:
         return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
     def rings(self, start: int, length: int) -> dict[Shelf, Ring]:
-        """The ring of each shelf into which ``length`` lines from ``start`` on receive."""
-        return rings_of(self.instructions[start : start + length], self.slots)
+        """The ring of each shelf into which ``length`` lines from ``start`` on receive.
+
+        Where the first receive of a shelf has the same slot ``length`` lines later, its receives keep their slots: the
+        slots move on by no message.
+        """
+        rings = rings_of(self.instructions[start : start + length], self.slots)
+        for place in range(start + length - 1, start - 1, -1):
+            match self.instructions[place], self.instructions[min(place + length, len(self.instructions) - 1)]:
+                case ops.Recv(message, slot=slot), ops.Recv(later, slot=other) if shelf(later) == shelf(message):
+                    count, slots = rings[shelf(message)]
+                    rings[shelf(message)] = Ring(0 if slot == other else count, slots)
+                case _:
+                    pass
+        return rings
 
     def _again(self, place: int, length: int, step: int, rings: Mapping[Shelf, Ring]) -> bool:
         """Whether the line ``length`` lines after ``place`` repeats the line there, ``step`` micro-batches later.
@@ -254,5 +266,5 @@ def _lengths(lane: _NumberedLane, anchor: int, high: int) -> Iterator[int]:
         if lane.kinds[place] == lane.kinds[anchor]:
             yield place - anchor
             count += 1
-            if count == _CANDIDATES:
+            if count == lane.candidates:
                 return

@@ -41,7 +41,7 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
         if kind in costs:
             raise WrongCommand(f"--cost {kind}: given twice")
         try:
-            Costs.parse(kind, value)
+            Costs().using(kind, value)
         except ValueError as error:
             raise WrongCommand(f"--cost {text}: {error}") from error
         costs[kind] = value

@@ -4,13 +4,15 @@ import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
+from types import MappingProxyType
 from typing import Protocol
 
 from chimera_ir.cost.number_text import Unit, exact
+from chimera_ir.errors import WrongOption
 from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, Pair
-from chimera_ir.plural import listed
+from chimera_ir.plural import counted, listed
 
 COST_LETTERS = tuple(COSTED)
 """The letters of the kinds of compute operations and of pairs, in the order in which reports name them."""
@@ -51,11 +53,11 @@ DurationKey = Hashable
 """A key that is equal for operations that take equally long, whatever the costs."""
 
 
-def duration_key(operation: Operation) -> DurationKey:
-    """The key of an operation: the letter of its kind, its number of micro-batches and its stage."""
+def duration_key(operation: Operation, slices: int) -> DurationKey:
+    """The key of an operation: the letter of its kind, its number of micro-batches, its stage and its slice."""
     if isinstance(operation, Pair):
-        return duration_key(operation.forward), duration_key(operation.backward)
-    return operation.kind.letter, len(operation.micros), operation.stage
+        return duration_key(operation.forward, slices), duration_key(operation.backward, slices)
+    return operation.kind.letter, len(operation.micros), operation.stage, operation.micros[0] % slices
 
 
 class Costs(Mapping[str, Fraction]):
@@ -65,13 +67,22 @@ class Costs(Mapping[str, Fraction]):
     takes as long as its two operations one after the other. If the user has set the cost of B, I or pair (``user_set``
     has the kinds that are set), it includes recomputation, which then takes no time unless it is set as well.
 
+    ``shares`` has, for kinds whose slices cost unequally, the share of each slice of a micro-batch in the cost; slices
+    of other kinds cost the same.
+
     Raises `TypeError` if there is no such kind.
     """
 
-    def __init__(self, *, user_set: tuple[str, ...] = (), **costs: Fraction) -> None:
+    def __init__(
+        self,
+        *,
+        user_set: tuple[str, ...] = (),
+        shares: Mapping[str, tuple[Fraction, ...]] = MappingProxyType({}),
+        **costs: Fraction,
+    ) -> None:
         if unknown := costs.keys() - COSTED.keys():
             raise TypeError(f"no kind of operation is called {', '.join(sorted(unknown))}")
-        self.user_set, self._given = user_set, costs
+        self.user_set, self.shares, self._given = user_set, shares, costs
         rows = {letter: costs.get(letter, Fraction(kind.cost)) for letter, kind in KINDS.items()}
         joint = sum((rows[kind.letter] for kind in PAIR.kinds), Fraction(0))
         self._costs = {**rows, PAIR.letter: joint, **costs}
@@ -93,11 +104,12 @@ class Costs(Mapping[str, Fraction]):
 
     @property
     def _facts(self) -> tuple[object, ...]:
-        return tuple(self._costs.items()), self.user_set
+        return tuple(self._costs.items()), self.user_set, tuple(self.shares.items())
 
     def __repr__(self) -> str:
         costs = (f"{kind}={cost!r}" for kind, cost in self._costs.items())
-        return f"Costs({', '.join(costs)}, user_set={self.user_set!r})"
+        shares = f", shares={dict(self.shares)!r}" if self.shares else ""
+        return f"Costs({', '.join(costs)}, user_set={self.user_set!r}{shares})"
 
     @staticmethod
     def parse(kind: str, text: str) -> Fraction:
@@ -123,8 +135,28 @@ class Costs(Mapping[str, Fraction]):
         return value
 
     def using(self, kind: str, text: str) -> "Costs":
-        """The costs with the cost of one kind replaced by the text that a user wrote; raises errors like `parse`."""
-        costs = {kind: self.parse(kind, text)}
+        """The costs with the cost of one kind replaced by the text that a user wrote; raises errors like `parse`.
+
+        A list such as ``2,3,4,5`` has the cost of each slice of a micro-batch.
+
+        Examples
+        --------
+        >>> Costs().using("F", "1,3").shares["F"]
+        (Fraction(1, 4), Fraction(3, 4))
+        """
+        by_slice = [self.parse(kind, cost) for cost in text.split(",")]
+        whole = sum(by_slice, Fraction(0))
+        if len(by_slice) > 1:
+            return self._with_shares({**self.shares, kind: tuple(cost / whole for cost in by_slice)})._using(
+                kind, whole
+            )
+        return self._using(kind, whole)
+
+    def _with_shares(self, shares: Mapping[str, tuple[Fraction, ...]]) -> "Costs":
+        return Costs(user_set=self.user_set, shares=shares, **self._given)
+
+    def _using(self, kind: str, cost: Fraction) -> "Costs":
+        costs = {kind: cost}
         if RECOMPUTATION.letter not in self.user_set and any(KEPT in part.reads for part in COSTED[kind].kinds):
             costs[RECOMPUTATION.letter] = Fraction(0)
         return self.changed(costs, (*self.user_set, kind))
@@ -132,26 +164,43 @@ class Costs(Mapping[str, Fraction]):
     def changed(self, costs: Mapping[str, Fraction], user_set: tuple[str, ...] | None = None) -> "Costs":
         """The costs with those of some kinds replaced and, if given, other kinds ``user_set``."""
         chosen = self.user_set if user_set is None else user_set
-        return Costs(user_set=chosen, **{**self._given, **costs})
+        return Costs(user_set=chosen, shares=self.shares, **{**self._given, **costs})
 
-    def durations(self, _: Header) -> "Costs":
-        """The costs themselves, whatever the header."""
+    def durations(self, header: Header) -> "Costs":
+        """The costs themselves; raises `WrongOption` if they are those of more or fewer slices than the header has."""
+        for kind, shares in self.shares.items():
+            if len(shares) != header.slices:
+                costs, cut = counted(len(shares), "slice"), counted(header.slices, "slice")
+                wrong = f" {kind}: it has costs for {costs}, and a micro-batch of {header.title} has {cut}"
+                raise WrongOption("costs", wrong)
         return self
 
-    def report_costs(self, header: Header, _: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost, as a report shows it."""
-        return tuple((kind, cost) for kind, cost in self.items() if kind != RECOMPUTATION.letter or header.recomputing)
+    def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
+        """Each kind with its cost, as a report shows it; where slices cost unequally, the mean of those on ``path``."""
+        costs = dict(self)
+        for kind in self.shares if header.slices > 1 else ():
+            lengths = [self.duration(operation, header) for operation in path if operation.kind.letter == kind]
+            if lengths:
+                costs[kind] = sum(lengths, Fraction(0)) * header.parts / len(lengths)
+        return tuple((kind, cost) for kind, cost in costs.items() if kind != RECOMPUTATION.letter or header.recomputing)
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """The costs of some kinds in one line."""
         costs = self.report_costs(header, ())
-        return ", ".join(f"{kind} = {exact(cost)}" for kind, cost in costs if kind in kinds)
+        return ", ".join(
+            f"{kind} = {exact(cost)}{self._by_slice(header, kind)}" for kind, cost in costs if kind in kinds
+        )
+
+    def _by_slice(self, header: Header, kind: str) -> str:
+        """The costs of slices that differ, in brackets."""
+        shares = self.shares.get(kind, ()) if header.slices > 1 else ()
+        return f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else ""
 
     def recut(self, stages: int, into: int) -> "Costs":
         """The costs of ``into`` stages: with half as many stages, each is twice as large."""
         kinds = [kind for kind in self if kind in KINDS or kind in self._given]
         costs = {kind: self[kind] * stages / into for kind in kinds}
-        return Costs(user_set=self.user_set, **costs)
+        return Costs(user_set=self.user_set, shares=self.shares, **costs)
 
     def for_baseline(self, splits: bool) -> "Costs":
         """The costs for a baseline whose backwards may be whole where the schedule's are split, or the other way round.
@@ -169,7 +218,9 @@ class Costs(Mapping[str, Fraction]):
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""
-        return Fraction(1, lcm(*(cost.denominator for cost in self.values())) * header.parts)
+        whole = lcm(*(cost.denominator for cost in self.values())) * header.parts
+        shared = ((self[kind] * share).denominator for kind, shares in self.shares.items() for share in shares)
+        return Fraction(1, lcm(whole, *shared))
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """A remark on each cost that the user has set for a kind of operation that the schedule lacks."""
@@ -186,5 +237,18 @@ class Costs(Mapping[str, Fraction]):
         return Unit.COST
 
     def duration(self, operation: Operation, header: Header) -> Fraction:
-        """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half."""
-        return self._costs[operation.kind.letter] * Fraction(operation.size, header.parts)
+        """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
+
+        Where slices cost unequally, a pair without a cost of its own takes as long as its two operations.
+        """
+        letter = operation.kind.letter
+        if self.shares and isinstance(operation, Pair) and letter not in self._given:
+            return sum((self.duration(part, header) for part in operation.parts), Fraction(0))
+        return self._costs[letter] * self.share(operation, header)
+
+    def share(self, operation: Operation, header: Header) -> Fraction:
+        """The share of the cost of a whole micro-batch that an operation has; more than 1 if it is over several."""
+        shares = self.shares.get(operation.kind.letter, ()) if header.slices > 1 else ()
+        if shares:
+            return shares[operation.parts[0].micros[0] % header.slices]
+        return Fraction(operation.size, header.parts)

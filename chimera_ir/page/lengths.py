@@ -56,7 +56,7 @@ class Lengths:
         role, instruction, _, seconds = node
         if role is Role.COMPUTE:
             assert isinstance(instruction, Operation)
-            return duration_key(instruction)
+            return duration_key(instruction, self._charges.header.slices)
         if role is Role.WIRE:
             assert isinstance(instruction, Send)
             return role, len(instruction.message.micros), seconds
@@ -89,7 +89,7 @@ class Lengths:
         together = isinstance(operation, Pair) and self._pairs_cost(operation)
         for part in [operation] if together else operation.parts:
             if self._costs is not None:
-                yield part.kind.letter, self._share(part.size)
+                yield part.kind.letter, float(self._costs.share(part, self._charges.header))
             else:
                 yield part.kind.letter, seconds if part is operation else self._charges.compute(part)
 

@@ -116,7 +116,7 @@ class Looks:
 
     def label(self, operation: Compute) -> str:
         """The text in the box of an operation: its micro-batches and the letter of its chunk, if it has one."""
-        return label(operation) + self.letter(self.chunk(operation.micros[0], operation.stage))
+        return label(operation, self.header.slices) + self.letter(self.chunk(operation.micros[0], operation.stage))
 
     def name(self, operation: Operation) -> str:
         """The label of an operation; for a pair, the labels of both: ``4&1``."""

@@ -165,7 +165,7 @@ def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> I
 
 
 def _title(replay: Replay, event: Event, part: Compute) -> str:
-    return f"{part.kind.noun} of {label(part)} on stage {part.stage}, {_period(replay, event)}"
+    return f"{part.kind.noun} of {label(part, replay.header.slices)} on stage {part.stage}, {_period(replay, event)}"
 
 
 def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family]:

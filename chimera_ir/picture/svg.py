@@ -148,7 +148,9 @@ def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]
 def _title(timeline: Timeline, timed: Timed, operation: Compute) -> str:
     tick, show = timeline.tick, timeline.costs.unit.show
     pipe = timeline.header.pipe_of[operation.micros[0]].name
-    micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(operation)
+    micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(
+        operation, timeline.header.slices
+    )
     when = f"{show(timed.start * tick)} to {show(timed.end * tick)}"
     read = "" if operation.version is None else f", reads version {operation.version}"
     return plain(f"{operation.kind.noun} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")

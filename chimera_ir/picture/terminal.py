@@ -274,7 +274,7 @@ def _entry(looks: Looks, kinds: Sequence[Kind], number: int, strand: Strand) -> 
         fill = looks.fill(ColourGroup(number, chunk, Shade.of(kind)))
         strokes = _STROKES[Shade.of(kind)] * 2
         entry.append(kind.letter[0] + looks.letter(chunk) + strokes, f"{ink(kind)} on {fill}")
-    return entry.append(f" {strand.name}: {_ranges(strand.micros)}")
+    return entry.append(f" {strand.name}: {_ranges(strand.micros[:: looks.header.slices], looks.header.slices)}")
 
 
 def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
@@ -288,9 +288,10 @@ def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
         yield Text(f"└{_FORWARD}┘ {bracket(window)}")
 
 
-def _ranges(micros: Sequence[Micro]) -> str:
-    """The first few runs of consecutive micro-batches."""
-    ranges = [f"{start}" if end == start + 1 else f"{start}-{end - 1}" for start, end in runs(micros)]
+def _ranges(micros: Sequence[Micro], slices: int) -> str:
+    """The first few runs of consecutive micro-batches, by the numbers of their first slices."""
+    whole = runs(micro // slices for micro in micros)
+    ranges = [f"{start}" if end == start + 1 else f"{start}-{end - 1}" for start, end in whole]
     return ", ".join(ranges[:RUNS] + ([".."] if len(ranges) > RUNS else [])) or "none"
 
 

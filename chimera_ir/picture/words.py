@@ -93,9 +93,11 @@ def shown_micro(header: Header, micro: int) -> Micro:
     return Micro(micro % (2 * header.period) if header.period else micro)
 
 
-def label(operation: Compute) -> str:
-    """The micro-batches of an operation, as its box shows them: ``3``, ``4-5`` or ``0,2``."""
+def label(operation: Compute, slices: int = 1) -> str:
+    """The micro-batches of an operation, as its box shows them: ``3``, ``4-5`` or ``0,2``, and ``3.1`` of a slice."""
     first, last = operation.micros[0], operation.micros[-1]
+    if slices > 1:
+        return f"{first // slices}.{first % slices}"
     if len(operation.micros) == 1:
         return str(first)
     if operation.micros == tuple(range(first, last + 1)):
@@ -119,8 +121,14 @@ def summary(timeline: Timeline) -> str:
     figures = f"makespan {timeline.costs.unit.show(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
     if header.asynchronous:
         figures = f"one update in the steady state: {figures}; {_shown(timeline)}"
-    counted = "; numbers count halves" if header.halves else ""
-    return f"{timeline.costs.summary(header, timeline.critical_path.counts)}; {figures}{counted}"
+    return f"{timeline.costs.summary(header, timeline.critical_path.counts)}; {figures}{_counting(header)}"
+
+
+def _counting(header: Header) -> str:
+    """The meaning of the numbers in boxes where these are not those of micro-batches."""
+    if header.slices > 1:
+        return f"; {header.slices} slices of a micro-batch, of which 0.1 is the second of the first"
+    return "; numbers count halves" if header.halves else ""
 
 
 def _shown(timeline: Timeline) -> str:

@@ -37,6 +37,7 @@ MOST = 10_000
 """The most combinations of the parameters of a scheme that are tried, without the number of micro-batches."""
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
+_SLICED = "it cuts micro-batches into slices, for which the model must hand on a carry; --scheme considers it"
 
 _Setting = tuple[str, int]
 
@@ -54,7 +55,7 @@ class Question:
     """The number of workers and of items of an update, and which configurations to consider for them.
 
     ``settings`` are fixed parameters, ``syncs`` the strategies for gradient sums; ``asynchronous`` says whether schemes
-    without a flush are considered as well.
+    without a flush are considered as well, and ``sliced`` whether those that cut micro-batches into slices are.
     """
 
     workers: int
@@ -64,6 +65,7 @@ class Question:
     syncs: tuple[SyncMode, ...]
     asynchronous: bool
     max_operations: int
+    sliced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Reason(Enum):
     SIZE = "too many operations"
     SPACE = "sampled"
     STALE = "without a flush"
+    SLICED = "in slices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +206,12 @@ class _Search:
         if isinstance(outlined, LeftOut):
             yield from [outlined] if self._is_missed(settings) else []
         elif self._has(outlined.stages):
-            stale = outlined.asynchronous and not self._question.asynchronous
-            yield from [self._out(settings, None, Reason.STALE, _STALE)] if stale else self._split(settings, outlined)
+            if outlined.asynchronous and not self._question.asynchronous:
+                yield self._out(settings, None, Reason.STALE, _STALE)
+            elif outlined.slices > 1 and not self._question.sliced:
+                yield self._out(settings, None, Reason.SLICED, _SLICED)
+            else:
+                yield from self._split(settings, outlined)
         elif self._is_fixed or (len(self._roles.sizes) == 1 and self._is_missed(settings)):
             depths = ", ".join(map(str, sorted(self._profile.depths))) or counted(len(self._profile.layers), "layer")
             yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
@@ -261,7 +268,7 @@ class _Search:
             number = self._micro_batches(outlined, copies * size)
             if isinstance(number, str):
                 yield self._out(settings, size, Reason.SPLIT, number)
-            elif size % outlined.parts:
+            elif outlined.halves and size % outlined.parts:
                 yield self._out(settings, size, Reason.SPLIT, f"a micro-batch of {size} cannot be halved")
             else:
                 yield from self._choices(settings, outlined, copies, number, size)

@@ -32,6 +32,8 @@ def unfit(level: Schedule | ScheduleStream) -> str:
         return f"stage {shared} is on the workers {listed(header.holders[shared])}, and in torch a stage is on one rank"
     if header.halves:
         return "its pipes take half micro-batches, and torch's micro-batches are whole"
+    if header.slices > 1:
+        return "its micro-batches are cut into slices, and torch's are whole"
     if not header.trains:
         return "it has no backwards, and a schedule of torch trains"
     if header.recomputing:

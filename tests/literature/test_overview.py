@@ -41,6 +41,7 @@ class Row(NamedTuple):
 
 SPLIT = ("I=1", "W=1")
 PAIRED = (*SPLIT, "pair=3")
+SLICED = ({"k": 2}, {"k": 3})
 
 
 def chimera_ratio(D: int, N: int) -> Fraction:
@@ -183,6 +184,44 @@ ROWS = {
         lambda P, N: 2 * ((P + 4) // 3),
         "P N",
         SPLIT,
+    ),
+    "seq1f1b": Row(
+        ("1", "1 to (D-1+k)/k"),
+        lambda D, N, k: k * N >= D - 1 + k,
+        lambda D, N, k: Fraction(D - 1, k * N + D - 1),
+        lambda D, N, k: 1,
+        lambda D, N, k: 1,
+        lambda D, N, k: Fraction(D - 1 + k, k),
+        fixed=SLICED,
+    ),
+    "seq1f1b_interleaved": Row(
+        ("v of D = vP", "((v-1)P+k)/k to ((v+1)P-2+k)/k"),
+        lambda P, N, v, k: P % k == k * N % P == 0 and k * N >= 2 * P,
+        lambda P, N, v, k: Fraction(P - 1, v * k * N + P - 1),
+        lambda P, N, v, k: v,
+        lambda P, N, v, k: Fraction((v - 1) * P + k, k),
+        lambda P, N, v, k: Fraction((v + 1) * P - 2 + k, k),
+        "P N",
+        fixed=({"v": 2, "k": 2}, {"v": 3, "k": 4}),
+    ),
+    "seq1f1b_zb": Row(
+        ("1", "(D-1+k)/k"),
+        lambda D, N, k: k * N >= D - 1 + k,
+        lambda D, N, k: Fraction(D - 1, 3 * k * N + D - 1),
+        lambda D, N, k: 1,
+        lambda D, N, k: Fraction(D - 1 + k, k),
+        lambda D, N, k: Fraction(D - 1 + k, k),
+        costs=SPLIT,
+        fixed=SLICED,
+    ),
+    "terapipe": Row(
+        ("1", "N"),
+        lambda D, N, k: True,
+        lambda D, N, k: Fraction(D - 1, k * N + D - 1),
+        lambda D, N, k: 1,
+        lambda D, N, k: N,
+        lambda D, N, k: N,
+        fixed=SLICED,
     ),
     "dualpipe": Row(
         ("2", "D+1"),

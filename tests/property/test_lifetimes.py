@@ -27,6 +27,9 @@ from tests.property.test_split_backward import split
 from tests.repeatable import examples
 from tests.unit.test_codegen import CASES, compiled, named
 
+KEPT = ("activations", "input", "operands", "carries", "carry gradients")
+"""The units of the numbers of a moment, in their order."""
+
 Held = set[tuple[str, int, int]]
 """Everything that a worker keeps: the name of its unit, its micro-batch and its stage."""
 
@@ -37,14 +40,20 @@ def played(header: Header, lane: tuple[Operation, ...]) -> Iterator[Held]:
     for operation in singles(lane):
         stage, again = operation.stage, header.recomputes(operation.micros[0], operation.stage)
         first = "input" if again else "activations"
+        later = {micro for micro in operation.micros if (micro + 1) % header.slices}
+        earlier = {micro - 1 for micro in operation.micros if micro % header.slices}
         match operation.kind.letter:
             case "F":
                 held |= {(first, micro, stage) for micro in operation.micros}
+                held |= {("carries", micro, stage) for micro in later}
             case "recompute":
                 held |= {("activations", micro, stage) for micro in operation.micros}
                 yield {*held}
                 held -= {("input", micro, stage) for micro in operation.micros}
             case "B" | "I" as letter:
+                held |= {("carry gradients", micro, stage) for micro in earlier}
+                yield {*held}
+                held -= {(unit, micro, stage) for micro in later for unit in ("carries", "carry gradients")}
                 held -= {("activations", micro, stage) for micro in operation.micros}
                 held |= {("operands", micro, stage) for micro in operation.micros if letter == "I"}
             case "W":
@@ -75,9 +84,7 @@ def agrees(schedule: Schedule) -> None:
 def front(stages: tuple[Stage, ...], moments: list[Held]) -> tuple[Any, ...]:
     """The moments that no other exceeds in every number, each once, in order; none if nothing is ever kept."""
     counts = [Counter((unit, stage) for unit, _, stage in held) for held in moments]
-    numbers = {
-        tuple((s, *(count[u, s] for u in ("activations", "input", "operands"))) for s in stages) for count in counts
-    }
+    numbers = {tuple((s, *(count[u, s] for u in KEPT)) for s in stages) for count in counts}
     flat = {moment: [number for entry in moment for number in entry[1:]] for moment in numbers}
     return tuple(
         moment

@@ -88,7 +88,10 @@ def group(micros: Micros) -> tuple[int, ...]:
     return micros if isinstance(micros, tuple) else (micros,)
 
 
-def listed(micros: Micros) -> str:
+def listed(journal: Journal, micros: Micros) -> str:
+    slices = journal.job.slices
+    if slices > 1:
+        return ",".join(f"m{micro // slices} q{micro % slices}" for micro in group(micros))
     return ",".join(f"m{micro}" for micro in group(micros))
 
 
@@ -99,7 +102,7 @@ class FakeLink:
         self.under_way: set[Micros] = set()
 
     def text(self, micros: Micros) -> str:
-        return f"{listed(micros)} s{self.source}->s{self.target}"
+        return f"{listed(self.journal, micros)} s{self.source}->s{self.target}"
 
 
 class FakeOutgoing(FakeLink):
@@ -201,7 +204,7 @@ class FakeStage(FakeWeights):
         assert targets == ((judged if isinstance(micros, tuple) else judged[0]) if last else None)
         self.waiting |= {*numbers}
         self.made |= set() if last else {("y", micros)}
-        self.journal.lines.append(f"F {listed(micros)} s{self.number}{self.version}")
+        self.journal.lines.append(f"F {listed(self.journal, micros)} s{self.number}{self.version}")
 
     def outputs(self, micros: Micros) -> Any:
         self.made.remove(("y", micros))
@@ -211,7 +214,7 @@ class FakeStage(FakeWeights):
         assert self.waiting >= {*group(micros)}
         assert self.again.isdisjoint(group(micros))
         self.again |= {*group(micros)}
-        self.journal.lines.append(f"recompute {listed(micros)} s{self.number}{self.version}")
+        self.journal.lines.append(f"recompute {listed(self.journal, micros)} s{self.number}{self.version}")
 
     def backward(self, micros: Micros, gradients: Any = ()) -> None:
         last = self.number == self.journal.job.stages - 1
@@ -220,7 +223,7 @@ class FakeStage(FakeWeights):
         self.waiting -= {*group(micros)}
         self.again -= {*group(micros)}
         self.made |= {("dx", micros)} if self.number else set()
-        self.journal.lines.append(f"B {listed(micros)} s{self.number}{self.version}")
+        self.journal.lines.append(f"B {listed(self.journal, micros)} s{self.number}{self.version}")
 
     def pair(self, forward: tuple[Any, ...], other: "FakeStage", backward: tuple[Any, ...]) -> None:
         self.forward(*forward)
@@ -230,12 +233,12 @@ class FakeStage(FakeWeights):
     def backward_input(self, micros: Micros, gradients: Any = ()) -> None:
         self.backward(micros, gradients)
         self.halfway |= {*group(micros)}
-        self.journal.lines[-1] = f"I {listed(micros)} s{self.number}{self.version}"
+        self.journal.lines[-1] = f"I {listed(self.journal, micros)} s{self.number}{self.version}"
 
     def backward_weights(self, micros: Micros) -> None:
         assert self.halfway >= {*group(micros)}
         self.halfway -= {*group(micros)}
-        self.journal.lines.append(f"W {listed(micros)} s{self.number}{self.version}")
+        self.journal.lines.append(f"W {listed(self.journal, micros)} s{self.number}{self.version}")
 
     def input_gradients(self, micros: Micros) -> Any:
         self.made.remove(("dx", micros))

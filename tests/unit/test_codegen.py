@@ -305,7 +305,7 @@ def test_slots_and_links_are_those_that_the_lane_uses(case: Any) -> None:
             used = {
                 Route(*map(int, message.groups()))
                 for line in lane
-                if (message := re.match(rf"{word} \S+ s(\d+)->s(\d+) {there} w(\d+)", line))
+                if (message := re.match(rf"{word} m.*? s(\d+)->s(\d+) {there} w(\d+)", line))
             }
             assert used == set(routes)
         assert {f"step {group_text(group)}" for group in facts.initial} == {
@@ -313,7 +313,7 @@ def test_slots_and_links_are_those_that_the_lane_uses(case: Any) -> None:
         }
         needed: dict[int, tuple[dict[int, int], dict[int, int]]] = {stage: ({}, {}) for stage in facts.stages}
         for line in lane:
-            if message := re.match(r"recv (\S+) s(\d+)->s(\d+) from w\d+ into (\d+)", line):
+            if message := re.match(r"recv (m.*?) s(\d+)->s(\d+) from w\d+ into (\d+)", line):
                 source, target, slot = map(int, message.groups()[1:])
                 rooms = needed[target][int(source > target)]
                 rooms[slot] = max(rooms.get(slot, 0), message[1].count("m"))

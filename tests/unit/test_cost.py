@@ -14,6 +14,7 @@ from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
+from chimera_ir.options import Options
 from chimera_ir.source import Source
 from tests.repeatable import examples
 from tests.unit.clocked import all_then_all, one_direction, two_directions
@@ -46,6 +47,24 @@ def test_what_is_no_cost_is_refused_in_the_users_words(text: str) -> None:
 def test_a_cost_of_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="greater than 0"):
         Costs.parse("F", text)
+
+
+def test_slices_cost_what_a_list_says() -> None:
+    """Each of four slices looks back further than the one before it; equal ones of the same sum take 367.5."""
+    sizes = {"D": 4, "N": 8, "k": 4}
+    unequal = chimera_ir.compile("seq1f1b", options=Options(costs={"F": [2, 3, 4, 5], "B": "4,6,8,10"}), **sizes)
+    equal = chimera_ir.compile("seq1f1b", options=Options(costs={"F": 14, "B": 28}), **sizes)
+    assert (unequal.report.makespan, equal.report.makespan) == (507, Fraction(735, 2))
+    counts, costs = unequal.report.counts, unequal.report.costs
+    assert sum(counts[kind] * costs[kind] for kind in counts) == 507
+    assert "F = 14 (2, 3, 4, 5), B = 28 (4, 6, 8, 10)" in unequal.report.durations.summary(unequal.report.header, "FB")
+
+
+@pytest.mark.parametrize("scheme", ["seq1f1b", "dapple"])
+def test_costs_of_other_slices_are_refused(scheme: str) -> None:
+    compilation = chimera_ir.compile(scheme, options=Options(costs={"F": [2, 3]}))
+    with pytest.raises(chimera_ir.CompileError, match=r"costs F: it has costs for 2 slices, and a micro-batch of"):
+        _ = compilation.report
 
 
 def test_an_unknown_kind_is_refused() -> None:
