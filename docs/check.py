@@ -4,10 +4,11 @@
     python docs/check.py --update              # writes what is printed now
     python docs/check.py docs/reference/ir.md  # only this page
 
-A block is a fence of the kind ``console`` that begins with ``$ chimera compile``, ``plan`` or ``profile``, with one of
-these as ``$ chimera-compile``, or with ``$ python docs/paper_tables``; a line ``...`` in it stands for any number of
-lines. The commands see docs/ and examples/; what they write goes into a directory that is removed. A block that starts
-ranks is run for ``--update`` and for a page that is named: what it prints is compared by tests/e2e/test_adoption.py.
+A block is a fence of the kind ``console`` that begins with ``$ chimera compile``, ``compare``, ``plan`` or
+``profile``, with one of these as ``$ chimera-compile``, or with ``$ python docs/paper_tables``; a line ``...`` in it
+stands for any number of lines. The commands see docs/ and examples/; what they write goes into a directory that is
+removed. A block that starts ranks is run for ``--update`` and for a page that is named: what it prints is compared by
+tests/e2e/test_adoption.py.
 """
 
 import os
@@ -28,7 +29,7 @@ from chimera_ir.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
-    r"(?<=^```console\n)\$ (?:chimera[- ](?:compile|plan|profile)|python docs/paper_tables).*?(?=^```$)",
+    r"(?<=^```console\n)\$ (?:chimera[- ](?:compile|compare|plan|profile)|python docs/paper_tables).*?(?=^```$)",
     re.MULTILINE | re.DOTALL,
 )
 CALL = re.compile(r"(?P<words>[^|'\"<>;&$]+?)(?P<filter>(?: 2>&1)? \|.*)?")

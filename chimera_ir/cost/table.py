@@ -70,7 +70,7 @@ def html(report: Report) -> str:
     for name, value, base in _both(report):
         parent = parent if name.startswith(" ") else name
         rows.append((name if name == parent else f"{parent}: {name.strip()}", value, base))
-    heads = ("", report.scheme, f"baseline: {report.baseline.scheme}")
+    heads = ("figure", report.scheme, f"baseline: {report.baseline.scheme}")
     return notebook.table(str(heading(report)), heads, rows)
 
 

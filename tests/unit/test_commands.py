@@ -96,7 +96,7 @@ def test_the_module_is_the_program(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("word", "advice"),
-    [("comple", "did you mean compile?"), ("Plan", "did you mean plan?"), ("zzz", "there are compile, run, plan")],
+    [("comple", "did you mean compile?"), ("Plan", "did you mean plan?"), ("zzz", "there are compile, run, compare")],
 )
 def test_a_command_that_there_is_not_gets_a_suggestion(word: str, advice: str) -> None:
     done = called(*script(NAME), word, "--set", "D=4")

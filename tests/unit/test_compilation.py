@@ -222,7 +222,7 @@ def test_a_notebook_shows_a_report_as_its_table() -> None:
     report = chimera_ir.compile(Source("a.chim", TINY), options=Options(against="dapple")).report
     table = ElementTree.fromstring(report._repr_html_())
     rows = [[cell.text or "" for cell in row] for row in table.iter("tr")]
-    assert rows[0] == ["", "tiny", "baseline: dapple"]
+    assert rows[0] == ["figure", "tiny", "baseline: dapple"]
     assert rows[1] == ["makespan", "6", "6"]
     assert ["makespan: bubble ratio", "50.0%", "50.0%"] in rows
     assert ["activations, M_a", "1 on each worker", "1 on each worker"] in rows
