@@ -286,7 +286,7 @@ def test_the_order_is_that_of_throughput_and_asynchronous_schemes_are_told_apart
 
 def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the same order, with everything that was left out."""
-    asked = profile((2, 4, 8), (1, 2, 4)), cluster(16, memory="12 MB"), "--mini-batch", 64, "--json", "--asynchronous"
+    asked = profile((2, 4), (1, 2, 4)), cluster(8, memory="12 MB"), "--mini-batch", 32, "--json", "--asynchronous"
     monkeypatch.setattr(rank, "_ALONE", 10**9)
     alone = found(plan(*asked))
     monkeypatch.setattr(rank, "_ALONE", 1)
@@ -306,7 +306,7 @@ def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.Mon
 
 def test_what_fits_fits_to_the_byte(plan: Plan) -> None:
     """Whether a configuration is weighed or not: PipeDream's versions take room where one copy would have fitted."""
-    limits = profile((4, 8), (1, 2, 4), weights="2 MB"), cluster(16, memory="24 MB"), "--mini-batch", 64
+    limits = profile((4,), (1, 2, 4), weights="2 MB"), cluster(8, memory="18 MB"), "--mini-batch", 32
     asked = *limits, "--json", "--asynchronous"
     few, all_of_them = (found(plan(*asked, "--top", count)) for count in (1, 1000))
     weighed = [max(each["memory"]) for each in all_of_them["choices"]]
