@@ -24,9 +24,9 @@ def four_ranks(folder: Path) -> Iterator[Job]:
         witness.mkdir()
         arguments = ("--check", "--steps", "4", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
         yield Job(f"{scheme}-D4", directory, arguments, environment={"WITNESS": str(witness)})
-        halves = compiled(folder, scheme, D=2, N=3)
-        yield Job(f"{scheme}-D2-W2", halves, ("--check-only", "--seed", "7"))
         if scheme in also(("dapple", "chimera"), ("gpipe", "gems")):
+            halves = compiled(folder, scheme, D=2, N=3)
+            yield Job(f"{scheme}-D2-W2", halves, ("--check-only", "--seed", "7"))
             yield Job(f"{scheme}-D2-W2-replica", halves, ("--check-only", "--layout", "replica"))
     for parameters in also(({"N": 3}, {"N": 5, "f": 2}), ({"N": 1}, {"N": 6})):
         directory = compiled(folder, "chimera", D=4, **parameters)
