@@ -102,8 +102,7 @@ export function drawNames(sight, rows, all, state) {
     if (row.kind === "lane") drawText(sight, row.name, left - 8, y, theme.ink, "600 12px", left - 8, "right");
     if (row.kind === "link") drawText(sight, row.name, left - 8, y, theme.link, "11px", left - 8, "right");
     if (row.kind === "memory" && row.height >= 16) {
-      const unit = played.schedule.memory[state.unit].unit;
-      const text = amountText(unit, played.memory[row.index].peak);
+      const text = amountText(played.kept?.unit ?? "", played.memory[row.index].peak);
       drawText(sight, text, left - 8, y, theme.memory, "11px", left - 10, "right");
     }
   }

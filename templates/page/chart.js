@@ -132,7 +132,7 @@ export class Chart {
     if (row.kind === "link") drawLink(sight, row, played);
     if (row.kind === "sums") drawSums(sight, row, played);
     if (row.kind === "memory") {
-      const bound = played.schedule.memory[this.store.state.unit].bound;
+      const bound = played.kept?.bound ?? null;
       const peaks = played.memory.map(({ peak }, worker) => Math.max(peak, bound === null ? 0 : bound[worker]));
       drawMemory(sight, row, played.memory[row.index], Math.max(...peaks), bound === null ? null : bound[row.index]);
     }

@@ -53,7 +53,7 @@ function entries(store) {
  * @param {import("./store.js").Store} store
  * @returns {HTMLElement[]}
  */
-function signs({ all, state: { shows, dark, unit }, differences }) {
+function signs({ all, state: { shows, dark }, differences }) {
   const theme = themeOf(dark);
   const proven = all.filter((played) => played.proven);
   /** @type {[boolean, string, (context: CanvasRenderingContext2D) => void][]} */
@@ -61,7 +61,7 @@ function signs({ all, state: { shows, dark, unit }, differences }) {
     [shows.critical, "critical path", (context) => framed(context, theme.critical)],
     [proven.some(({ schedule }) => schedule.sums.event.length > 0), "sum of gradients", (context) => wedge(context, theme.sum)],
     [shows.memory && proven.length > 0, "memory, its peak", (context) => hill(context, theme)],
-    [shows.memory && proven.some(({ schedule: { memory } }) => memory[unit]?.bound), "bound", (context) => dashed(context, theme.muted)],
+    [shows.memory && proven.some(({ kept }) => kept !== null && kept.bound !== null), "bound", (context) => dashed(context, theme.muted)],
     [shows.differences && differences !== null, "on another worker", (context) => triangle(context, theme.difference, true)],
     [shows.differences && differences !== null, "after another operation", (context) => triangle(context, theme.difference, false)],
   ];

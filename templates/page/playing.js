@@ -10,11 +10,11 @@ import { updateTime } from "./period.js";
  * Plays a schedule. What was prepared for it before can be used again.
  * @param {Schedule} schedule
  * @param {number[]} values one per slider
- * @param {number} unit of memory: which one is shown
+ * @param {Memory | null} kept what is shown below the lanes
  * @param {import("./engine.js").Plan} plan
  * @returns {Played}
  */
-export function playedWith(schedule, values, unit, plan = prepare(schedule)) {
+export function playedWith(schedule, values, kept, plan = prepare(schedule)) {
   const proven = schedule.events.role.length > 0;
   const run = play(plan, values);
   const count = schedule.operations.event.length;
@@ -38,9 +38,9 @@ export function playedWith(schedule, values, unit, plan = prepare(schedule)) {
   const links = lazily(() => (proven ? linkCurves(plan, run) : []));
   const waits = lazily(() => (proven ? needs(plan, run) : []));
   const update = proven ? updateTime(plan, run) : 0;
-  const memory = proven && schedule.memory.length > 0 ? memoryCurves(plan, run, schedule.memory[unit]) : [];
+  const memory = proven && kept !== null ? memoryCurves(plan, run, kept) : [];
   return {
-    ...{ schedule, plan, values, run, proven, start, end, first, update, memory },
+    ...{ schedule, plan, values, run, proven, start, end, first, update, kept, memory },
     bubbleRatio: proven ? bubbleRatioOf(plan, run, update) : 0,
     idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], event: [], totals: [] },
     get critical() {

@@ -164,13 +164,15 @@ function point(chart, tip, place, event) {
 function textOf({ store, camera }, row, time) {
   if (row === null || time < 0) return "";
   const played = store.all[row.schedule];
-  const { unit, messages, memory, sums } = played.schedule;
+  const { kept, schedule: { unit, messages, sums } } = played;
   if (!played.proven || time > played.run.span) return "";
   if (row.kind === "memory") {
-    const amount = amountText(memory[store.state.unit].unit, amountAt(played.memory[row.index], time));
+    const name = kept?.unit ?? "";
+    const amount = amountText(name, amountAt(played.memory[row.index], time));
     const { peak, at } = played.memory[row.index];
-    const first = at < 0 ? "" : `, first at ${played.schedule.operations.words[memory[store.state.unit].changes.operation[at]]}`;
-    return `P${row.index} keeps ${amount}\nat most ${amountText(memory[store.state.unit].unit, peak)}${first}`;
+    const operation = kept === null || at < 0 ? -1 : kept.changes.operation[at];
+    const first = operation < 0 ? "" : `, first at ${played.schedule.operations.words[operation]}`;
+    return `P${row.index} keeps ${amount}\nat most ${amountText(name, peak)}${first}`;
   }
   if (row.kind === "link") {
     const slack = 3 / camera.scale;

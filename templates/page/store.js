@@ -76,12 +76,21 @@ export class Store {
     const { schedules, matches } = this.page;
     this.all = schedules.map((schedule, number) => {
       const values = schedule.sliders.map(({ name, value }) => this.values.get(name) ?? value);
-      const unit = Math.min(this.state.unit, Math.max(0, schedule.memory.length - 1));
-      return playedWith(schedule, values, unit, this.plans[number]);
+      return playedWith(schedule, values, this.keptIn(schedule), this.plans[number]);
     });
     const [first, second] = this.all;
     const compared = matches !== null && second !== undefined && first.proven && second.proven;
     this.differences = compared ? differences(matches, first.plan, first.run, second.plan, second.run) : null;
+  }
+
+  /**
+   * The memory of a schedule in the unit that is shown; null if it is not known.
+   * @param {Schedule} schedule
+   * @returns {Memory | null}
+   */
+  keptIn(schedule) {
+    const chosen = this.page.schedules[0].memory[this.state.unit];
+    return schedule.memory.find(({ unit, name }) => unit === chosen?.unit && name === chosen.name) ?? null;
   }
 
   /** @param {Set<Changed>} changed */

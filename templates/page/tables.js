@@ -132,10 +132,10 @@ function idleCells({ schedule: { workers }, run }, time, part) {
  * @returns {HTMLElement[]}
  */
 function memoryTable(chart) {
-  const { all, state } = chart.store;
+  const { all } = chart.store;
   return all.flatMap((played, schedule) => {
-    if (played.memory.length === 0) return [];
-    const { unit, name, bound, changes } = played.schedule.memory[state.unit];
+    if (played.kept === null || played.memory.length === 0) return [];
+    const { unit, name, bound, changes } = played.kept;
     const rows = played.memory.map(({ peak, at }, worker) => {
       const operation = at < 0 ? -1 : changes.operation[at];
       const words = operation < 0 ? "from the start" : played.schedule.operations.words[operation];

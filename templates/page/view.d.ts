@@ -16,7 +16,8 @@ interface Played {
   isCritical: Uint8Array; // per event
   slack: Float64Array; // per event
   idle: import("./idle.js").Idle;
-  memory: import("./curves.js").Curve[]; // per worker, of the unit that is shown
+  kept: Memory | null; // what is shown below the lanes
+  memory: import("./curves.js").Curve[]; // per worker, of what is kept
   links: import("./curves.js").Curve[];
   needs: import("./paths.js").Need[];
 }
@@ -33,7 +34,7 @@ interface State {
   hovered: Place | null;
   line: { text: number; line: number } | null; // its operations stand out
   text: number; // shown beside the lanes
-  unit: number; // of memory: index into schedule.memory
+  unit: number; // of memory: index into the memory of the first schedule
   shows: { critical: boolean; messages: boolean; memory: boolean; links: boolean; differences: boolean };
   dark: boolean;
 }

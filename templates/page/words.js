@@ -1,7 +1,7 @@
 // What the page says about an operation, a stretch of idle time, a message.
 
 import { CAUSES } from "./idle.js";
-import { differenceText, numberText, timeText } from "./numbers.js";
+import { numberText, timeText } from "./numbers.js";
 
 /**
  * An operation in a few words: "F m3 s1 on P2".
@@ -92,7 +92,8 @@ export function differenceWords(second, { match, moved, reordered, later }, oper
   const parts = [];
   if (moved[operation] === 1) parts.push(`on P${operations.worker[other]}`);
   if (reordered[operation] === 1) parts.push("after another operation");
-  if (later[operation] !== 0) parts.push(`starts ${differenceText(unit, later[operation])}`);
+  const late = later[operation];
+  if (late !== 0) parts.push(`starts ${timeText(unit, Math.abs(late))} ${late > 0 ? "later" : "earlier"}`);
   return parts.length === 0 ? "the same" : parts.join(", ");
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import chimera_ir
+from chimera_ir import Options
 from chimera_ir.page.assembly import page
 from chimera_ir.page.contents import document
 from chimera_ir.page.tables import (
@@ -19,11 +20,14 @@ from chimera_ir.page.tables import (
     SumTable,
 )
 from tests.e2e.browser import Tab, needs_browser, tab
+from tests.pages import DOCS
 
 pytestmark = [pytest.mark.e2e, needs_browser]
 
-CRITICAL, WAITS = [0xD8, 0x00, 0x1F], [0x00, 0x72, 0xB2]
-"""Colours of a light page: of mistakes and the critical path, and of what an operation waits for."""
+CRITICAL, WAITS, DIFFERENCE = [0xD8, 0x00, 0x1F], [0x00, 0x72, 0xB2], [0xA3, 0x00, 0x6D]
+"""Colours of a light page: of mistakes and the critical path, of what an operation waits for, of differences."""
+
+EXAMPLES = DOCS / "examples"
 
 AXIS = 30
 """Pixels of the axis above the lanes."""
@@ -84,7 +88,20 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     shown = document(chimera_ir.compile("chimera", D=4, N=4))
     wide = document(chimera_ir.compile("dapple", D=32, N=4))
     refused = replace(unproven(shown), schedules=[])
-    documents = {"texts": with_texts(shown), "mistake": unproven(shown), "wide": wide, "no lanes": refused}
+    measured = Options(
+        profile=EXAMPLES / "small.profile.toml",
+        cluster=EXAMPLES / "small.cluster.toml",
+        micro_batch_size=8,
+        against="dapple",
+    )
+    compared = document(chimera_ir.compile("chimera", options=measured, D=4, N=4))
+    documents = {
+        "texts": with_texts(shown),
+        "mistake": unproven(shown),
+        "wide": wide,
+        "no lanes": refused,
+        "compared": compared,
+    }
     for name, contents in documents.items():
         (folder / f"{name}.html").write_text(page(contents), encoding="utf-8")
     return {name: folder / f"{name}.html" for name in documents}
@@ -241,4 +258,49 @@ def test_all_lanes_are_printed_in_light_colours_and_then_the_page_is_as_before(
         opened.page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert opened.page.evaluate(seen) == before
         assert before[3] == "dark"
+        assert opened.mistakes() == []
+
+
+def test_a_second_schedule_is_beside_the_first_and_what_differs_is_marked(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser, height=1200) as opened:
+        opened.open(pages["compared"])
+        figures = opened.page.locator("#figures").text_content()
+        assert figures.count("makespan") == 2
+        rows = opened.page.get_by_role("table", name="Beside each other").get_by_role("row")
+        assert rows.nth(1).get_by_role("cell").count() == 3, "of each schedule, and the difference"
+        lanes = opened.page.locator("#lanes")
+        lanes.focus()
+        marks = pixels_of(opened, DIFFERENCE)
+        assert marks > 100
+        lanes.press("d")
+        assert pixels_of(opened, DIFFERENCE) < marks / 10
+        lanes.press("ArrowRight")
+        assert selected(opened) == "F m0 s0 on P0"
+        assert "in dapple D=4 N=4: the same" in opened.page.locator("#details").text_content()
+        for _ in range(3):
+            lanes.press("ArrowDown")
+        assert selected(opened).endswith("on P3")
+        assert "dapple D=4 N=4: on P" in opened.page.locator("#details").text_content()
+        lanes.press("ArrowDown")
+        assert selected(opened).endswith("on P0")
+        assert "in chimera D=4 N=4 f=1" in opened.page.locator("#details").text_content(), "the lane of the other one"
+        assert opened.inaccessible() == []
+        assert opened.mistakes() == []
+
+
+def test_memory_is_shown_in_the_unit_that_is_chosen_where_it_is_known(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser, height=1200) as opened:
+        opened.open(pages["compared"])
+        tall = opened.page.evaluate("tall.offsetHeight")
+        assert opened.page.get_by_role("table", name="Memory").count() == 2
+        opened.page.get_by_label("Unit of memory").select_option("memory (bytes)")
+        opened.frame()
+        (table,) = opened.page.get_by_role("table", name="Memory").all()
+        assert "GiB" in table.text_content()
+        assert "bound" in table.text_content()
+        assert opened.page.evaluate("tall.offsetHeight") < tall, "bytes of the second schedule are not known"
+        table.get_by_role("button").first.click()
+        assert selected(opened) == f"{table.get_by_role('button').first.text_content()} on P0"
         assert opened.mistakes() == []
