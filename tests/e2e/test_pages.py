@@ -31,6 +31,7 @@ CASES: Mapping[str, Callable[[], Compilation]] = {
     "several stages": lambda: chimera_ir.compile("interleaved", **on_workers("interleaved", 4, 8)),
     "pairs": lambda: chimera_ir.compile("dualpipe_v", **on_workers("dualpipe_v", 4, 8)),
     "stream": lambda: chimera_ir.compile("pipedream_2bw", D=4, N=4),
+    "two schedules": lambda: chimera_ir.compile("chimera", options=Options(against="dapple"), D=4, N=4),
     "seconds": lambda: chimera_ir.compile("chimera", options=MEASURED, D=4, N=8),
 }
 
@@ -141,6 +142,41 @@ def test_keys_choose_operations_and_a_live_region_says_them(pages: Mapping[str, 
         opened.frame()
         assert "No operation selected" in opened.page.locator("#details").text_content()
         assert opened.mistakes() == []
+
+
+def test_a_line_of_a_text_and_its_operation_lead_to_each_other(pages: Mapping[str, Path], browser: Any) -> None:
+    """From the operation to its line in each text, and from a line of the program to its operation."""
+    with tab(browser) as opened:
+        opened.open(pages["two pipes"])
+        lanes, details = opened.page.locator("#lanes"), opened.page.locator("#details")
+        lanes.press("ArrowRight")
+        lanes.press("ArrowRight")
+        assert "F m1 s0" in details.text_content()
+        for button, line in (("chim:", "F(m, s) @"), ("sir:", "F m1 s0"), ("rank_0.py:", "forward(1, ")):
+            details.get_by_role("button", name=button).click()
+            opened.frame()
+            assert line in opened.page.locator("#texts [aria-selected=true]").first.text_content()
+        opened.page.get_by_role("combobox", name="Text").select_option(label="schedule.sir")
+        opened.frame()
+        opened.page.locator("#texts").get_by_text("B m1 s0").first.click()
+        opened.frame()
+        assert "B m1 s0" in details.text_content()
+
+
+def test_two_schedules_stand_side_by_side_with_their_makespans_and_what_differs(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    report = CASES["two schedules"]().report
+    with tab(browser) as opened:
+        opened.open(pages["two schedules"])
+        figures = opened.page.locator("#figures").text_content()
+        assert "chimera D=4 N=4" in figures
+        assert "dapple D=4 N=4" in figures
+        spans = [float(text) for text in opened.page.locator("#figures b").all_text_contents()[::2]]
+        assert spans == [float(report.makespan), float(report.baseline.makespan)]
+        opened.page.locator("#lanes").press("ArrowRight")
+        opened.frame()
+        assert "in dapple D=4 N=4" in opened.page.locator("#details").text_content()
 
 
 def test_a_page_of_256_operations_is_below_150_kb(tmp_path: Path) -> None:
