@@ -100,12 +100,13 @@ function curve(first, rows, times, changes) {
 }
 
 /**
- * Places of times in order; those of equal times keep their order. The changes of a lane mostly are in order.
+ * Places of times in order; those of equal times keep their order. Mostly times are in order, or are two lists in order,
+ * which the sort of an array only merges.
  * @param {Float64Array} times
- * @returns {Int32Array}
+ * @returns {number[]}
  */
 function sortedPlaces(times) {
-  const places = new Int32Array(times.length).map((_, place) => place);
+  const places = Array.from(times.keys());
   if (times.every((time, place) => place === 0 || time >= times[place - 1])) return places;
   return places.sort((one, other) => times[one] - times[other] || one - other);
 }

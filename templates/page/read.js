@@ -15,8 +15,23 @@ export async function loadDocument() {
   const data = await unpacked("document");
   const length = new DataView(data).getUint32(0, true);
   const first = Math.ceil((4 + length) / 8) * 8;
-  const text = new TextDecoder().decode(new Uint8Array(data, 4, length));
-  return JSON.parse(text, (_, value) => (isPlaced(value) ? columnOf(data, first, value) : value));
+  const read = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
+  fillColumns(read, (place) => columnOf(data, first, place));
+  return read;
+}
+
+/**
+ * Replaces the columns in a table and in the tables within it. Lists of texts, which are long, are not looked through.
+ * @param {Record<string, unknown> | unknown[]} table
+ * @param {(place: PlacedColumn) => Column} columnAt
+ */
+function fillColumns(table, columnAt) {
+  for (const [name, value] of Object.entries(table)) {
+    if (isPlaced(value)) Object.assign(table, { [name]: columnAt(value) });
+    else if (Array.isArray(value) ? typeof value[0] === "object" : value !== null && typeof value === "object") {
+      fillColumns(/** @type {Record<string, unknown>} */ (value), columnAt);
+    }
+  }
 }
 
 /**
