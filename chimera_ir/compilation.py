@@ -202,7 +202,7 @@ class Compilation:
         from chimera_ir.predict.summary import summary
 
         report, forecast = self.report, self.forecast
-        rival = forecast.baseline(self._opponent.verified.program, self.schedule.header) if forecast else None
+        rival = forecast.baseline(self.opponent.verified.program, self.schedule.header) if forecast else None
         return summary(report, self.prediction, rival)
 
     @_level
@@ -245,6 +245,13 @@ class Compilation:
         return json.dumps(content, indent=2) + "\n"
 
     @_level
+    def program_text(self) -> str:
+        """The text of the program, which compiles to the program again."""
+        from chimera_ir.ir.text.printer import show
+
+        return show(self.program)
+
+    @_level
     def page(self) -> str:
         """The page in which the schedule can be looked at and played with, an HTML file that needs no other."""
         from chimera_ir.page import assembly, contents
@@ -260,7 +267,7 @@ class Compilation:
         return {
             "report.json": self.report_json,
             "replay.svg": replayed.draw_replay(self.replay),
-            "schedule.sir": show(self.program),
+            "schedule.sir": self.program_text,
             "evaluate.sir": show(self.evaluation),
             "timeline.svg": svg.draw(self.timeline),
             "schedule.html": self.page,
@@ -367,11 +374,6 @@ class Compilation:
             level = None
         return assembly.page(unproven.document(error, self.request.source, level))
 
-    @property
-    def opponent(self) -> "Compilation | None":
-        """The compilation of the text that the request compares with; None if it names none."""
-        return self._opponent if self.request.against else None
-
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
         """The schedule that the report compares with, and how many weights each worker keeps (None: one per stage)."""
         from chimera_ir import comparison
@@ -380,12 +382,12 @@ class Compilation:
         if request.against is None:
             return comparison.plain(request, self._checked.schedule), None
         with comparison.refusing(request.against.name, header):
-            verified = self._opponent.verified
+            verified = self.opponent.verified
             comparison.require_same_size(verified.schedule.header, header, request.against.name)
         return verified.schedule, verified.weights
 
     @_level
-    def _opponent(self) -> "Compilation":
+    def opponent(self) -> "Compilation":
         """The compilation of the schedule that the report compares with."""
         from chimera_ir import comparison
 

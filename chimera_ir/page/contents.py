@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.report import Figures, Report
 from chimera_ir.cost.table import heading
 from chimera_ir.ir.levels import Header, Program
@@ -14,8 +15,9 @@ from chimera_ir.page.memory_tables import MemoryInBytes
 from chimera_ir.page.tables import Facts, PageDocument, ScheduleTables
 from chimera_ir.predict import screen
 from chimera_ir.predict.charges import Charges, operations_alone
-from chimera_ir.predict.events import events_of
+from chimera_ir.predict.events import Events, events_of
 from chimera_ir.predict.prediction import Forecast, Prediction
+from chimera_ir.predict.replay import Replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.summary import Summary
 from chimera_ir.request import Request
@@ -35,6 +37,14 @@ class Levels(Protocol):
     @property
     def verified(self) -> Verified:
         """The program, with the proof of every rule."""
+
+    @property
+    def program_text(self) -> str:
+        """The text of the program."""
+
+    @property
+    def replay(self) -> Replay:
+        """The replay of the program."""
 
     @property
     def scripts(self) -> ProvenScripts:
@@ -57,24 +67,22 @@ class Levels(Protocol):
         """The answers to what a user asks first."""
 
     @property
-    def opponent(self) -> "Levels | None":
-        """The levels of the text that the request names to compare with."""
+    def opponent(self) -> "Levels":
+        """The levels of what the report compares with."""
 
 
 def document(levels: Levels) -> PageDocument:
     """The contents of the page of a compilation."""
-    shown, opponent = ShownSchedule.of(levels), levels.opponent
-    schedules = [shown]
-    if opponent is not None:
-        schedules.append(_compared(opponent.verified, levels))
+    shown, compared = ShownSchedule.of(levels), levels.request.against is not None
+    schedules = [shown, *([_compared(levels.opponent.verified, levels)] if compared else [])]
     return PageDocument(
         title=operation_tables.name_of(shown.header),
         notes=list(_notes(levels)),
         schedules=[schedule.tables() for schedule in schedules],
-        matches=operation_tables.matches(*(schedule.rows for schedule in schedules)) if opponent else None,
+        matches=operation_tables.matches(*(schedule.rows for schedule in schedules)) if compared else None,
         texts=[
             text_lines.source_text(levels.request.source, shown.rows),
-            text_lines.program_text(levels.verified, shown.rows),
+            text_lines.program_text(levels.program_text, levels.verified, shown.rows),
             *text_lines.script_texts(levels.scripts, shown.program, shown.rows),
         ],
     )
@@ -90,6 +98,7 @@ class ShownSchedule:
     """A verified program with its figures and, from a prediction, its setting and its memory in bytes."""
 
     verified: Verified
+    events: Events
     figures: Figures
     setting: Setting | None
     memory: MemoryInBytes | None
@@ -99,9 +108,9 @@ class ShownSchedule:
         """The schedule of a compilation itself."""
         prediction = levels.prediction
         if prediction is None:
-            return ShownSchedule(levels.verified, levels.report, None, None)
+            return ShownSchedule(levels.verified, levels.replay.events, levels.report, None, None)
         memory = MemoryInBytes(prediction.setting, prediction.memory, prediction.available)
-        return ShownSchedule(levels.verified, levels.report, prediction.setting, memory)
+        return ShownSchedule(levels.verified, levels.replay.events, levels.report, prediction.setting, memory)
 
     @property
     def program(self) -> Program:
@@ -120,9 +129,10 @@ class ShownSchedule:
 
     def tables(self) -> ScheduleTables:
         """All tables, with the times of the prediction or, without one, of operations alone."""
-        header, figures, rows, charges = self.header, self.figures, self.rows, self._charges()
+        header, figures, rows = self.header, self.figures, self.rows
+        charges = _charges(header, figures.durations, self.setting)
         lengths = Lengths(charges)
-        happening = event_tables.tables(events_of(self.program, charges), rows, charges, lengths)
+        happening = event_tables.tables(self.events, rows, charges, lengths)
         shown = operation_tables.tables(header, rows, happening.of_rows)
         return ScheduleTables(
             name=operation_tables.name_of(header),
@@ -146,17 +156,17 @@ class ShownSchedule:
             remarks=_REMARKS,
         )
 
-    def _charges(self) -> Charges:
-        if self.setting is None:
-            return operations_alone(self.header, self.figures.durations)
-        return Charges(self.header, self.setting)
+
+def _charges(header: Header, durations: Durations, setting: Setting | None) -> Charges:
+    return operations_alone(header, durations) if setting is None else Charges(header, setting)
 
 
 def _compared(opponent: Verified, levels: Levels) -> ShownSchedule:
     """The schedule that a compilation is compared with, on the stages and the cluster of its prediction."""
     forecast, like = levels.forecast, levels.verified.program.header
     setting = forecast.setting_of_baseline(opponent.program.header, like) if forecast else None
-    return ShownSchedule(opponent, levels.report.baseline, setting, None)
+    charges = _charges(opponent.program.header, levels.report.baseline.durations, setting)
+    return ShownSchedule(opponent, events_of(opponent.program, charges), levels.report.baseline, setting, None)
 
 
 _REMARKS = ("The order of operations, and where sums are launched, stay as they were compiled.",)

@@ -63,15 +63,18 @@ def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
     """The type of a column, its numbers or, if these take fewer bytes, their differences, and which of both it is."""
     try:
         integers: array[int] = array("i", numbers)  # type: ignore[arg-type]
-        differences: array[int] = array("i", map(sub, integers, [0, *integers[:-1]]))
     except (TypeError, OverflowError):  # not all are integers of four bytes
         kind, code = _FLOATS
         return kind, array(code, numbers), False
-    (kind, stored), (other, steps) = _narrowed(integers), _narrowed(differences)
-    return (other, steps, True) if steps.itemsize < stored.itemsize else (kind, stored, False)
+    kind, stored = _narrowed(integers)
+    if stored.itemsize > 1 and max(stored) - min(stored) <= _largest("i4"):
+        other, steps = _narrowed([*map(sub, integers, [0, *integers[:-1]])])
+        if steps.itemsize < stored.itemsize:
+            return other, steps, True
+    return kind, stored, False
 
 
-def _narrowed(integers: "array[int]") -> "tuple[str, array[int]]":
+def _narrowed(integers: Sequence[int]) -> "tuple[str, array[int]]":
     """Integers in the narrowest type that holds them all."""
     least, most = min(integers), max(integers)
     kind = next(kind for kind in _INTEGERS if -least <= _largest(kind) + 1 and most <= _largest(kind))

@@ -6,7 +6,6 @@ from functools import cache
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.turns import in_turn
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import SourceText
@@ -28,9 +27,8 @@ def source_text(source: Source, rows: Iterable[OperationRow]) -> SourceText:
     return SourceText(source.name, language, source.text, lines)
 
 
-def program_text(verified: Verified, rows: Sequence[OperationRow]) -> SourceText:
-    """The text of the program; without a flush an operation has the line of its turn."""
-    text = show(verified.level)
+def program_text(text: str, verified: Verified, rows: Sequence[OperationRow]) -> SourceText:
+    """The ``text`` of a program; without a flush an operation has the line of its turn."""
     headings = _headings(text, len(verified.program.lanes))
     place = _places(verified)
     return SourceText("schedule.sir", "sir", text, [headings[row.worker] + 1 + place(row) for row in rows])

@@ -52,7 +52,8 @@ class Replay(OneLine):
     ``lanes`` has for each worker its computes, steps, posts and waits, without a gap up to the last of them;
     ``messages``, each from the first byte sent to the last byte received, and ``sums`` over more than one rank are in
     the order of their starts. The ``critical`` events fill the time from 0 to the end without a gap, and each waits for
-    the event before it; of a message or a notice only the part is there that the next event waits for.
+    the event before it; of a message or a notice only the part is there that the next event waits for. ``events`` has
+    all waits, and of wires on a shared link the seconds that each would take alone.
     """
 
     header: Header
@@ -64,6 +65,7 @@ class Replay(OneLine):
     messages: tuple[Event, ...]
     sums: tuple[Event, ...]
     critical: tuple[Event, ...]
+    events: Events
 
 
 def replay(program: Program, setting: Setting) -> Replay:
@@ -93,7 +95,7 @@ def pace(program: Program, setting: Setting) -> float:
     replay, and equal if one lane begins first and ends last. Arguments and errors as in `replay`.
     """
     with uncollected():
-        events = _events(program, setting)
+        events = with_shared_ports(_events(program, setting))
         return period(turn_of(program.header, events, _times(events).order))
 
 
@@ -104,7 +106,7 @@ def expected(program: Program, setting: Setting) -> float:
     replay. Arguments and errors as in `replay`.
     """
     with uncollected():
-        events, charges = _events(program, setting), Charges(program.header, setting)
+        events, charges = with_shared_ports(_events(program, setting)), Charges(program.header, setting)
         turn = turn_of(program.header, events, _times(events).order)
         nodes = [events.nodes[number] for number in turn.events]
         noise = [charges.noise(node.instruction) if node.seconds else 0.0 for node in nodes]
@@ -117,10 +119,12 @@ def _events(program: Program, setting: Setting) -> Events:
         raise ValueError(
             f"costs are given of {counted(len(setting.stages), 'stage')}, and the program has {program.header.stages}"
         )
-    return with_shared_ports(events_of(program, Charges(program.header, setting)))
+    return events_of(program, Charges(program.header, setting))
 
 
-def _replay(header: Header, events: Events, unit: Unit, conditions: str) -> Replay:
+def _replay(header: Header, alone: Events, unit: Unit, conditions: str) -> Replay:
+    """The replay of events, whose wires have the seconds that each would take ``alone`` on its link."""
+    events = with_shared_ports(alone)
     times = _times(events)
     span = max(times.ends, default=0.0)
     timed = [_event(events, times, number) for number in range(len(events.nodes))]
@@ -134,6 +138,7 @@ def _replay(header: Header, events: Events, unit: Unit, conditions: str) -> Repl
         messages=_by_start(_whole(wire, flight) for wire, flight in pairwise(timed) if wire.role is Role.WIRE),
         sums=_by_start(event for event in timed if event.role is Role.SUM),
         critical=tuple(_critical(timed, times)),
+        events=alone,
     )
 
 
