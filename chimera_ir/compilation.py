@@ -153,10 +153,10 @@ class Compilation:
         return with_events(simulate(verified.schedule, self._durations, verified.checked.net), verified.program)
 
     def memory(self, worker: int) -> "list[Row]":
-        """Memory of a worker over time: a row for each change, for pandas or polars; activations are in M_a."""
+        """Memory of a worker over time: a row for each change, in M_a and, with a profile, in bytes."""
         from chimera_ir.cost.curves import kept
 
-        return kept(self.timeline, worker)
+        return kept(self.timeline, worker, self.prediction.bytes_of if self.prediction else None)
 
     @_level
     def report(self) -> "Report":
@@ -294,11 +294,13 @@ class Compilation:
         return f"<Compilation of {self.request.source.name}{settings}>"
 
     def _repr_html_(self) -> str:
-        """The page that a notebook shows, in a frame; of a text with a mistake the message."""
+        """The page that a notebook shows, in a frame, also of a text with a mistake; of another error the message."""
         from chimera_ir import notebook
 
         try:
             return notebook.frame(self.page, repr(self))
+        except TextError as error:
+            return notebook.frame(self.page_of_mistake(error), repr(self))
         except CompileError as error:
             return notebook.message(str(error))
 

@@ -1,8 +1,9 @@
 """A timeline as rows of plain values, for a table of pandas or polars: its operations, and what a worker keeps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.flow import live
@@ -12,6 +13,9 @@ from chimera_ir.ir.text.printer import line
 
 Row = dict[str, int | float | str | list[int]]
 """A row of a table, by column."""
+
+SizesByUnit = Callable[[int], Mapping[Counted, int]]
+"""Gives the bytes of a micro-batch on a stage, by the unit in which they count."""
 
 COLUMN_OF: Mapping[Counted, str] = {
     Counted.ACTIVATIONS: "activations",
@@ -43,36 +47,60 @@ def operations(timeline: Timeline) -> list[Row]:
     ]
 
 
-def kept(timeline: Timeline, worker: int) -> list[Row]:
+class WorkerBytes(NamedTuple):
+    """Bytes of a worker: those that it needs ``at_first``, and the ``sizes`` of what operations keep and free."""
+
+    at_first: int
+    sizes: SizesByUnit
+
+
+def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes] | None = None) -> list[Row]:
     """A row for each change of what a worker keeps: the time, the operation, and what is kept from then on.
 
     Amounts are in micro-batches on a stage: activations in M_a, in columns of their own other values, if there are any.
-    What an operation makes is kept from its start, what it frees until its end.
+    What an operation makes is kept from its start, what it frees until its end. With ``bytes_of``, which gives those of
+    a worker, there are bytes as well.
 
     Raises `IndexError` if there is no such worker.
     """
     if worker not in range(workers := len(timeline.lanes)):
         raise IndexError(f"worker {worker!r:.60}: there are the workers 0 to {workers - 1}")
     changes = sorted((change for timed in timeline.lanes[worker] for change in _changes(timeline, timed)), key=_TIME)
-    amounts = dict.fromkeys(["activations", *(column for _, _, column, _ in changes)], 0)
-    rows: list[Row] = [{"time": 0.0, "operation": "", **dict.fromkeys(amounts, 0.0)}]
-    for (time, operation), together in groupby(changes, itemgetter(0, 1)):
-        for _, _, column, amount in together:
-            amounts[column] += amount
-        whole = {column: amount / timeline.header.parts for column, amount in amounts.items()}
-        rows.append({"time": float(time * timeline.tick), "operation": operation, **whole})
+    amounts = dict.fromkeys(["activations", *(COLUMN_OF[change.unit] for change in changes)], 0)
+    parts, in_bytes = timeline.header.parts, bytes_of(worker) if bytes_of else None
+    size = in_bytes.at_first * parts if in_bytes else None
+    rows = [_row(0.0, "", amounts, parts, size)]
+    for (time, words), together in groupby(changes, itemgetter(0, 1)):
+        for change in together:
+            amounts[COLUMN_OF[change.unit]] += change.amount
+            if in_bytes and size is not None:
+                size += change.amount * in_bytes.sizes(change.stage).get(change.unit, 0)
+        rows.append(_row(float(time * timeline.tick), words, amounts, parts, size))
     return rows
+
+
+def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: int | None) -> Row:
+    """A row, from amounts and a size in bytes that are given in parts of micro-batches."""
+    whole = {column: amount / parts for column, amount in amounts.items()}
+    return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
+
+
+class _Change(NamedTuple):
+    """A change by an operation on a stage, at a tick, of an amount in parts of micro-batches."""
+
+    tick: int
+    words: str
+    unit: Counted
+    stage: int
+    amount: int
 
 
 _TIME = itemgetter(0)
 
 
-def _changes(timeline: Timeline, timed: Timed) -> Iterator[tuple[int, str, str, int]]:
-    """Yields the changes by an operation: the tick, the operation, the column, and the amount, in parts.
-
-    Operands alone take the place of the activations that are freed.
-    """
+def _changes(timeline: Timeline, timed: Timed) -> Iterator[_Change]:
+    """Yields the changes by an operation; operands alone take the place of the activations that are freed."""
     words = line(timed.operation)
-    for _, unit, amount in live.changes(timeline.header, singles([timed.operation]), COLUMN_OF):
+    for operation, unit, amount in live.changes(timeline.header, singles([timed.operation]), COLUMN_OF):
         at_end = amount < 0 or unit is Counted.OPERANDS
-        yield timed.end if at_end else timed.start, words, COLUMN_OF[unit], amount
+        yield _Change(timed.end if at_end else timed.start, words, unit, operation.stage, amount)

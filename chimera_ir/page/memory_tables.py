@@ -10,7 +10,7 @@ from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import ChangeTable, MemoryTable
-from chimera_ir.predict.memory_need import MemoryNeed, kept_sizes
+from chimera_ir.predict.memory_need import MemoryNeed, sizes_by_unit
 from chimera_ir.predict.setting import Setting
 
 
@@ -26,7 +26,7 @@ class _ChangeOfRow(NamedTuple):
 
 _Size = Callable[[_ChangeOfRow], float]
 
-_UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS)
+_UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS, Counted.CARRIES, Counted.CARRY_GRADIENTS)
 
 
 class MemoryInBytes(NamedTuple):
@@ -66,16 +66,10 @@ def _bytes(
 
     What the first half of a split backward needs in addition while it runs is not among them.
     """
-    sizes = [kept_sizes(header, setting, worker) for worker in range(header.workers)]
+    sizes = [sizes_by_unit(header, setting, worker) for worker in range(header.workers)]
 
     def size(change: _ChangeOfRow) -> float:
-        of_stage = sizes[change.row.worker](change.row.operation.stage)
-        whole = {
-            Counted.ACTIVATIONS: of_stage.activations,
-            Counted.INPUT: of_stage.input,
-            Counted.OPERANDS: of_stage.halfway,
-        }
-        return change.micros * whole[change.unit] / header.parts
+        return change.micros * sizes[change.row.worker](change.row.operation.stage)[change.unit] / header.parts
 
     return MemoryTable(
         "bytes",

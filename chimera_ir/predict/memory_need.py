@@ -1,10 +1,11 @@
 """Memory that each worker needs, in bytes, from the sizes of each stage."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+from chimera_ir.cost.curves import SizesByUnit
 from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS, Value
+from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS, Counted, Value
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.setting import Setting
 from chimera_ir.verify.holdings import Holdings, OnHost, holdings
@@ -58,9 +59,24 @@ def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tup
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
-def kept_sizes(header: Header, setting: Setting, worker: int) -> Callable[[int], MicroBatchBytes]:
-    """A function that gives the bytes that a worker keeps of a micro-batch on a stage, without received values."""
-    return _Worker(header, setting, worker).bytes_of
+def sizes_by_unit(header: Header, setting: Setting, worker: int) -> SizesByUnit:
+    """The bytes that a worker keeps of a micro-batch on a stage, by unit, without values in receive buffers.
+
+    What the first half of a split backward needs in addition while it runs is not among them.
+    """
+    sizes = _Worker(header, setting, worker)
+
+    def by_unit(stage: int) -> Mapping[Counted, int]:
+        of_stage = sizes.bytes_of(stage)
+        return {
+            Counted.ACTIVATIONS: of_stage.activations,
+            Counted.INPUT: of_stage.input,
+            Counted.OPERANDS: of_stage.halfway,
+            Counted.CARRIES: of_stage.carry,
+            Counted.CARRY_GRADIENTS: of_stage.carry_gradients,
+        }
+
+    return by_unit
 
 
 class _Worker:

@@ -6,6 +6,7 @@ from operator import le
 from sys import maxsize
 from typing import NamedTuple
 
+from chimera_ir.cost.curves import WorkerBytes
 from chimera_ir.cost.number_text import number, rounded, seconds
 from chimera_ir.cost.report import group_entries
 from chimera_ir.errors import WrongOption
@@ -14,7 +15,7 @@ from chimera_ir.ir.streams import ProgramStream, ScheduleStream, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.measured import Measured
-from chimera_ir.predict.memory_need import MemoryNeed, memory, memory_of
+from chimera_ir.predict.memory_need import MemoryNeed, memory, memory_of, sizes_by_unit
 from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.splits import LayerSplits, Split, loads_of
@@ -58,6 +59,11 @@ class Prediction:
     def available(self) -> int:
         """Bytes that a worker has for the model."""
         return self.setting.cluster.memory - self.setting.cluster.reserved
+
+    def bytes_of(self, worker: int) -> WorkerBytes:
+        """Bytes of a worker: all that it needs but activations, and the sizes of what operations keep and free."""
+        need = self.memory[worker]
+        return WorkerBytes(need.total - need.activations, sizes_by_unit(self.replay.header, self.setting, worker))
 
     def as_json(self) -> dict[str, object]:
         """The prediction in the shape of ``prediction`` in report.json."""

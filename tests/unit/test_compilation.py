@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 import chimera_ir
-from chimera_ir import library
+from chimera_ir import library, notebook
 from chimera_ir.answer import Level, produce
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import NoSuchLevel, OptionError, ParameterError, TextError, TooLarge, UnreadableText
@@ -211,11 +211,21 @@ def test_a_notebook_shows_a_frame_whose_scripts_cannot_reach_it() -> None:
     assert attributes["srcdoc"] == compilation.page, "to the letter, as the policy has hashes"
 
 
-def test_a_notebook_shows_the_message_of_a_text_with_a_mistake() -> None:
-    shown = chimera_ir.compile(Source("<b>.chim", "scheme a(N = 4) pipe <i>"))._repr_html_()
-    assert shown.startswith("<pre>error[CH139]: ")
-    assert "&lt;b&gt;.chim:1:22" in shown
-    assert "<i>" not in shown
+@pytest.mark.parametrize("text", ["scheme a(N = 4) pipe <i>", TINY.replace("2*D-1 - s", "s")])
+def test_a_notebook_shows_the_page_of_a_text_with_a_mistake(text: str) -> None:
+    compilation = chimera_ir.compile(Source("<b>.chim", text))
+    with pytest.raises(TextError) as error:
+        assert compilation.report
+    assert compilation._repr_html_() == notebook.frame(compilation.page_of_mistake(error.value), repr(compilation))
+
+
+def test_a_notebook_shows_the_message_of_any_other_error() -> None:
+    text = Source("<b>.sir", show(chimera_ir.compile("dapple", N=64).schedule))
+    shown = chimera_ir.compile(text, options=Options(max_operations=9))._repr_html_()
+    assert (
+        shown
+        == "<pre>the text has 512 operations, and the limit is 9; options=Options(max_operations=512) raises it</pre>"
+    )
 
 
 def test_a_notebook_shows_a_report_as_its_table() -> None:

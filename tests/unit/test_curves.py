@@ -1,6 +1,7 @@
 """Start times and memory over time as rows of plain values, from Python."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,20 @@ def test_each_operation_has_a_row_with_its_times(name: str) -> None:
         assert (row["start"], row["end"]) == (timed.start * timeline.tick, timed.end * timeline.tick)
         assert row["pipe"] in {pipe.name for pipe in timeline.header.pipes}
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
+
+
+def test_with_a_profile_memory_is_in_bytes_too() -> None:
+    """At the fullest moment it is what the prediction says, with whole backwards to the byte."""
+    files = Path(__file__).resolve().parents[2] / "docs" / "examples"
+    profile, cluster = files / "small.profile.toml", files / "small.cluster.toml"
+    compilation = chimera_ir.compile(
+        "chimera", options=Options(profile=profile, cluster=cluster, micro_batch_size=8), D=4, N=8
+    )
+    assert compilation.prediction
+    for worker, need in enumerate(compilation.prediction.memory):
+        rows = compilation.memory(worker)
+        assert max(row["bytes"] for row in rows) == need.total  # type: ignore[type-var]
+        assert rows[0]["bytes"] == rows[-1]["bytes"] == need.total - need.activations
 
 
 @pytest.mark.parametrize("worker", [4, -1, "0"])
