@@ -85,7 +85,7 @@ def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: 
     return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
 
 
-class _Change(NamedTuple):
+class _KeptChange(NamedTuple):
     """A change by an operation on a stage, at a tick, of an amount in parts of micro-batches."""
 
     tick: int
@@ -98,9 +98,9 @@ class _Change(NamedTuple):
 _TIME = itemgetter(0)
 
 
-def _changes(timeline: Timeline, timed: Timed) -> Iterator[_Change]:
+def _changes(timeline: Timeline, timed: Timed) -> Iterator[_KeptChange]:
     """Yields the changes by an operation; operands alone take the place of the activations that are freed."""
     words = line(timed.operation)
     for operation, unit, amount in live.changes(timeline.header, singles([timed.operation]), COLUMN_OF):
         at_end = amount < 0 or unit is Counted.OPERANDS
-        yield _Change(timed.end if at_end else timed.start, words, unit, operation.stage, amount)
+        yield _KeptChange(timed.end if at_end else timed.start, words, unit, operation.stage, amount)

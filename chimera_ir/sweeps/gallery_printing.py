@@ -29,7 +29,7 @@ def text(gallery: Gallery) -> str:
     table = grid(heads, ([row.get(head, "") for head in heads] for row in rows))
     table.columns[0].justify = table.columns[1].justify = "left"
     parts: list[RenderableType] = [Text(heading(gallery)), table, *map(Text, refusals)]
-    parts += [Text("\nWhen to use which"), uses] if uses.row_count else []
+    parts += [Text("When to use which"), uses] if uses.row_count else []
     return printed(lambda console: console.print(Group(*parts)))
 
 
