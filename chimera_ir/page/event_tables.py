@@ -13,7 +13,7 @@ from chimera_ir.flow.engine import ordered
 from chimera_ir.flow.flow import Flow
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Version, WeightGroup
-from chimera_ir.ir.text.printer import group_text, message_text
+from chimera_ir.ir.text.printer import absolute, group_text, message_text
 from chimera_ir.page.lengths import Lengths
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import Column, EventTable, MessageTable, PortTable, SumTable, TurnTable, nested
@@ -157,7 +157,7 @@ class _Listed:
         }
         posted = [{nodes[event].workers[0]: number[event] for event in self.events.posted[wire]} for wire in wires]
         return MessageTable(
-            words=[*map(message_text, self.messages)],
+            words=[message_text(message, absolute(header)) for message in self.messages],
             link=[links[link] for link in ends],
             bytes=[*map(sizes, self.messages)],
             maker=[*map(flow.producer, self.messages)],

@@ -70,12 +70,13 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
     kind_numbers = {kind.letter: number for number, kind in enumerate(kinds)}
     pipe_numbers = {pipe.name: number for number, pipe in enumerate(header.pipes)}
     painted = Looks(header)
-    groups = [painted.group(operation) for operation in operations]
+    slices = [operation.micros[0] % header.slices for operation in operations]
+    groups = [*zip(map(painted.group, operations), slices, strict=True)]
     look_numbers = {group: number for number, group in enumerate(sorted({*groups}))}
     examples = dict(zip(groups, operations, strict=True))
     return OperationTables(
         [OperationKind(kind.letter, kind.noun, _preference(kind)) for kind in kinds],
-        [_look(painted, group, examples[group]) for group in look_numbers],
+        [_look(painted, *group, examples[group]) for group in look_numbers],
         OperationTable(
             worker=[row.worker for row in rows],
             kind=[kind_numbers[operation.kind.letter] for operation in operations],
@@ -102,13 +103,14 @@ def _preference(kind: Kind) -> int:
     return (3 if kind.sums else 1) * (KEPT in kind.reads)
 
 
-def _look(painted: Looks, group: ColourGroup, example: Compute) -> Look:
-    """The look of a colour group, of which ``example`` is an operation."""
-    fill, text = painted.fill(group), ink(example.kind)
+def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> Look:
+    """The look of slice ``number`` in a colour group, of which ``example`` is an operation."""
+    fill, text, slices = painted.fill(group), ink(example.kind), painted.header.slices
     stage = f", {painted.letter(group.chunk)}" if painted.chunks > 1 else ""
+    part = f", slice {number}" if slices > 1 else ""
     return Look(
-        name=f"{strands(painted.header)[group.strand].name}{stage}: {example.kind.noun}",
+        name=f"{strands(painted.header)[group.strand].name}{stage}: {example.kind.noun}{part}",
         light=BoxColours(fill, text),
         dark=BoxColours(mixed(fill, BLACK, _DIMMED) if example.kind.opens else fill, text),
-        pattern=group.chunk,
+        pattern=group.chunk * slices + number,
     )

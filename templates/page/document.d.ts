@@ -54,12 +54,12 @@ interface Facts {
   critical: Record<string, number>;
 }
 
-/** Operations of one colour: of a pipe (in a stream of its even or odd updates), a chunk and a shade of kinds. */
+/** Operations of one colour: of a pipe (in a stream of its even or odd updates), a chunk, a slice and a shade of kinds. */
 interface Look {
   name: string; // "down, forward, second stage"
   light: { fill: string; ink: string };
   dark: { fill: string; ink: string };
-  pattern: number; // 0 plain; others tell chunks apart without colour
+  pattern: number; // 0 plain; others tell chunks and slices apart without colour
 }
 
 /** A cost that can be changed: "F", "B", "I", "W", "pair", "recompute", "message", "sum", "step". `value` is where it

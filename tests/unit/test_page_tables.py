@@ -104,6 +104,15 @@ def test_sliders_give_the_times_of_other_costs(case: str) -> None:
     assert_equal(operations_of(schedule_of(case), **costs), replayed(compiled))
 
 
+def test_slices_have_patterns_of_their_own_and_numbers_of_their_micro_batches() -> None:
+    (schedule,) = document_in(chimera_ir.compile("seq1f1b_interleaved", P=2, v=2, N=2, k=2).page)["schedules"]
+    operations, looks = schedule["operations"], schedule["looks"]
+    rows = zip(operations["words"], operations["look"], strict=True)
+    slices = {(looks[look]["pattern"], words.split()[2]) for words, look in rows}
+    assert slices == {(0, "q0"), (1, "q1"), (2, "q0"), (3, "q1")}
+    assert all(re.match(r"m\d q\d s\d->s\d$", words) for words in schedule["messages"]["words"])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_messages_and_sums_know_their_events_and_operations(case: str) -> None:
     schedule = schedule_of(case)
