@@ -53,7 +53,7 @@ class CompiledSchedule:
     Parameters
     ----------
     directory
-        The directory that ``chimera compile`` wrote; its schedule has a flush.
+        The directory that ``chimera compile`` wrote; its schedule has a flush, and no slices.
     stages
         The stages of this rank, which `stages_of` names: PipelineStage objects, or one of them, or their modules by the
         number of the stage. A module is called as in torch: with the inputs of `step`, or with the outputs of the stage
@@ -97,6 +97,8 @@ class CompiledSchedule:
         job = self._job = load(Path(directory)).job
         if job.period:
             raise mistakes.schedule_has_no_flush(job.name)
+        if job.slices > 1:
+            raise mistakes.schedule_has_slices(job.name)
         if not dist.is_initialized():
             raise Misuse(NO_PROCESS_GROUP)
         of_rank = GivenStages.of(stages, job)

@@ -18,6 +18,13 @@ def schedule_has_no_flush(scheme: str) -> Misuse:
     )
 
 
+def schedule_has_slices(scheme: str) -> Misuse:
+    return Misuse(
+        f"{scheme} has slices, whose stages return a carry next to their output, for which torch's interface has no "
+        "place: use Pipeline"
+    )
+
+
 def group_has_another_size(scheme: str, workers: int, ranks: int) -> Misuse:
     return Misuse(
         f"workers of {scheme}: {workers}; ranks of the process group: {ranks}. Give group= the pipeline's dimension of "

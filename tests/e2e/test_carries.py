@@ -8,6 +8,8 @@ import pytest
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 pytestmark = pytest.mark.e2e
 
 SCHEMES = {
@@ -33,6 +35,16 @@ pipe up {{
   stages s in 0..D on D-1 - s
   micros m in N/2..N
   slices q in 0..k{operations} }}
+"""
+STREAM = """scheme stream(D = 2, N = 2, k = 3)
+update every N
+pipe down {
+  stages s in 0..D on s
+  micros m in 0..
+  slices q in 0..k
+  reads version max(0, m/N - 1)
+  F(m, s, q) @ 2*(k*m + q) + s
+  B(m, s, q) @ 2*(k*m + 2*(k-1) - q) + 2*D-1 - s }
 """
 TRAINING = ("--check", "--steps", "2", "--micro-batch-size", "2")
 REFUSED = {
@@ -68,6 +80,10 @@ def jobs(folder: Path) -> Iterator[Job]:
     yield Job("autocast", directories["split"], (*TRAINING, "--autocast", "bf16"), "carried.py")
     alone = compiled(folder, str(folder / "again.chim"), D=1, N=2)
     yield Job("copies", alone, TRAINING, "carried.py")
+    small = compiled(folder, str(folder / "plain.chim"), N=2, k=4)
+    yield Job("example", small, ("--check-only", "--micro-batch-size", "1"), str(EXAMPLES / "long_context.py"))
+    stream = (folder / "stream.chim").write_text(STREAM) and compiled(folder, str(folder / "stream.chim"))
+    yield Job("stream", stream, TRAINING, "carried.py")
     watched = ("--steps", "2", "--micro-batch-size", "2", "--eval-every", "1")
     for name, k in (("whole", 1), ("sliced", 3)):
         yield Job(name, compiled(folder, str(folder / "plain.chim"), k=k), watched, "carried.py")
@@ -82,12 +98,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outco
     return folder, run_all(folder, 2, [*jobs(folder)])
 
 
-@pytest.mark.parametrize("job", [*SCHEMES, "tied", "autocast", "copies"])
+@pytest.mark.parametrize("job", [*SCHEMES, "tied", "autocast", "copies", "example", "stream"])
 def test_stages_that_look_back_train_as_on_whole_sequences(ran: tuple[Path, dict[str, Outcome]], job: str) -> None:
     outcome = ran[1][job]
     outcome.assert_passed()
     assert "check: passed" in outcome.said[0]
-    assert "3 slices: loss off from that of whole sequences by" in outcome.said[0]
+    assert f"{4 if job == 'example' else 3} slices: loss off from that of whole sequences by" in outcome.said[0]
 
 
 def test_training_and_validation_in_slices_are_those_of_whole_sequences(ran: tuple[Path, dict[str, Outcome]]) -> None:

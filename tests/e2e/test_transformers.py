@@ -30,6 +30,16 @@ def lines(printed: str) -> list[list[float]]:
     return [[float(figure) for figure in figures] for figures in read]
 
 
+LONG = """scheme long(D = 4, N = 2, k = 4)
+pipe down {
+  stages s in 0..D on s
+  micros m in 0..N
+  slices q in 0..k
+  F(m, s, q) @ 2*(k*m + q) + s
+  B(m, s, q) @ 2*(k*m + 2*(k-1) - q) + 2*D-1 - s }
+"""
+
+
 def experts(folder: Path, dapple: Path, chimera: Path) -> Iterator[Job]:
     """A small mixture of experts from a directory, by --hf: checked, and exported after a step of no length."""
     transformers = pytest.importorskip("transformers")
@@ -67,6 +77,8 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
     dapple, chimera, halves = (
         str(compiled(tmp_path, name, ("first,last",), D=4, N=4)) for name in ("dapple", "chimera", "zb_h1")
     )
+    (tmp_path / "long.chim").write_text(LONG)
+    long = compiled(tmp_path, str(tmp_path / "long.chim"))
     outcomes = run_all(
         tmp_path,
         4,
@@ -82,6 +94,7 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
                 model=None,
             ),
             *experts(tmp_path, Path(dapple), Path(chimera)),
+            Job("long", long, ("--check-only",), str(EXAMPLE.parent / "hf_long_context.py"), imports=IMPORTS),
         ],
     )
     for outcome in outcomes.values():
@@ -96,6 +109,8 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
     for name in ("experts", "experts-exported"):
         assert re.search(r"^check: passed$", outcomes[name].said[0], re.M)
         assert re.search(r"^  reference\(\): 38 parameters; loss off by", outcomes[name].said[0], re.M)
+    assert re.search(r"^  reference\(\): 57 parameters; loss off by", outcomes["long"].said[0], re.M)
+    assert re.search(r"^  4 slices: loss off from that of whole sequences by", outcomes["long"].said[0], re.M)
     before, after = (same_model(tmp_path / name) for name in ("experts", "again"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], value) for name, value in after.items())

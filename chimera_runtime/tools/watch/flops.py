@@ -13,6 +13,7 @@ from chimera_runtime.errors.tools import peak_is_unknown
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.stage_probe import StageCall, probe_backward, probe_forward
+from chimera_runtime.values.carries import NO_CARRY
 from chimera_runtime.values.nested import to_device
 from chimera_runtime.values.tensors import all_generators_kept
 
@@ -80,7 +81,7 @@ def peak_seconds(
     figures = sum(of_stage(context, modules[s], s) for s in mine), per_second
     of_ranks = world.control_group.collect("flops", figures, "for the floating-point operations of its stages")
     operations, peaks = map(sum, zip(*of_ranks, strict=True))
-    return float(operations * world.job.passes * world.place.copies / peaks)
+    return float(operations * world.job.passes // world.job.slices * world.place.copies / peaks)
 
 
 def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
@@ -93,18 +94,22 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     assert source is not None, "options.parse refuses that in a rehearsal"
     last, before = not world.job.fed[stage], context.probed.before(stage, world.job)
     state, contents = state_of(module)
+    operations, carry = 0, NO_CARRY
     with all_generators_kept():
-        handed = to_device(source.input(0, 0), world.device) if before is None else before.buffers(world.device)
-        target = to_device(source.target(0, 0), world.device) if last else None
-        names = context.probed.traits[stage].keywords
-        loaded = to_device(source.keywords(0, 0), world.device) if names else {}
-        keywords = {name: value for name, value in loaded.items() if name in names}
-        with FlopCounterMode(display=False) as counter:
-            call = StageCall(before, handed, target, last, keywords)
-            trace = probe_forward(context.model, stage, module, call, measures=False)
-            probe_backward(stage, module, trace, None if last else boundaries[stage].differentiable)
+        for micro in range(world.job.slices):
+            handed = to_device(source.input(0, micro), world.device) if before is None else before.buffers(world.device)
+            target = to_device(source.target(0, micro), world.device) if last else None
+            names = context.probed.traits[stage].keywords
+            loaded = to_device(source.keywords(0, micro), world.device) if names else {}
+            keywords = {name: value for name, value in loaded.items() if name in names}
+            with FlopCounterMode(display=False) as counter:
+                call = StageCall(before, handed, target, last, keywords, carry)
+                trace = probe_forward(context.model, stage, module, call, measures=False)
+                probe_backward(stage, module, trace, None if last else boundaries[stage].differentiable)
+            operations += counter.get_total_flops()
+            carry = trace.carry(call)
     state.restore(contents)
-    return int(counter.get_total_flops())
+    return operations
 
 
 def computing_dtype(modules: dict[int, torch.nn.Module], autocast: torch.dtype | None) -> torch.dtype:

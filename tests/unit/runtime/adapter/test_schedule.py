@@ -25,6 +25,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kept.compiled(tmp_path_factory.mktemp("one") / "out", N)
 
 
+SLICED = """scheme sliced
+pipe down { stages s in 0..1 on s
+  micros m in 0..1
+  slices q in 0..2
+  F(m, s, q) @ q
+  B(m, s, q) @ 3 - q }
+"""
+
+
 def layer(*more: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), *more).double()
 
@@ -150,3 +159,7 @@ def test_schedules_that_do_not_fit_are_refused(alone: World, tmp_path: Path) -> 
     chimera_ir.compile("pipedream_2bw", D=2, N=2).write(tmp_path / "stream")
     with pytest.raises(Misuse, match="has no flush, so its stages step inside the schedule"):
         CompiledSchedule(tmp_path / "stream", {0: layer()})
+    (tmp_path / "sliced.chim").write_text(SLICED)
+    chimera_ir.compile(tmp_path / "sliced.chim").write(tmp_path / "sliced")
+    with pytest.raises(Misuse, match="has slices, whose stages return a carry next to their output"):
+        CompiledSchedule(tmp_path / "sliced", {0: layer()})

@@ -27,3 +27,5 @@ def test_what_the_schedule_keeps_is_told_in_the_units_of_the_report() -> None:
     recomputing = memory_report(CPU, facts(1, kept=(((1, 1, 3),),)))
     assert "up to 1 x M_a of activations (stage 1: 1 and 3 x inputs alone)" in recomputing
     assert "up to 0 x M_a of activations (none)" in memory_report(CPU, facts(1))
+    sliced = memory_report(CPU, facts(1, kept=(((1, 5, 0, 0, 5, 1),),)), slices=4)
+    assert "up to 1.25 x M_a of activations (stage 1: 1.25 and 5 carries)" in sliced
