@@ -24,19 +24,18 @@ class Past(NamedTuple):
 
 
 class Embedding(nn.Module):
-    """Bytes (B, T) to vectors (B, T, WIDTH), with sines of their positions."""
+    """Bytes (B, T) to vectors (B, T, WIDTH), positions included."""
 
     def __init__(self) -> None:
         super().__init__()
         self.byte = nn.Embedding(BYTES, WIDTH)
+        self.position = nn.Embedding(CONTEXT, WIDTH)
         nn.init.normal_(self.byte.weight, std=0.02)
-        angles = torch.arange(CONTEXT)[:, None] / 10_000 ** (torch.arange(0, WIDTH, 2) / WIDTH)
-        self.register_buffer("position", torch.cat([angles.sin(), angles.cos()], dim=1), persistent=False)
-        self.position: torch.Tensor
+        nn.init.normal_(self.position.weight, std=0.02)
 
     def forward(self, text: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Looks bytes up; ``start`` is the position of the first one."""
-        return self.byte(text) + self.position[start : start + text.shape[1]]
+        """Looks bytes and positions up; ``start`` is the position of the first byte."""
+        return self.byte(text) + self.position(torch.arange(start, start + text.shape[1], device=text.device))
 
 
 class Block(nn.Module):
@@ -57,14 +56,15 @@ class Block(nn.Module):
         if carry is not None:
             keys = torch.cat([carry.keys, keys], dim=2)
             values = torch.cat([carry.values, values], dim=2)
-        attended = functional.scaled_dot_product_attention(queries, keys, values, _visible(x.shape[1], keys.shape[2]))
+        mask = _visible(x.shape[1], keys.shape[2], x.device)
+        attended = functional.scaled_dot_product_attention(queries, keys, values, mask)
         x = x + self.outputs(attended.transpose(1, 2).flatten(2))
         return x + self.perceptron(x), Past(keys, values)
 
 
-def _visible(queries: int, keys: int) -> torch.Tensor:
+def _visible(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     """Which keys each of the last ``queries`` positions sees: those up to itself."""
-    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 class Head(nn.Module):
