@@ -222,17 +222,3 @@ def test_the_last_slice_may_return_nothing_for_a_next_one() -> None:
     for n in reversed(range(SLICES)):
         of.backward(n, cut(data(2))[n])
     assert_close(of.input_gradients(0), cut(data(2))[0])
-
-
-def test_the_gradient_of_a_carry_is_in_memory_of_its_own() -> None:
-    """Autograd would keep the memory of the gradient received, whose slot the next message needs."""
-    of = stage(made(Listing))
-    of.calls.forward = lambda x, carry=None, **_: (x * 1 if carry is None else carry + x * 1, x * 2)
-    for n in range(SLICES):
-        of.forward(n, cut(data(1))[n])
-    received = cut(data(2))[SLICES - 1]
-    of.backward(SLICES - 1, received)
-    (gradient,) = of._carries._gradients[SLICES - 2]
-    assert gradient is not None
-    assert torch.equal(gradient, received[0])
-    assert gradient.data_ptr() != received[0].data_ptr()
