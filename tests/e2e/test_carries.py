@@ -46,6 +46,12 @@ pipe down {
   F(m, s, q) @ 2*(k*m + q) + s
   B(m, s, q) @ 2*(k*m + 2*(k-1) - q) + 2*D-1 - s }
 """
+LIBRARY = {
+    "seq1f1b": {"D": 2},
+    "seq1f1b_interleaved": {"P": 2, "v": 2},
+    "seq1f1b_zb": {"D": 2},
+    "terapipe": {"D": 2},
+}
 TRAINING = ("--check", "--steps", "2", "--micro-batch-size", "2")
 REFUSED = {
     "future": ({}, "slice 0 of the outputs of stage 0 differs .* stage 0 is not causal: a position depends on later"),
@@ -84,6 +90,9 @@ def jobs(folder: Path) -> Iterator[Job]:
     yield Job("example", small, ("--check-only", "--micro-batch-size", "1"), str(EXAMPLES / "long_context.py"))
     stream = (folder / "stream.chim").write_text(STREAM) and compiled(folder, str(folder / "stream.chim"))
     yield Job("stream", stream, TRAINING, "carried.py")
+    for scheme, sizes in LIBRARY.items():
+        directory = compiled(folder, scheme, **sizes, N=2, k=3)
+        yield Job(scheme, directory, ("--check-only",), "carried.py", {"CARRIED": "lists,recurs,joins"})
     watched = ("--steps", "2", "--micro-batch-size", "2", "--eval-every", "1")
     for name, k in (("whole", 1), ("sliced", 3)):
         yield Job(name, compiled(folder, str(folder / "plain.chim"), k=k), watched, "carried.py")
@@ -98,7 +107,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outco
     return folder, run_all(folder, 2, [*jobs(folder)])
 
 
-@pytest.mark.parametrize("job", [*SCHEMES, "tied", "autocast", "copies", "example", "stream"])
+@pytest.mark.parametrize("job", [*SCHEMES, "tied", "autocast", "copies", "example", "stream", *LIBRARY])
 def test_stages_that_look_back_train_as_on_whole_sequences(ran: tuple[Path, dict[str, Outcome]], job: str) -> None:
     outcome = ran[1][job]
     outcome.assert_passed()
