@@ -73,7 +73,7 @@ compiling = all_of(
         multiple=True,
         callback=_costs,
         metavar="KIND=VALUE",
-        help=f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch.",
+        help=f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, or of each slice: F=2,3.",
     ),
     click.option("--recompute", is_flag=True, help="Every stage keeps only its input, and runs its forward again."),
     click.option(

@@ -33,7 +33,7 @@ def operations(timeline: Timeline) -> list[Row]:
     return [
         {
             "worker": worker,
-            "operation": line(part),
+            "operation": line(part, timeline.header),
             "kind": part.kind.letter,
             "micro_batches": [*part.micros],
             "stage": part.stage,
@@ -100,7 +100,7 @@ _TIME = itemgetter(0)
 
 def _changes(timeline: Timeline, timed: Timed) -> Iterator[_KeptChange]:
     """Yields the changes by an operation; operands alone take the place of the activations that are freed."""
-    words = line(timed.operation)
+    words = line(timed.operation, timeline.header)
     for operation, unit, amount in live.changes(timeline.header, singles([timed.operation]), COLUMN_OF):
         at_end = amount < 0 or unit is Counted.OPERANDS
         yield _KeptChange(timed.end if at_end else timed.start, words, unit, operation.stage, amount)

@@ -11,7 +11,7 @@ from chimera_ir.cost.number_text import number, percent
 from chimera_ir.cost.simulate import Launched, Timeline, idle, mean, simulate
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Micro, WeightGroup
-from chimera_ir.ir.kinds import PAIR
+from chimera_ir.ir.kinds import PAIR, Counted
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, singles
 from chimera_ir.plural import counted
@@ -28,7 +28,8 @@ class Figures:
     spans, from the start of a worker's first operation to the end of its last; none for a stream.
     ``steady_period`` is the time of an iteration where many follow one another without a barrier. The last four are
     peaks of each worker: ``weights`` in M_theta; ``activations`` in M_a, and the part ``between_halves`` of a backward;
-    and ``stashed_inputs``, the inputs that are kept for recomputation, in whole micro-batches.
+    and ``stashed_inputs``, the inputs that are kept for recomputation, in whole micro-batches. ``carries`` has the most
+    slices of which each worker keeps the carry.
     """
 
     header: Header
@@ -44,6 +45,7 @@ class Figures:
     activations: tuple[Fraction, ...]
     between_halves: tuple[Fraction, ...]
     stashed_inputs: tuple[Fraction, ...]
+    carries: tuple[Fraction, ...]
 
     @property
     def scheme(self) -> str:
@@ -201,7 +203,7 @@ class Report(Figures):
                 "critical_path": _numbers(self.baseline.critical_path),
                 **_memory(self.baseline),
                 **_repeated(self.baseline),
-                **_between_halves(self.baseline),
+                **_further(self.baseline),
             },
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
             "communicators": {choice.name: _communicators(choice) for choice in self.communicators},
@@ -210,7 +212,7 @@ class Report(Figures):
             "cost_unit": self.cost_unit,
             "remarks": list(self.remarks),
             **_repeated(self),
-            **_between_halves(self),
+            **_further(self),
             "asynchronous": self.asynchronous,
             **(ages if self.asynchronous else {}),
         }
@@ -326,6 +328,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         activations=tuple(size * peak for peak in activations(schedule)),
         between_halves=tuple(size * peak for peak in halves),
         stashed_inputs=tuple(size * peak for peak in live.whole(header, live.inputs(schedule))),
+        carries=tuple(Fraction(peak.amount) for peak in live.peaks(schedule, Counted.CARRIES)),
     )
 
 
@@ -356,9 +359,10 @@ def _memory(figures: Figures) -> _Json:
     }
 
 
-def _between_halves(figures: Figures) -> _Json:
-    splits = any(figures.between_halves)
-    return {"between_halves": list(map(number, figures.between_halves))} if splits else {}
+def _further(figures: Figures) -> _Json:
+    """The peaks of what only some schedules keep: values between the halves of a backward, and carries."""
+    peaks = {"between_halves": figures.between_halves, "carries": figures.carries}
+    return {name: list(map(number, by_worker)) for name, by_worker in peaks.items() if any(by_worker)}
 
 
 def _repeated(figures: Figures) -> _Json:

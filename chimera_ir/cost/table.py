@@ -89,11 +89,12 @@ def _both(report: Report) -> list[tuple[str, str, str]]:
     both = report, report.baseline
     splits = any(any(figures.between_halves) for figures in both)
     recomputing = any(any(figures.stashed_inputs) for figures in both)
-    own_rows, base_rows = (_rows(figures, splits, recomputing) for figures in both)
+    slicing = any(any(figures.carries) for figures in both)
+    own_rows, base_rows = (_rows(figures, splits, recomputing, slicing) for figures in both)
     return [(name, value, base) for (name, value), (_, base) in zip(own_rows, base_rows, strict=True)]
 
 
-def _rows(figures: Figures, splits: bool, recomputing: bool) -> list[tuple[str, str]]:
+def _rows(figures: Figures, splits: bool, recomputing: bool, slicing: bool) -> list[tuple[str, str]]:
     unit = figures.durations.unit
     rows = [
         ("makespan", unit.show(figures.makespan)),
@@ -114,6 +115,8 @@ def _rows(figures: Figures, splits: bool, recomputing: bool) -> list[tuple[str, 
         rows.append(("  between halves", per_worker(figures.between_halves)))
     if recomputing:
         rows.append(("stashed inputs", per_worker(figures.stashed_inputs)))
+    if slicing:
+        rows.append(("carries, in slices", per_worker(figures.carries)))
     return rows
 
 

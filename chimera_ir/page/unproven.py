@@ -14,7 +14,7 @@ from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.ir.levels import Header, Plan
 from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import Level, PlanStream, ProgramStream, ScheduleStream
-from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.text.printer import ABSOLUTE, Numbers, line
 from chimera_ir.lower.order import order
 from chimera_ir.page import operation_tables, text_lines
 from chimera_ir.page.operation_tables import OperationRow
@@ -55,6 +55,11 @@ class _Sketch:
     header: Header | None
     lanes: Sequence[Sequence[Instruction]]
 
+    @property
+    def words(self) -> Numbers | Header:
+        """Numbers as the lines of the text have them."""
+        return self.header or ABSOLUTE
+
     @cached_property
     def rows(self) -> list[OperationRow]:
         """The rows of the operations that have a place in the header: a pipe, and one of its stages."""
@@ -66,7 +71,7 @@ class _Sketch:
     @cached_property
     def numbers(self) -> dict[str, int]:
         """The row of each operation, by its words; of an operation that is there twice the later one."""
-        return {line(row.operation): number for number, row in enumerate(self.rows)}
+        return {line(row.operation, self.words): number for number, row in enumerate(self.rows)}
 
     @cached_property
     def of_lines(self) -> dict[tuple[int, str], int]:
@@ -75,9 +80,9 @@ class _Sketch:
         for worker, lane in enumerate(self.lanes):
             following = None
             for instruction in (*reversed(lane), *lane):
-                following = self.numbers.get(line(instruction), following)
+                following = self.numbers.get(line(instruction, self.words), following)
                 if following is not None:
-                    rows.setdefault((worker, line(instruction)), following)
+                    rows.setdefault((worker, line(instruction, self.words)), following)
         return rows
 
     def tables(self, header: Header) -> ScheduleTables:

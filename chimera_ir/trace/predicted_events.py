@@ -69,7 +69,7 @@ class _Drawn:
             for event in lane:
                 start, end = self._at(event.start), self._at(event.end)
                 about = _about(self._replay.header, event)
-                name, category = line(event.instruction), activity(event.instruction)
+                name, category = line(event.instruction, self._replay.header), activity(event.instruction)
                 yield event_format.slice_of(name, category, (FIRST_PROCESS + worker, 0), start, end, about)
 
     def messages(self) -> Iterator[TraceEvent]:
@@ -84,7 +84,7 @@ class _Drawn:
             assert isinstance(sent.instruction, Send)
             message = sent.instruction.message
             sender, receiver = sent.workers
-            name, start, end = message_text(message), self._at(sent.start), self._at(sent.end)
+            name, start, end = message_text(message, self._replay.header), self._at(sent.start), self._at(sent.end)
             if start < end:
                 yield from event_format.stretch(name, "message", FIRST_PROCESS + sender, start, end)
             before = bisect_left(starts[sender], sent.start) - 1

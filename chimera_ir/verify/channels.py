@@ -53,7 +53,15 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
     for (peer, worker), sent in sends.items():
         for number, (send, recv) in enumerate(zip(sent, recvs[peer, worker], strict=True), start=1):
             if send.message is not recv.message and send.message != recv.message:
-                yield ReceivesOutOfOrder(recv.origin, worker, line(recv), peer, line(send), number, send.origin)
+                yield ReceivesOutOfOrder(
+                    recv.origin,
+                    worker,
+                    line(recv, program.header),
+                    peer,
+                    line(send, program.header),
+                    number,
+                    send.origin,
+                )
                 break
 
 
@@ -104,16 +112,18 @@ def _blocked(
     wait = program.lanes[worker][place]
     after = cycle[(cycle.index(worker) + 1) % len(cycle)]
     peer, needed = next(want for want in wants if want[0] == after)
-    return Blocked(worker, line(wait), _meaning(program, wait), line(needed), peer, wait.origin)
+    return Blocked(
+        worker, line(wait, program.header), _meaning(program, wait), line(needed, program.header), peer, wait.origin
+    )
 
 
 def _meaning(program: Program, wait: Instruction) -> str:
     header = program.header
     match wait:
         case WaitRecv(message):
-            return f"{content(message)} (worker {sender(header, message)})"
+            return f"{content(header, message)} (worker {sender(header, message)})"
         case WaitSend(message):
-            return f"worker {receiver(header, message)} to take {content(message)}"
+            return f"worker {receiver(header, message)} to take {content(header, message)}"
         case WaitAllReduce():
             return f"the sum of the gradients of {summed(wait)}"
         case _:

@@ -41,11 +41,11 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
         before, after = group[0]
         yield ClockNotIncreasing(
             span=end,
-            before=line(before.operation),
+            before=line(before.operation, plan.header),
             before_clock=before.clock,
             before_worker=before.worker,
             before_span=origin,
-            after=line(after.operation),
+            after=line(after.operation, plan.header),
             after_clock=after.clock,
             after_worker=after.worker,
             count=len(group),

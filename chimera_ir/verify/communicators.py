@@ -81,9 +81,8 @@ def _crossing(program: Program) -> str:
         for peer in sorted(other for other in by_peer if other > worker):
             for mine, theirs in zip(by_peer[peer], posts[peer][Worker(worker)], strict=True):
                 if mine.message != theirs.message:
-                    return (
-                        f"`{line(mine)}` on worker {worker} and `{line(theirs)}` on worker {peer} wait for each other"
-                    )
+                    texts = line(mine, program.header), line(theirs, program.header)
+                    return f"`{texts[0]}` on worker {worker} and `{texts[1]}` on worker {peer} wait for each other"
     return ""
 
 

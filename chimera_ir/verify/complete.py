@@ -21,6 +21,7 @@ from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, Pair
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
+from chimera_ir.verify.wording import micro_batches
 
 _LISTED = 100_000
 """The most incomplete cells, each a micro-batch on a stage, that are counted for a pipe."""
@@ -94,9 +95,11 @@ def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tup
 def _again(header: Header, second: _Placed, first: _Placed) -> Duplicate | DoneTwice:
     (worker, operation), (first_worker, earlier) = second, first
     if operation.kind is earlier.kind:
-        where = line(operation), worker, first_worker, earlier.origin, _directions(header)
+        where = line(operation, header), worker, first_worker, earlier.origin, _directions(header)
         return Duplicate(operation.origin, *where, 1)
-    return DoneTwice(operation.origin, line(operation), line(earlier), worker, first_worker, earlier.origin, 1)
+    return DoneTwice(
+        operation.origin, line(operation, header), line(earlier, header), worker, first_worker, earlier.origin, 1
+    )
 
 
 def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
@@ -108,9 +111,10 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
             micro, stage = places[0]
             present = [operation for _, operation in cells.get(micro * header.stages + stage, ())]
             version = present[0].version if present else None
-            added = "` and `".join(line(Compute(kind, (micro,), stage, version=version)) for kind in lacking)
+            added = "` and `".join(line(Compute(kind, (micro,), stage, version=version), header) for kind in lacking)
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
-            facts = pipe.name, pipe.workers[stage], micro, stage, tuple(kind.noun for kind in lacking), added
+            which = micro_batches(header, (micro,))
+            facts = pipe.name, pipe.workers[stage], which, stage, tuple(kind.noun for kind in lacking), added
             yield (Missing if present else Skipped)(where, *facts, _directions(header), len(places))
 
 
@@ -162,12 +166,12 @@ def paired(schedule: Schedule) -> Iterator[Diagnostic]:
     for lane in schedule.lanes:
         for pair in lane:
             if isinstance(pair, Pair):
-                yield from _mistakes(pair)
+                yield from _mistakes(schedule.header, pair)
 
 
-def _mistakes(pair: Pair) -> Iterator[Diagnostic]:
+def _mistakes(header: Header, pair: Pair) -> Iterator[Diagnostic]:
     forward, backward = pair.parts
-    facts = pair.origin, (), Instance(), line(forward), line(backward)
+    facts = pair.origin, (), Instance(), line(forward, header), line(backward, header)
     common = {*forward.micros} & {*backward.micros}
     if common:
         yield PairOfOne(*facts, min(common))

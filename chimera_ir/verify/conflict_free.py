@@ -15,7 +15,7 @@ from chimera_ir.diagnostics.catalogue.schedule import Conflict
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Clock, Worker
 from chimera_ir.ir.kinds import Resource
-from chimera_ir.ir.levels import Plan, Planned
+from chimera_ir.ir.levels import Header, Plan, Planned
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
@@ -45,11 +45,11 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
             span=after,
             worker=earlier.worker,
             clock=earlier.clock,
-            first=line(earlier.operation),
-            second=line(later.operation),
+            first=line(earlier.operation, plan.header),
+            second=line(later.operation, plan.header),
             first_span=before,
             count=len(group),
-            around=_drawing(places, (other for other, _ in group)),
+            around=_drawing(plan.header, places, (other for other, _ in group)),
         )
 
 
@@ -61,7 +61,7 @@ def _occupied(operations: Iterable[Planned]) -> _Occupied:
     return by_place
 
 
-def _drawing(places: _Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
+def _drawing(header: Header, places: _Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
     """The clocks around the first of some conflicts, one row for each worker with a conflict on one of these clocks.
 
     ``places`` are the operations of the plan, ``conflicts`` one operation of each conflict.
@@ -71,16 +71,16 @@ def _drawing(places: _Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]
     workers = dict.fromkeys(planned.worker for planned in listed if planned.clock in clocks)
     rows = [["clock", *map(str, clocks)]]
     for worker in sorted([*workers][:_WORKERS]):
-        columns = [_texts(places.get((worker, Clock(clock)), ())) for clock in clocks]
+        columns = [_texts(header, places.get((worker, Clock(clock)), ())) for clock in clocks]
         names = chain([f"worker {worker}"], repeat(""))
         rows += [[name, *texts] for name, texts in zip(names, zip_longest(*columns, fillvalue=""), strict=False)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return tuple("  ".join([row[0].rjust(widths[0]), *map(str.ljust, row[1:], widths[1:])]).rstrip() for row in rows)
 
 
-def _texts(operations: Sequence[Planned]) -> list[str]:
+def _texts(header: Header, operations: Sequence[Planned]) -> list[str]:
     """The texts of a worker's operations on one clock: the first few, with ``...`` for others; a dot for none."""
-    texts = [_short(line(planned.operation)) for planned in operations[:_ROWS]]
+    texts = [_short(line(planned.operation, header)) for planned in operations[:_ROWS]]
     return texts + (["..."] if len(operations) > _ROWS else []) or ["."]
 
 

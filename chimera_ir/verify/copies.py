@@ -96,10 +96,11 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
             number = enough.get(group, 1)
             if peak.copies > number:
                 where = lane[peak.place].origin, worker, group_name(group), peak.copies, number
-                yield _surplus(where, lane, last, group, peak)
+                yield _surplus(program.header, where, lane, last, group, peak)
 
 
 def _surplus(
+    header: Header,
     where: tuple[Span, int, str, int, int],
     lane: Lane,
     last: Mapping[tuple[WeightGroup, Version], int],
@@ -114,11 +115,11 @@ def _surplus(
         stash, drop, end = Stash(group, version), line(Drop(group, version)), last.get((group, version), -1)
         step = _step_after(lane, lane.index(stash), group)
         if end < step:
-            return CopyInVain(*where, drop, line(lane[step]), line(stash))
+            return CopyInVain(*where, drop, line(lane[step], header), line(stash))
         if end < peak.place:
-            return CopyKeptTooLong(*where, drop, line(lane[end]))
+            return CopyKeptTooLong(*where, drop, line(lane[end], header))
     step = _step_after(lane, peak.place, group)
-    return TooManyCopies(*where, line(lane[peak.place]), line(lane[step]))
+    return TooManyCopies(*where, line(lane[peak.place], header), line(lane[step], header))
 
 
 def _step_after(lane: Lane, start: int, group: WeightGroup) -> int:

@@ -26,7 +26,9 @@ class _Story:
     def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
         self._dag = dag
         self._header = header
-        self._clocks = {line(planned.operation): planned.clock for planned in plan.operations} if plan else {}
+        self._clocks = (
+            {line(planned.operation, self._header): planned.clock for planned in plan.operations} if plan else {}
+        )
         self._nodes = self._bends(nodes)
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
@@ -55,27 +57,29 @@ class _Story:
         ring = (*self._nodes[at:], *self._nodes[:at])
         steps = tuple(self._step(before, after) for before, after in pairwise((*ring, ring[0])))
         operation = self._dag.operations[worst]
-        origin, text = operation.origin, line(operation)
+        origin, text = operation.origin, line(operation, self._header)
         if falling:
             before, after = (self._dag.operations[node] for node in falling[0])
             message = say.CycleOfVersions if self._reads(*falling[0]) else say.CycleOfClocks
-            return message(origin, text, steps, line(after), self._clock(before), line(before))
+            return message(
+                origin, text, steps, line(after, self._header), self._clock(before), line(before, self._header)
+            )
         if lanes:
             first, second = (self._dag.operations[node] for node in lanes[0])
             worker = self._dag.worker_of(lanes[0][0])
-            return say.CycleOfLane(origin, text, steps, worker, line(second), line(first))
+            return say.CycleOfLane(origin, text, steps, worker, line(second, self._header), line(first, self._header))
         pair = next((self._dag.operations[node] for node in joined), None)
         return (
             say.Cycle(origin, text, steps)
             if pair is None
-            else say.CycleOfPair(origin, text, steps, *map(line, pair.parts))
+            else say.CycleOfPair(origin, text, steps, *(line(part, self._header) for part in pair.parts))
         )
 
     def _step(self, node: int, following: int) -> say.CycleStep:
         operation = self._dag.operations[node]
         clock = self._clock(operation)
         place = f"worker {self._dag.worker_of(node)}" + (f", clock {clock}" if clock is not None else "")
-        return say.CycleStep(line(operation), place, operation.origin, self._reason(node, following))
+        return say.CycleStep(line(operation, self._header), place, operation.origin, self._reason(node, following))
 
     def _reason(self, before: int, after: int) -> str:
         kind = self._dag.kind(before, after)
@@ -110,4 +114,4 @@ class _Story:
         return earlier is not None and later is not None and later <= earlier and not self._follows(before, after)
 
     def _clock(self, operation: Operation) -> Clock | None:
-        return self._clocks.get(line(operation))
+        return self._clocks.get(line(operation, self._header))

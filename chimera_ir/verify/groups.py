@@ -36,11 +36,11 @@ def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic
         pipes = list(dict.fromkeys(header.pipe_of[micro].name for micro in operation.micros))
         if len(pipes) > 1 and operation.origin not in reported:
             reported.add(operation.origin)
-            yield PipesMixed(operation.origin, line(operation), *pipes[:2])
+            yield PipesMixed(operation.origin, line(operation, header), *pipes[:2])
         updates = list(dict.fromkeys(micro // header.per_update for micro in operation.micros))
         if len(updates) > 1 and operation.kind.sums and operation.origin not in reported:
             reported.add(operation.origin)
-            yield UpdatesMixed(operation.origin, line(operation), *updates[:2])
+            yield UpdatesMixed(operation.origin, line(operation, header), *updates[:2])
 
 
 def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:
@@ -54,4 +54,4 @@ def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic
                 differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))
     for (origin, end), pairs in differing.items():
         before, operation, value = pairs[0]
-        yield GroupsDiffer(end, line(before), origin, line(operation), value.noun, len(pairs))
+        yield GroupsDiffer(end, line(before, header), origin, line(operation, header), value.noun, len(pairs))

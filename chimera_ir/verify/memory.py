@@ -80,7 +80,7 @@ def _micros(
     # A worker that keeps nothing exceeds no limit.
     worker = bound.exceeded([amount or limit for amount, limit in zip(amounts, bound.limits, strict=True)])
     if worker is not None and (at := peaks[worker].at) is not None:
-        yield message(at.origin, worker, ceil(amounts[worker]), bound.limits[worker], line(at))
+        yield message(at.origin, worker, ceil(amounts[worker]), bound.limits[worker], line(at, schedule.header))
 
 
 def _weights(

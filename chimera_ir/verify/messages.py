@@ -132,7 +132,7 @@ def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[D
 def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> Diagnostic | None:
     """The mistake of a line about a message that its worker neither sends nor receives; None for any other line."""
     header, message = program.header, instruction.message
-    where = instruction.origin, worker, line(instruction)
+    where = instruction.origin, worker, line(instruction, program.header)
     numbered = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
     if not (numbered and min(message.source, message.target) >= 0):
         return say.UnknownMessage(*where)
@@ -146,7 +146,9 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     maker = program.lanes[start][cells.producer(message)]
     micros = _handed_on_with(maker, message)
     if micros != message.micros:
-        return say.PartOfMessage(*where, line(maker), message_text(message._replace(micros=micros)))
+        return say.PartOfMessage(
+            *where, line(maker, program.header), message_text(message._replace(micros=micros), program.header)
+        )
     peer, verb = (start, "sends") if isinstance(instruction, Send | WaitSend) else (end, "receives")
     return None if peer == worker else say.MessageElsewhere(*where, peer, verb)
 
@@ -172,7 +174,7 @@ def _line(
         yield places.foreign[worker, place]
         return
     header, message = program.header, instruction.message
-    where = instruction.origin, worker, line(instruction)
+    where = instruction.origin, worker, line(instruction, program.header)
     columns: dict[type[Talk], array[int]] = {
         Send: places.sent,
         WaitSend: places.retired,
@@ -182,7 +184,7 @@ def _line(
     first = columns[type(instruction)][key(header, message)]
     if first != place:
         done = {Send: "sent", Recv: "received"}.get(type(instruction), "waited for")
-        yield say.RepeatedMessage(*where, content(message), done, program.lanes[worker][first].origin)
+        yield say.RepeatedMessage(*where, content(program.header, message), done, program.lanes[worker][first].origin)
     if isinstance(instruction, Send) and instruction.to != receiver(header, message):
         yield say.WrongPeer(*where, instruction.to, receiver(header, message), message.target)
     if isinstance(instruction, Recv) and instruction.source != sender(header, message):
@@ -197,31 +199,43 @@ def _hand_over(program: Program, cells: Flow, places: MessagePlaces, message: Me
         yield from _missing(program, cells, places, message)
     made, used = cells.producer(message), cells.consumer(message)
     if sent != ABSENT and sent < made:
-        yield say.SendBeforeOperation(*_order(program, start, sent, made), content(message))
+        yield say.SendBeforeOperation(*_order(program, start, sent, made), content(program.header, message))
     if sent != ABSENT and retired != ABSENT and retired < sent:
         yield say.WaitBeforeSend(*_order(program, start, retired, sent))
     if posted != ABSENT and arrived != ABSENT and arrived < posted:
         yield say.WaitBeforeRecv(*_order(program, end, arrived, posted))
     if arrived != ABSENT and used < arrived:
-        yield say.UseBeforeWait(*_order(program, end, used, arrived), content(message))
+        yield say.UseBeforeWait(*_order(program, end, used, arrived), content(program.header, message))
 
 
 def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Span, Worker, str, str, Span]:
     """The fields of a `LineTooEarly` diagnostic: the line at ``early`` must come after the one at ``late``."""
     first, second = program.lanes[worker][early], program.lanes[worker][late]
-    return first.origin, worker, line(first), line(second), second.origin
+    return first.origin, worker, line(first, program.header), line(second, program.header), second.origin
 
 
 def _missing(program: Program, cells: Flow, places: MessagePlaces, message: Message) -> Iterator[Diagnostic]:
     number, start, end = places.expected[message]
     operation, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]
-    what, reader = content(message), line(user)
+    what, reader = content(program.header, message), line(user, program.header)
     if places.sent[number] == ABSENT:
-        yield say.MissingSend(operation.origin, start, line(Send(message, end)), end, what, reader, line(operation))
+        yield say.MissingSend(
+            operation.origin,
+            start,
+            line(Send(message, end), program.header),
+            end,
+            what,
+            reader,
+            line(operation, program.header),
+        )
     elif places.retired[number] == ABSENT:
         origin = program.lanes[start][places.sent[number]].origin
-        yield say.MissingWaitSend(origin, start, line(WaitSend(message)), line(Send(message, end)))
+        yield say.MissingWaitSend(
+            origin, start, line(WaitSend(message), program.header), line(Send(message, end), program.header)
+        )
     if places.posted[number] == ABSENT:
-        yield say.MissingRecv(user.origin, end, line(Recv(message, start, Slot(0))), start, what, reader)
+        yield say.MissingRecv(
+            user.origin, end, line(Recv(message, start, Slot(0)), program.header), start, what, reader
+        )
     elif places.arrived[number] == ABSENT:
-        yield say.MissingWaitRecv(user.origin, end, line(WaitRecv(message)), start, what, reader)
+        yield say.MissingWaitRecv(user.origin, end, line(WaitRecv(message), program.header), start, what, reader)

@@ -69,19 +69,19 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
             continue
         counts[operation.origin] += 1
     for origin, (worker, operation) in other.items():
-        yield say.KindNotThere(origin, line(operation), worker, kinds_line(header), counts[origin])
+        yield say.KindNotThere(origin, line(operation, header), worker, kinds_line(header), counts[origin])
     last = (header.stages - 1, header.micro_batches - 1, header.workers - 1)
     for origin, (worker, operation, (message, *facts)) in unknown.items():
-        yield message(origin, line(operation), worker, *last, counts[origin], *facts)
+        yield message(origin, line(operation, header), worker, *last, counts[origin], *facts)
     for origin, (worker, operation) in needless.items():
         stage, name = operation.stage, pipe_of[operation.micros[0]].name
-        yield say.RecomputesNothing(origin, line(operation), worker, stage, name, counts[origin])
+        yield say.RecomputesNothing(origin, line(operation, header), worker, stage, name, counts[origin])
     for origin, (worker, operation) in wrong.items():
         stage = operation.stage
         right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)
         pipe = pipe_of[right]
         where = (worker, pipe.workers[stage], pipe.name, stage)
-        yield say.WrongWorker(origin, line(operation), *where, counts[origin])
+        yield say.WrongWorker(origin, line(operation, header), *where, counts[origin])
 
 
 def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:

@@ -37,12 +37,12 @@ def _lane(header: Header, worker: Worker, lane: Sequence[Operation]) -> Iterator
     for instruction, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
         if instruction != wanted:
             origin = (instruction or lane[-1]).origin
-            yield BreaksTurn(origin, worker, header.period, _shown(instruction), _shown(wanted))
+            yield BreaksTurn(origin, worker, header.period, _shown(header, instruction), _shown(header, wanted))
             return
 
 
-def _shown(instruction: Instruction | None) -> str:
-    return line(instruction) if instruction else "nothing"
+def _shown(header: Header, instruction: Instruction | None) -> str:
+    return line(instruction, header) if instruction else "nothing"
 
 
 def state_repeats(stream: ProgramStream, program: Program) -> Iterator[Diagnostic]:
@@ -59,5 +59,5 @@ def state_repeats(stream: ProgramStream, program: Program) -> Iterator[Diagnosti
     for number, length in enumerate(lengths):
         if after[number] - before[number] != length:
             stopped = program.lanes[number][min(after[number], len(program.lanes[number]) - 1)]
-            yield StateDiffers(stopped.origin, Worker(number), line(stopped))
+            yield StateDiffers(stopped.origin, Worker(number), line(stopped, program.header))
             return

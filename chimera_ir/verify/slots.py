@@ -35,7 +35,7 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
             edge = recv.message.edge
             messages = received[edge]
             if not 0 <= recv.slot < messages:
-                yield SlotTooHigh(recv.origin, worker, line(recv), recv.slot, messages - 1)
+                yield SlotTooHigh(recv.origin, worker, line(recv, program.header), recv.slot, messages - 1)
             shelf = (edge, recv.slot)
             before = held.get(shelf)
             if before is not None and before[1] >= place:
@@ -66,10 +66,10 @@ def _in_use(program: Program, worker: Worker, recv: Recv, before: Recv, last_use
     return SlotInUse(
         span=recv.origin,
         worker=worker,
-        line=line(recv),
+        line=line(recv, program.header),
         slot=recv.slot,
-        content=content(before.message),
-        last_use=line(last),
+        content=content(program.header, before.message),
+        last_use=line(last, program.header),
         last_use_span=last.origin,
         first_use_span=before.origin,
     )

@@ -47,7 +47,7 @@ def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[D
         if isinstance(instruction, Step):
             stepped.setdefault(instruction.group, (place, instruction))
         elif isinstance(instruction, Stash | Drop):
-            yield say.RedundantLine(instruction.origin, worker, line(instruction))
+            yield say.RedundantLine(instruction.origin, worker, line(instruction, header))
     if not stepped:
         return
     # Only operations after the first step can be wrong, and hardly any is there.
@@ -58,7 +58,7 @@ def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[D
         step = next((step for step_place, step in steps if step_place < place), None)
         if step is not None:
             group = group_name(step.group)
-            yield AfterStep(operation.origin, worker, line(operation), group, line(step), step.origin)
+            yield AfterStep(operation.origin, worker, line(operation, header), group, line(step, header), step.origin)
 
 
 def differing(schedule: Schedule) -> Iterator[Diagnostic]:
@@ -74,7 +74,8 @@ def differing(schedule: Schedule) -> Iterator[Diagnostic]:
             read = (forwards[micro, operation.stage] for micro in operation.micros)
             other = next((forward for forward in read if forward.version != operation.version), None)
             if other is not None:
-                yield VersionsDiffer(operation.origin, line(operation), line(other), other.origin)
+                facts = line(operation, schedule.header), line(other, schedule.header)
+                yield VersionsDiffer(operation.origin, *facts, other.origin)
 
 
 def ties(schedule: Schedule) -> Iterator[Diagnostic]:
@@ -99,7 +100,7 @@ def ties(schedule: Schedule) -> Iterator[Diagnostic]:
             differing = next(((first, other) for first, other in pairs if first.version != other.version), None)
             if differing is not None:
                 first, other = differing
-                yield TiesDiffer(other.origin, tie[0], stage, line(first), line(other), first.origin)
+                yield TiesDiffer(other.origin, tie[0], stage, line(first, header), line(other, header), first.origin)
 
 
 class _Walk:
@@ -151,15 +152,15 @@ class _Walk:
         if version > self._newest[group]:
             yield self._too_early(say.ReadBeforeStep, operation, self._lane[self._steps[weights]], weights)
         elif weights not in self._stashes:
-            step = line(self._lane[self._steps[group, Version(version + 1)]])
-            where = operation.origin, self._worker, line(Stash(*weights))
-            yield say.MissingStash(*where, line(operation), _name(weights), step)
+            step = line(self._lane[self._steps[group, Version(version + 1)]], self._header)
+            where = operation.origin, self._worker, line(Stash(*weights), self._header)
+            yield say.MissingStash(*where, line(operation, self._header), _name(weights), step)
 
     def _stash(self, place: int, stash: Stash) -> Iterator[Diagnostic]:
         weights = stash.group, stash.version
         following = self._steps.get((stash.group, Version(stash.version + 1)))
         if following is None:
-            yield say.NeverReplaced(stash.origin, self._worker, line(stash), _name(weights))
+            yield say.NeverReplaced(stash.origin, self._worker, line(stash, self._header), _name(weights))
             return
         if stash.version > self._newest[stash.group]:
             yield self._too_early(say.ReadBeforeStep, stash, self._lane[self._steps[weights]], weights)
@@ -175,7 +176,7 @@ class _Walk:
         if self._drops[weights] != place:
             yield self._repeated(drop, weights, "dropped", self._drops[weights])
         elif weights not in self._stashes and weights not in self._lacking:
-            yield say.NeverStashed(drop.origin, self._worker, line(drop), _name(weights))
+            yield say.NeverStashed(drop.origin, self._worker, line(drop, self._header), _name(weights))
         elif place < stash < len(self._lane):
             yield self._too_early(say.DropBeforeStash, drop, self._lane[stash], weights)
         elif stash < place < last:
@@ -188,16 +189,18 @@ class _Walk:
         for weights in sorted(self._stashed - self._drops.keys()):
             stash = self._stashes[weights]
             end = max(self._last.get(weights, -1), self._steps.get((weights[0], Version(weights[1] + 1)), stash))
-            where = self._lane[stash].origin, self._worker, line(Drop(*weights))
-            yield say.MissingDrop(*where, _name(weights), line(self._lane[end]))
+            where = self._lane[stash].origin, self._worker, line(Drop(*weights), self._header)
+            yield say.MissingDrop(*where, _name(weights), line(self._lane[end], self._header))
 
     def _too_early(
         self, message: type[say.LineAboutContent], early: Instruction, late: Instruction, weights: _Weights
     ) -> Diagnostic:
-        return message(early.origin, self._worker, line(early), line(late), late.origin, _name(weights))
+        return message(
+            early.origin, self._worker, line(early, self._header), line(late, self._header), late.origin, _name(weights)
+        )
 
     def _repeated(self, instruction: Stash | Drop, weights: _Weights, done: str, first: int) -> Diagnostic:
-        where = instruction.origin, self._worker, line(instruction)
+        where = instruction.origin, self._worker, line(instruction, self._header)
         return say.RepeatedLine(*where, _name(weights), done, self._lane[first].origin)
 
 

@@ -24,6 +24,10 @@ SIZES: dict[str, list[dict[str, int]]] = {
     "bitpipe": [{"P": P, "N": N} for P, N in product((2, 4), (1, 4, 9))],
     "zb_h1": [{"D": D, "N": N} for D, N in product((1, 2, 4), (1, 3, 8))],
     "zb_h2": [{"D": D, "N": N} for D, N in product((1, 2, 4), (1, 3, 8))],
+    "seq1f1b": [{"D": D, "N": N, "k": k} for D, N, k in product((1, 2, 4), (1, 5), (1, 3))],
+    "seq1f1b_interleaved": [{"P": P, "v": 2, "N": N, "k": k} for P, N, k in product((2, 4), (1, 4), (2, 3))],
+    "seq1f1b_zb": [{"D": D, "N": N, "k": 3} for D, N in product((1, 2, 4), (1, 5))],
+    "terapipe": [{"D": D, "N": N, "k": 3} for D, N in product((1, 2, 4), (1, 5))],
     "pipedream": [{"D": D} for D in (1, 2, 3, 4, 8)],
     "pipedream_2bw": [{"D": D, "N": N} for D, N in ((1, 1), (2, 2), (2, 5), (4, 4), (4, 7), (8, 8))],
 }

@@ -48,4 +48,13 @@ def test_slices_take_the_published_time_and_memory(
     )
     assert compilation.report.makespan == makespan
     assert [k * kept for kept in compilation.report.activations] == peaks
+    assert all(carried <= kept for carried, kept in zip(compilation.report.carries, peaks, strict=True))
     assert {Rule.ACYCLIC, Rule.CHANNELS, Rule.MEMORY} <= compilation.verified.rules
+
+
+def test_the_last_slice_of_a_micro_batch_carries_nothing_on() -> None:
+    """All forwards come first, so the carries of all other slices are there at once."""
+    report = Compilation(Request(Source("sliced.chim", TERAPIPE), {"D": 4, "N": 2, "k": 4})).report
+    assert report.carries == (2 * (4 - 1),) * 4
+    assert report.as_json()["carries"] == [6, 6, 6, 6]
+    assert "carries" not in report.as_json()["baseline"]

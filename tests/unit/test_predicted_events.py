@@ -53,7 +53,7 @@ def test_boxes_are_those_of_the_timeline_and_every_message_has_an_arrow(scheme: 
     for worker, lane in enumerate(timeline.lanes):
         tick = 1000 * timeline.tick
         assert boxes[worker] == [
-            (line(timed.operation), float(timed.start * tick), float((timed.end - timed.start) * tick))
+            (line(timed.operation, timeline.header), float(timed.start * tick), float((timed.end - timed.start) * tick))
             for timed in lane
         ]
     receives = [recv for lane in view_of(compilation.program).lanes for recv in lane if isinstance(recv, Recv)]

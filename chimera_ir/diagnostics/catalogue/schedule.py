@@ -302,12 +302,12 @@ class TiesDiffer(Diagnostic, code="CH317"):
 class Missing(Diagnostic, code="CH302"):
     """A micro-batch lacks operations on a stage."""
 
-    title = "micro-batch {micro} has no {lacking} on stage {stage}{count:and more}"
+    title = "{micro_batch} has no {lacking} on stage {stage}{count:and more}"
     label = "pipe {pipe} runs stage {stage} on worker {worker}"
     help = "add `{operations}` on worker {worker}: every micro-batch meets every stage once{directions}"
     pipe: str
     worker: int
-    micro: int
+    micro_batch: str
     stage: int
     kinds: tuple[str, ...]
     operations: str

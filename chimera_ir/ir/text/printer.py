@@ -79,8 +79,10 @@ def numbers_of(header: Header, turn: Turn) -> Numbers:
     )
 
 
-def line(instruction: ops.Instruction, numbers: Numbers = ABSOLUTE) -> str:
-    """An instruction as one line without indentation, such as ``send m0 s1->s2 to w2``."""
+def line(instruction: ops.Instruction, numbers: Numbers | Header = ABSOLUTE) -> str:
+    """An instruction as one line without indentation, such as ``send m0 s1->s2 to w2``, with the slices of a header."""
+    if isinstance(numbers, Header):
+        return line(instruction, absolute(numbers))
 
     def of(version: Version | None) -> str:
         return "" if version is None else f" {numbers.version(version)}"
@@ -122,8 +124,10 @@ def group_name(group: WeightGroup) -> str:
     return f"the tie of stages {listed(group)}" if len(group) > 1 else f"stage {group[0]}"
 
 
-def message_text(message: ops.Message, numbers: Numbers = ABSOLUTE) -> str:
+def message_text(message: ops.Message, numbers: Numbers | Header = ABSOLUTE) -> str:
     """A message as in IR text, such as ``m0 s1->s2``, or ``z m0 s1->s2`` if the stages do not imply its value z."""
+    if isinstance(numbers, Header):
+        return message_text(message, absolute(numbers))
     value = "" if implied(message.value) else f"{message.value} "
     return f"{value}{_micros(message.micros, numbers)} s{message.source}->s{message.target}"
 
