@@ -49,9 +49,9 @@ def compare_command(
 ) -> None:
     """Show schemes side by side at one size: time, bubbles, memory, messages, and when to use which.
 
-    SCHEME is as in chimera compile; without any, all library schemes are compared. The first scheme that has all
-    parameters that are set decides how many workers and micro-batches all have; the parameters of the others are chosen
-    accordingly. No scripts are written.
+    SCHEME is as in chimera compile; without any, all library schemes are compared. The first scheme that
+    compiles with all parameters that are set decides how many workers and micro-batches all have; the parameters of the
+    others are chosen accordingly. No scripts are written.
 
     Exit status: 0 if any scheme compiles at this size; 1 if none does, or something is wrong in a text, 2 on the
     command line.

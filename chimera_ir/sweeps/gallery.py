@@ -95,25 +95,37 @@ def gallery(
     further: Further = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> Gallery:
-    """The gallery of some texts; the first that has all parameters of ``settings`` decides the size.
+    """The gallery of some texts; the first that has all parameters of ``settings``, and compiles, decides the size.
 
     Every other text takes those settings that it has, and values of its other parameters that give it the same numbers
     of workers and micro-batches. Calls ``tell`` with a few words before each compilation. ``further`` are directories
     of the library.
 
-    Raises `ParameterError` if no text has all parameters of ``settings``, and the errors of the text that decides.
+    Raises `ParameterError` if no text has all parameters of ``settings``, and the error of the first that has them if
+    none compiles.
     """
     schemes = [_scheme_of(source, ask) for source in sources]
     fitted = [scheme for scheme in schemes if settings.keys() <= scheme.parameters]
     if not fitted:
         names = listed([*settings])
         raise ParameterError(f"{names}: no scheme has {'all these parameters' if len(settings) > 1 else 'it'}")
-    header = Compilation(ask(fitted[0].source, settings)).schedule.header
+    header = _first_header([ask(scheme.source, settings) for scheme in fitted])
     exhibits = []
     for number, scheme in enumerate(schemes, 1):
         tell(f"compiling {number} of {len(schemes)}: {scheme.name}")
         exhibits.append(_exhibit(scheme, settings, header, ask, further))
     return Gallery(header, tuple(exhibits))
+
+
+def _first_header(requests: Sequence[Request]) -> Header:
+    """The header of the first request that compiles; raises the error of the first if none does."""
+    errors = []
+    for request in requests:
+        try:
+            return Compilation(request).schedule.header
+        except CompileError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 @dataclass(frozen=True, slots=True)

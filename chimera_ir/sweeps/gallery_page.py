@@ -2,7 +2,7 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import sha256
@@ -16,7 +16,7 @@ from chimera_ir.sweeps.gallery import Gallery, Shown
 from chimera_ir.sweeps.gallery_printing import heading, words
 from chimera_ir.sweeps.sweep import Refused
 
-WIDTH = 3000
+WIDTH = 2400
 """The largest width in pixels of half of the pictures; what is longer, such as a scheme that mostly idles, is wider."""
 
 _STYLES = re.compile(r"<style>.*?</style>\n", re.DOTALL)
@@ -85,8 +85,13 @@ def _drawing(timeline: Timeline, unit: Fraction, number: int) -> Drawing:
 
 
 def _unit(shown: Sequence[Shown]) -> Fraction:
-    """Pixels for a unit of time: enough for the labels of all pictures, unless most are then too wide."""
-    fair = max((svg.fair_unit(schedule.timeline) for schedule in shown), default=Fraction(1))
-    times = sorted(schedule.timeline.shown for schedule in shown)
-    middle = times[len(times) // 2] if times else Fraction(0)
-    return min(fair, WIDTH / middle) if middle else fair
+    """Pixels for a unit of time: enough for the labels of most pictures, unless most are then too wide."""
+    fair = _middle(svg.fair_unit(schedule.timeline) for schedule in shown)
+    time = _middle(schedule.timeline.shown for schedule in shown)
+    return min(fair, WIDTH / time) if time else Fraction(1)
+
+
+def _middle(values: Iterable[Fraction]) -> Fraction:
+    """The upper one of the two values in the middle; 0 if there are none."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else Fraction(0)

@@ -84,6 +84,9 @@ def test_a_scheme_that_is_refused_has_a_word_a_code_and_its_reason_below() -> No
     assert [line.split()[0] for line in lines if "refused" in line] == ["dualpipe", "pipedream"]
     assert "CH233: each direction has at least D micro-batches, and both as many" in lines
     assert [line for line in lines if line.startswith("Incomparable: ")] != []
+    assert [entry["name"] for entry in entries("dualpipe", "dapple", "D=8", "N=8").values() if "code" in entry] == [
+        "dualpipe"
+    ]
     found = entries("dualpipe", "D=8", "N=16", "pipedream")
     assert (found["pipedream"]["code"], "report" in found["pipedream"]) == ("Incomparable", False)
 
