@@ -4,8 +4,9 @@ import { drawAxis, drawEnds, drawNames, leftOf } from "./axis.js";
 import { Camera } from "./camera.js";
 import { drawLane } from "./lanes.js";
 import { AXIS, laneOf, rowAt, rowsBetween, rowsOf } from "./layout.js";
-import { drawCritical, drawMessages, drawMistake, drawNeeds, drawOutline } from "./lines.js";
+import { drawCritical, drawMessages, drawNeeds, drawOutline } from "./lines.js";
 import { drawMarks } from "./marks.js";
+import { drawMistake } from "./mistake_lines.js";
 import { drawLink, drawMemory } from "./steps.js";
 import { themeOf } from "./theme.js";
 

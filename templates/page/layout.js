@@ -4,7 +4,7 @@ const HEADING_ROW = 26;
 const SUMS_ROW = 6;
 const LINK_ROW = 20;
 const GAP_BELOW = 6;
-const GAP_OF_ARROWS = 26;
+const GAP_OF_ARROWS = 40;
 
 /** Pixels of the axis above the rows. */
 export const AXIS = 30;
@@ -18,7 +18,7 @@ export const AXIS = 30;
 export function rowsOf(all, state, room) {
   /** @type {Row[]} */
   const rows = [];
-  let top = 4;
+  let top = all.some(({ proven }) => !proven) ? GAP_OF_ARROWS : 4;
   /**
    * @param {Row["kind"]} kind
    * @param {number} schedule

@@ -207,8 +207,7 @@ function operationOf(played, event) {
  * @param {number} width
  * @param {number[]} dash
  */
-function joined(sight, source, target, ink, width, dash) {
-  const { context, theme } = sight;
+export function joined(sight, source, target, ink, width, dash) {
   const path = new Path2D();
   const head = new Path2D();
   const [x, toX] = [source.x + source.width, target.x];
@@ -230,6 +229,19 @@ function joined(sight, source, target, ink, width, dash) {
     path.bezierCurveTo(x - inset, y + turn * bend, landing, toY - turn * bend, landing, toY - turn * 6);
     triangleAt(head, landing, toY, 0, turn);
   }
+  strokeArrow(sight, path, head, ink, width, dash);
+}
+
+/**
+ * Draws the line and the head of an arrow, with an edge that keeps it apart from what is below.
+ * @param {Sight} sight
+ * @param {Path2D} path
+ * @param {Path2D} head
+ * @param {string} ink
+ * @param {number} width
+ * @param {number[]} dash
+ */
+export function strokeArrow({ context, theme }, path, head, ink, width, dash) {
   context.lineWidth = width + 3;
   context.strokeStyle = theme.paper;
   context.stroke(path);
@@ -246,15 +258,6 @@ function joined(sight, source, target, ink, width, dash) {
 }
 
 /**
- * The middle of a box, as a box of no width.
- * @param {{ x: number, y: number, width: number, height: number }} box
- * @returns {{ x: number, y: number, width: number, height: number }}
- */
-function middleOf({ x, y, width, height }) {
-  return { x: x + width / 2, y, width: 0, height };
-}
-
-/**
  * Adds a triangle whose tip is at a point.
  * @param {Path2D} path
  * @param {number} x
@@ -262,7 +265,7 @@ function middleOf({ x, y, width, height }) {
  * @param {number} right direction in which it points
  * @param {number} down
  */
-function triangleAt(path, x, y, right, down) {
+export function triangleAt(path, x, y, right, down) {
   path.moveTo(x, y);
   path.lineTo(x - 8 * right - 5 * down, y - 8 * down - 5 * right);
   path.lineTo(x - 8 * right + 5 * down, y - 8 * down + 5 * right);
@@ -296,41 +299,4 @@ export function drawOutline(sight, rows, all, place, ink, width, dash = []) {
   context.lineWidth = width;
   context.stroke(ring);
   context.setLineDash([]);
-}
-
-/**
- * Draws a mistake: outlines of the operations that take part, and arrows between them with their words.
- * @param {Sight} sight
- * @param {Row[]} rows
- * @param {Played[]} all
- * @param {Mistake} mistake
- */
-export function drawMistake(sight, rows, all, mistake) {
-  const { context, theme } = sight;
-  for (let at = 0; at < mistake.operations.length; at++) {
-    drawOutline(sight, rows, all, { schedule: 0, operation: mistake.operations[at] }, theme.critical, 2.5);
-  }
-  for (const { from, to } of mistake.arrows) {
-    const source = boxOf(sight, rows, all, { schedule: 0, operation: from });
-    const target = boxOf(sight, rows, all, { schedule: 0, operation: to });
-    if (source !== null && target !== null) joined(sight, middleOf(source), middleOf(target), theme.critical, 2.5, []);
-  }
-  context.font = "600 11px system-ui, sans-serif";
-  context.textAlign = "center";
-  context.textBaseline = "middle";
-  for (const { from, to, words } of mistake.arrows) {
-    const source = boxOf(sight, rows, all, { schedule: 0, operation: from });
-    const target = boxOf(sight, rows, all, { schedule: 0, operation: to });
-    if (source === null || target === null) continue;
-    const x = (source.x + source.width / 2 + target.x + target.width / 2) / 2;
-    const y = (source.y + source.height / 2 + target.y + target.height / 2) / 2;
-    const half = context.measureText(words).width / 2 + 4;
-    const at = Math.min(Math.max(x, sight.left + half), sight.width - half);
-    context.fillStyle = theme.paper;
-    context.globalAlpha = 0.9;
-    context.fillRect(at - half, y - 8, 2 * half, 16);
-    context.globalAlpha = 1;
-    context.fillStyle = theme.critical;
-    context.fillText(words, at, y);
-  }
 }

@@ -14,7 +14,7 @@ export function showMistake(chart, box) {
   if (mistake === null) return;
   box.hidden = false;
   box.append(element("h2", {}, `${mistake.code}: ${mistake.title}`));
-  box.append(...mistake.missing.map((words) => element("p", {}, words)));
+  box.append(...mistake.missing.filter((words) => words !== mistake.title).map((words) => element("p", {}, words)));
   if (schedules.length > 0 && mistake.operations.length > 0) {
     const places = Array.from(mistake.operations, (operation) => {
       return jump(chart, { schedule: 0, operation }, shortName(chart.store.all[0], operation));
