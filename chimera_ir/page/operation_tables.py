@@ -80,7 +80,7 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
         OperationTable(
             worker=[row.worker for row in rows],
             kind=[kind_numbers[operation.kind.letter] for operation in operations],
-            micro=[operation.micros[0] for operation in operations],
+            micro=[operation.micros[0] // header.slices for operation in operations],
             size=[_share(operation.size, header.parts) for operation in operations],
             stage=[operation.stage for operation in operations],
             pipe=[pipe_numbers[header.pipe_of[operation.micros[0]].name] for operation in operations],

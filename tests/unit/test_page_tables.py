@@ -13,7 +13,7 @@ from chimera_ir import Compilation, Options
 from chimera_ir.flow.cycles import critical
 from chimera_ir.flow.engine import ordered
 from chimera_ir.ir.ops import Compute, Pair
-from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.text.printer import absolute, line
 from tests.documents import document_in
 from tests.test_architecture import ROOT
 
@@ -27,6 +27,7 @@ CASES = {
     "pairs": ("dualpipe_v", {"P": 2, "N": 6}, Options(costs={"pair": 2})),
     "split backwards": ("zb_h1", {"D": 4, "N": 4}, Options()),
     "a stream": ("pipedream_2bw", {"D": 2, "N": 2}, Options(recompute=True)),
+    "slices": ("seq1f1b", {"D": 2, "N": 2, "k": 2}, Options(costs={"F": "2,3"})),
     "a profile": ("dapple", {"D": 4, "N": 4}, PROFILED),
 }
 
@@ -76,10 +77,11 @@ def operations_of(schedule: Mapping[str, Any], **values: float) -> Iterator[tupl
 
 def replayed(compiled: Compilation) -> Iterator[tuple[int, str, float, float]]:
     """The operations of a compilation with their times, as the replay has them."""
+    numbers = absolute(compiled.replay.header)
     for worker, lane in enumerate(compiled.replay.lanes):
         for event in lane:
             if isinstance(event.instruction, Compute | Pair):
-                yield from ((worker, line(part), event.start, event.end) for part in event.instruction.parts)
+                yield from ((worker, line(part, numbers), event.start, event.end) for part in event.instruction.parts)
 
 
 def assert_equal(shown: Iterator[tuple[Any, ...]], expected: Iterator[tuple[Any, ...]]) -> None:
@@ -124,7 +126,7 @@ def test_messages_and_sums_know_their_events_and_operations(case: str) -> None:
     assert len(messages["words"]) == len(compilation(case).replay.messages)
     before = rows_of(events, "before")
     for row, text in enumerate(messages["words"]):
-        micros, source, target = re.fullmatch(r"(?:\w+ )?(m[\d,m]+) s(\d+)->s(\d+)", text).groups()  # type: ignore[union-attr]
+        micros, source, target = re.fullmatch(r"(?:\w+ )?(m[\d,m]+(?: q\d+)?) s(\d+)->s(\d+)", text).groups()  # type: ignore[union-attr]
         maker, taker, link = messages["maker"][row], messages["taker"][row], messages["links"][messages["link"][row]]
         assert (operations["stage"][maker], operations["stage"][taker]) == (int(source), int(target))
         assert f" {micros} " in f"{operations['words'][maker]} "
