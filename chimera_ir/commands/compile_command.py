@@ -226,8 +226,8 @@ def compile_command(
         figures = json.loads(answer.output.files["report.json"])
         write_json({"directory": str(directory), "run": line, "report": figures})
     else:
-        picture = f"chimera view {command_line([as_argument(str(directory))])}"
-        wrote = f"wrote {visible(str(directory))} (picture: {picture}; all figures: report.json, --details)"
+        page = f"chimera view {command_line([as_argument(str(directory))])}"
+        wrote = f"wrote {visible(str(directory))} (page: {page}; all figures: report.json, --details)"
         report(f"{wrote}: run it with\n  {line} --check\n")
     if not answer.output.fits:
         click.echo("the program does not fit the memory of the cluster's workers", err=True)

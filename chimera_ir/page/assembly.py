@@ -51,9 +51,15 @@ def page(document: PageDocument) -> str:
         policy="; ".join(f"{directive} {source}" for directive, source in policy.items()),
         style=Inlined(style),
         first=Inlined(first),
-        scripts=_in_base64(gzip.compress(scripts.encode(), mtime=0)),
+        scripts=_compressed(scripts),
         data=_in_base64(packed(document)),
     )
+
+
+@cache
+def _compressed(text: str) -> Inlined:
+    """A text that is the same in all pages."""
+    return _in_base64(gzip.compress(text.encode(), mtime=0))
 
 
 def _in_base64(data: bytes) -> Inlined:

@@ -17,7 +17,10 @@ from tests.patience import PATIENCE
 from tests.repeatable import also
 from tests.unit.command import TINY, Run, contents, shell
 
-LEVELS = [level.value for level in Level if level not in (Level.TORCH_CSV, Level.TORCH_CSV_COMMS)]  # test_for_torch
+ELSEWHERE = (Level.TORCH_CSV, Level.TORCH_CSV_COMMS, Level.HTML)
+"""Levels of test_for_torch and of test_page_tables: a page has the text that was compiled."""
+
+LEVELS = [level.value for level in Level if level not in ELSEWHERE]
 MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
 
 
@@ -64,7 +67,9 @@ def test_a_text_enters_at_its_level_and_has_none_below(run: Run, tmp_path: Path)
 def test_a_compilation_from_the_written_program_writes_the_same_directory(run: Run, tmp_path: Path) -> None:
     assert run("chimera", "--set", "N=6").status == 0
     assert run("chimera.out/schedule.sir", "--out", "again").status == 0
-    assert contents(tmp_path / "again") == contents(tmp_path / "chimera.out")
+    again, first = contents(tmp_path / "again"), contents(tmp_path / "chimera.out")
+    page = {"schedule.html": b""}
+    assert {**again, **page} == {**first, **page}, "the page has the text that was compiled"
 
 
 CONTRACT = json.loads("""
@@ -145,7 +150,7 @@ def test_results_go_to_standard_output_and_diagnostics_to_standard_error(run: Ru
 def test_a_compilation_says_what_it_wrote_and_how_to_run_it(run: Run) -> None:
     ended = run("gems", "--set", "D=2", "--out", "some/where")
     assert (ended.status, ended.err) == (0, "")
-    assert "wrote some/where (picture: chimera view some/where;" in ended.out
+    assert "wrote some/where (page: chimera view some/where;" in ended.out
     assert not [line for line in ended.out.splitlines() if line.endswith(" ")]
     assert "torchrun --nproc-per-node=2 some/where/train.py" in ended.out
     assert "\x1b" not in ended.out
