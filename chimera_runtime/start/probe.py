@@ -208,7 +208,8 @@ class _Probe:
         accepted_names = accepted(module, names)
         loaded = _copied(self.batches.keywords(0, micro), world.device) if accepted_names else {}
         keywords = {name: loaded[name] for name in accepted_names}
-        call = StageCall(before, inputs, target, is_last, keywords=keywords, carry=carry)
+        leaves_carry = micro + 1 < world.job.slices
+        call = StageCall(before, inputs, target, is_last, keywords=keywords, carry=carry, leaves_carry=leaves_carry)
         probed = stage_probe.probe_forward(self.model, stage, module, call, measures=self.measures)
         if stage in world.job.split_backward:
             probed = stage_probe.with_obstacle(probed)

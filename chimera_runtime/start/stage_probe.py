@@ -27,7 +27,7 @@ class StageCall(NamedTuple):
     """Arguments of a stage. ``inputs`` are the tensors of the stage before, or the input from the dataset on stage 0.
 
     ``before`` describes the tensors of the stage before; None on stage 0. Only the last stage has a target. ``carry``
-    is that of the slice before.
+    is that of the slice before; the stage ``leaves_carry`` if a slice follows.
     """
 
     before: Boundary | None
@@ -36,6 +36,7 @@ class StageCall(NamedTuple):
     is_last: bool
     keywords: Keywords
     carry: Carry = NO_CARRY
+    leaves_carry: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     If ``measures`` is true, the footprint has the memory that is saved for the backward.
     """
     # New lists and dicts: the module may change them, and `measure_halves` uses the call again.
-    before, handed, target, is_last, keywords, carry = call._replace(
+    before, handed, target, is_last, keywords, carry, leaves_carry = call._replace(
         inputs=fresh(call.inputs), target=fresh(call.target), keywords=fresh(call.keywords)
     )
     inputs: Tensors = ()
@@ -127,7 +128,9 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         outputs=outputs,
         form=form,
         traits=traits,
-        footprint=saved.footprint(argument, outputs, (target, keywords), carry_leaves, taken_apart(left)[0]),
+        footprint=saved.footprint(
+            argument, outputs, (target, keywords), carry_leaves, taken_apart(left)[0] if leaves_carry else ()
+        ),
         count=None if count is None else 0.0 if count.is_meta else count.item(),
         auxiliary=roots_of(auxiliary),
         carry_leaves=carry_leaves,
@@ -176,7 +179,7 @@ def measure_halves(
     roots = probed.roots(differentiable)
     gradients = tuple(map(torch.zeros_like, roots))
     before, inputs, received = dict(saved.sizes), memory_of((probed.inputs, call.carry.tensors)), memory_of(gradients)
-    left = memory_of(probed.left).keys() - inputs.keys()
+    left = memory_of(probed.left).keys() - inputs.keys() if call.leaves_carry else set()
     with UserCode(f"the backward of stage {stage}", FAILED):
         half: SecondHalf = (
             WholeBackward(roots, gradients, module.parameters(), apart=False)

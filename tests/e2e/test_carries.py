@@ -126,7 +126,7 @@ def test_training_and_validation_in_slices_are_those_of_whole_sequences(ran: tup
 
 def test_the_memory_of_carries_is_counted(ran: tuple[Path, dict[str, Outcome]]) -> None:
     """Keys and values are views into the 18 numbers of 8 bytes that the projection makes for each of 4 positions."""
-    assert "4 slices of 1.47 KiB, 4 carries of 576 B" in ran[1]["tied"].said[0]
+    assert "4 slices of 1.66 KiB, 4 carries of 576 B" in ran[1]["tied"].said[0]
     assert 4 * 18 * 8 == 576
 
 
