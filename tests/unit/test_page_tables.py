@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,9 @@ from chimera_ir.flow.cycles import critical
 from chimera_ir.flow.engine import ordered
 from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.ir.text.printer import absolute, line
-from tests.documents import document_in
+from chimera_ir.page import tables
+from chimera_ir.page.packing import packed
+from tests.documents import document_in, unpacked
 from tests.test_architecture import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -208,3 +211,46 @@ def test_the_turn_of_a_stream_has_its_period() -> None:
     lengths = [round(times[event][1] - times[event][0]) for event in turn["events"]]
     assert critical(waits, lengths).cycle.ratio / turn["updates"] == schedule["facts"]["makespan"]
     assert [case for case in CASES if schedule_of(case)["turn"]] == ["a stream"]
+
+
+CONTRACT = ROOT / "templates" / "page" / "document.d.ts"
+INTERFACES = {
+    "PageDocument": tables.PageDocument,
+    "Schedule": tables.ScheduleTables,
+    "OperationKind": tables.OperationKind,
+    "Facts": tables.Facts,
+    "Look": tables.Look,
+    "Slider": tables.Slider,
+    "Operations": tables.OperationTable,
+    "Events": tables.EventTable,
+    "Ports": tables.PortTable,
+    "Form": tables.LengthForm,
+    "Messages": tables.MessageTable,
+    "Sums": tables.SumTable,
+    "TurnOfStream": tables.TurnTable,
+    "Memory": tables.MemoryTable,
+    "SourceText": tables.SourceText,
+    "Mistake": tables.ShownMistake,
+}
+
+
+@pytest.mark.parametrize("name", INTERFACES)
+def test_a_table_has_the_columns_that_the_scripts_read(name: str) -> None:
+    declared = re.search(rf"^interface {name} {{\n(.*?)^}}", CONTRACT.read_text(encoding="utf-8"), re.M | re.S)
+    assert declared is not None
+    assert sorted(re.findall(r"^  (\w+):", declared[1], re.M)) == sorted(
+        column.name for column in fields(INTERFACES[name])
+    )
+
+
+def test_integers_that_no_column_of_four_bytes_holds_are_numbers_of_eight() -> None:
+    rows = [*range(-3, 300), 2**31 - 1, -(2**31), 2**40]
+    for numbers in (rows, rows[:-1], rows[:-3], [0.5, 1], [7]):
+        table = tables.TurnTable(numbers, [], [0], [], 1)
+        assert unpacked(packed(table)) == {
+            "events": numbers,
+            "before": [],
+            "before_from": [0],
+            "ago": [],
+            "updates": 1,
+        }
