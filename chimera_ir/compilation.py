@@ -172,8 +172,7 @@ class Compilation:
         baseline, copies = self._baseline()
         verified, timeline = self.verified, self.timeline
         self.tell("comparing with the baseline")
-        launched = launches(verified.program, timeline)
-        rules = names(verified.rules)
+        launched, rules = launches(verified.program, timeline), names(verified.rules)
         made = report(verified.schedule, self._durations, baseline, verified.weights, launched, rules, timeline, copies)
         results = verified.with_evaluation(lambda: self.verified_evaluation)
         choices = (CommunicatorChoice(result.communicators.value, result.count, result.blocked) for result in results)
@@ -189,8 +188,7 @@ class Compilation:
     @_level
     def prediction(self) -> "Prediction | None":
         """The time and the memory that the program takes on the cluster; None where no profile is given."""
-        forecast = self.forecast
-        if forecast is None:
+        if (forecast := self.forecast) is None:
             return None
         program = self.verified.program
         self.tell("predicting time and memory")

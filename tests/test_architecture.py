@@ -49,7 +49,8 @@ IMPORTS = {
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
     "predict": {"cost", "errors", "ir", "flow", "lower", "profile", "verify", "garbage"},
     "measure": {"profile", "output"},
-    "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source"},
+    "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source", "escapes"},
+    "recorded_page": {"compilation", "cost", "ir", "page", "predict", "profile", "request", "source", "trace"},
     "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},
     "request": {"cost", "errors", "ir", "predict", "source", "syntax", "torch_text"},
@@ -79,7 +80,7 @@ IMPORTS = {
     "commands": {
         *("answer", "cache", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "highlight"),
         *("library", "measure", "options", "output", "planner", "profile", "progress", "request", "resources"),
-        *("source", "sweeps", "syntax", "texts", "trace", "garbage", "escapes", "__version__"),
+        *("source", "sweeps", "syntax", "texts", "trace", "garbage", "escapes", "__version__", "recorded_page"),
     },
     "start": {"commands", "garbage"},
     "__main__": {"start"},

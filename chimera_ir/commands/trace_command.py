@@ -1,5 +1,6 @@
 """``chimera trace``: what ``train.py --trace`` recorded, compared with the prediction."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from chimera_ir.escapes import visible
 from chimera_ir.options import read_inputs
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.profile.warnings import WARNING, shown
+from chimera_ir.recorded_page import recorded_page
 from chimera_ir.trace import presentation
-from chimera_ir.trace.compare import compare
+from chimera_ir.trace.compare import TraceComparison, compare, has_whole_updates
 from chimera_ir.trace.drawing import draw
-from chimera_ir.trace.presentation import page
+from chimera_ir.trace.match import lanes
 from chimera_ir.trace.profile_source import profile_source
 from chimera_ir.trace.recorded_events import recorded_trace
-from chimera_ir.trace.trace_files import BadTrace, read
+from chimera_ir.trace.spans import Lane
+from chimera_ir.trace.trace_files import BadTrace, Trace, read
 
 NAME = "chimera-trace"
 
@@ -39,7 +42,8 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     """Compare what the ranks recorded in DIR with what their schedule promises.
 
     DIR is what train.py --trace DIR wrote, with the files of all ranks. Prints the residuals by kind and worker, and
-    writes trace.html (the page), compare.svg (its picture) and trace.json (for Perfetto or chrome://tracing).
+    writes trace.html (the page), compare.svg (a picture) and trace.json (for Perfetto or chrome://tracing). The page of
+    a run that ended early, as after a time-out, shows where every rank stopped.
 
     The promise is made from what operations took in the run itself, with messages that take no time; with --profile
     and --cluster it is the prediction that these made before: a replay of the program.
@@ -52,22 +56,29 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
         for warning in shown(inputs.warnings if inputs else ()):
             remark(f"{WARNING}{warning}")
         trace = read(directory)
-        comparison = compare(trace, profile_source(trace, inputs) if inputs else None)
+        recorded = lanes(trace)
+        comparison = _compared(trace, recorded, inputs)
     except BadTrace as error:
         raise WrongText(str(error)) from error
-    drawing = draw(comparison)
-    files = {
-        "trace.html": page(comparison, drawing),
-        "compare.svg": drawing,
-        "trace.json": recorded_trace(trace, comparison),
-    }
+    files = {"trace.html": recorded_page(trace, recorded, comparison)}
+    if comparison is not None:
+        files |= {"compare.svg": draw(comparison), "trace.json": recorded_trace(trace, comparison)}
     target = directory / "view" if out is None else out
     output_directory.write(target, files, f".{NAME}")
     if as_json:
-        write_json(rounded(presentation.as_json(comparison)))
+        write_json(rounded(presentation.as_json(comparison)) if comparison else presentation.ended_as_json(trace))
         return
-    report(printed(lambda console: console.print(presentation.text(comparison))))
+    ended = presentation.ended(trace)
+    report(printed(lambda console: console.print(presentation.text(comparison) if comparison else ended)))
     report(f"wrote {visible(str(target))}: {', '.join(files)}\n")
+
+
+def _compared(trace: Trace, recorded: Sequence[Lane], inputs: Inputs | None) -> TraceComparison | None:
+    """The comparison; None for a run that ended before every rank had recorded an update."""
+    ended = any(rank.ended is not None for rank in trace.ranks)
+    if ended and not has_whole_updates(trace, recorded):
+        return None
+    return compare(trace, profile_source(trace, inputs) if inputs else None)
 
 
 def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:

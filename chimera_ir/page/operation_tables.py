@@ -14,7 +14,7 @@ from chimera_ir.picture.legend import kinds_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.words import BLACK, ink, mixed, strands
 
-_DIMMED = Fraction(1, 5)
+DIMMED = Fraction(1, 5)
 """The share of black that is mixed into light colours on a dark page."""
 
 
@@ -111,6 +111,6 @@ def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> 
     return Look(
         name=f"{strands(painted.header)[group.strand].name}{stage}: {example.kind.noun}{part}",
         light=BoxColours(fill, text),
-        dark=BoxColours(mixed(fill, BLACK, _DIMMED) if example.kind.opens else fill, text),
+        dark=BoxColours(mixed(fill, BLACK, DIMMED) if example.kind.opens else fill, text),
         pattern=group.chunk * slices + number,
     )

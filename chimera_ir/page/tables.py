@@ -239,5 +239,5 @@ class PageDocument:
     texts: Sequence[SourceText]
     mistake: ShownMistake | None = None
     matches: Column | None = None
-    trace: Mapping[str, object] | None = None
+    trace: object = None
     format: int = 1

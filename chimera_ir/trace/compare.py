@@ -55,12 +55,13 @@ class TraceComparison:
 
     ``source`` is that of the prediction, None if it was made from the run itself. Of the ``updates`` that were recorded
     completely, measured figures are averaged over the ``chosen`` ones. ``typical`` is the chosen update of median
-    length, which begins at ``origin`` nanoseconds. ``rows`` has the residuals of each worker; they add up to its
-    `step`, predicted and measured.
+    length, which begins at ``origin`` nanoseconds; the predicted one begins at ``begins``. ``rows`` has the residuals
+    of each worker; they add up to its `step`, predicted and measured.
 
     ``predicted`` and ``measured`` are the update that is compared: the predicted one, and the typical one of copy 0.
     ``operations`` has its operations, each predicted and measured; it is empty if updates overlap. ``recorded`` has the
-    lanes of all ranks; ``ended`` says how the run ended early, None if it did not.
+    lanes of all ranks, and ``windows[u]`` their windows of update u; ``first_copy`` are the ranks of copy 0. ``ended``
+    says how the run ended early, None if it did not.
     """
 
     about: RunInfo
@@ -70,12 +71,25 @@ class TraceComparison:
     chosen: tuple[int, ...]
     typical: int
     origin: int
+    begins: int
     rows: tuple[tuple[Residual, ...], ...]
     predicted: Side
     measured: Side
     operations: tuple[Paired, ...]
     recorded: tuple[Lane, ...]
     ended: str | None
+    windows: Sequence[Sequence[UpdateWindow]]
+    first_copy: tuple[int, ...]
+
+    @property
+    def barriered(self) -> bool:
+        """Whether a barrier precedes each update."""
+        return is_barriered(self.about, self.header)
+
+    def measured_update(self, update: int) -> Side:
+        """A recorded update of copy 0."""
+        lanes = [self.recorded[rank] for rank in self.first_copy]
+        return _side(self.header, lanes, [self.windows[update][rank] for rank in self.first_copy])
 
     def step(self, worker: int) -> tuple[float, float]:
         """Seconds of an update on a worker: predicted, measured."""
@@ -98,6 +112,16 @@ class TraceComparison:
         )
 
 
+def is_barriered(about: RunInfo, header: Header) -> bool:
+    """Whether a barrier precedes each update of a run."""
+    return about.rehearse is not None and not header.asynchronous
+
+
+def has_whole_updates(trace: Trace, recorded: Sequence[Lane]) -> bool:
+    """Whether every rank of a run that ended early recorded an update to its end, and another one ended behind it."""
+    return all(rank.is_recorded for rank in trace.ranks) and len(windows(trace.header, recorded, False)) > 1
+
+
 def compare(trace: Trace, source: ProfileSource | None = None) -> TraceComparison:
     """Comparison of a trace with a prediction from ``source`` or, if that is None, from the run's own operations.
 
@@ -106,7 +130,7 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
     # The measured updates: all that were recorded completely, and the typical ones among them.
     header, about = trace.header, trace.about
     streams = header.asynchronous
-    barriered = about.rehearse is not None and not streams
+    barriered = is_barriered(about, header)
     recorded = lanes(trace)
     ended = next((rank.ended for rank in trace.ranks if rank.ended is not None), None)
     whole = windows(header, recorded, barriered)[: None if ended is None else -1]
@@ -141,12 +165,15 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
         chosen=tuple(sorted(chosen)),
         typical=typical,
         origin=origins[1],
+        begins=origins[0],
         rows=tuple(map(_rows, expected, accounts)),
         predicted=_side(header, prediction.lanes, frame),
         measured=_side(header, *shown),
         operations=() if streams else tuple(_paired(prediction, shown[0], typical, origins)),
         recorded=recorded,
         ended=ended,
+        windows=whole,
+        first_copy=tuple(rank.rank for rank in first),
     )
 
 
@@ -242,7 +269,7 @@ def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[UpdateWindow]) 
     if header.asynchronous:
         frame = [UpdateWindow(origin, max(window.end for window in frame))] * len(frame)
     return Side(
-        tuple(tuple(_later(span, -origin) for span in inside(lane, w)) for lane, w in zip(lanes, frame, strict=True)),
+        tuple(tuple(later(span, -origin) for span in inside(lane, w)) for lane, w in zip(lanes, frame, strict=True)),
         tuple(UpdateWindow(start - origin, end - origin) for start, end in frame),
     )
 
@@ -251,7 +278,8 @@ def _origin(frame: Iterable[UpdateWindow]) -> int:
     return min(window.start for window in frame)
 
 
-def _later(span: LaneSpan, by: int) -> LaneSpan:
+def later(span: LaneSpan, by: int) -> LaneSpan:
+    """The span, ``by`` nanoseconds later."""
     return span._replace(start=span.start + by, end=span.end + by)
 
 
@@ -271,4 +299,4 @@ def _paired(
                 f"{len(expected)}; trace the run again"
             )
         for predicted, measured in zip(expected, done, strict=True):
-            yield Paired(worker, _later(predicted, -origins[0]), _later(measured, -origins[1]))
+            yield Paired(worker, later(predicted, -origins[0]), later(measured, -origins[1]))

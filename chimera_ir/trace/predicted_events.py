@@ -110,7 +110,7 @@ class _Drawn:
         for event in self._replay.sums:
             if self._at(event.start) < self._at(event.end):
                 for worker in event.workers:
-                    name, process = line(event.instruction), FIRST_PROCESS + worker
+                    name, process = line(event.instruction, self._replay.header), FIRST_PROCESS + worker
                     yield from event_format.stretch(name, "sum", process, self._at(event.start), self._at(event.end))
 
     def memory(self) -> Iterator[TraceEvent]:

@@ -1,4 +1,4 @@
-"""Residuals by kind and worker and the causes of the bubble: as text for a terminal, as a page, and as JSON."""
+"""Residuals by kind and worker and the causes of the bubble: as text for a terminal, and as JSON."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,12 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.picture.chart import filled
-from chimera_ir.picture.sheet import Drawing
 from chimera_ir.plural import counted, listed
 from chimera_ir.trace.compare import Residual, TraceComparison
 from chimera_ir.trace.drawing import milliseconds, summary
 from chimera_ir.trace.spans import BUSY, Activity, words
+from chimera_ir.trace.trace_files import Trace
 
 IN_FULL = 8
 """The most workers that each get a table on the terminal; for more workers it shows the mean alone."""
@@ -54,7 +53,7 @@ def blocks(comparison: TraceComparison) -> list[Block]:
 def bubbles(comparison: TraceComparison) -> list[Line]:
     """Lines for the time without compute, by worker and cause, the longest first."""
     named = [
-        (f"worker {worker}: {cause(row)}", row, comparison.step(worker)[1])
+        (f"worker {worker}: {cause_of(row.kind, row.cause)}", row, comparison.step(worker)[1])
         for worker, rows in enumerate(comparison.rows)
         for row in rows
         if row.kind not in BUSY
@@ -63,11 +62,11 @@ def bubbles(comparison: TraceComparison) -> list[Line]:
     return [_line(name, row.predicted, row.measured, whole) for name, row, whole in named]
 
 
-def cause(row: Residual) -> str:
-    """Words for the kind of a residual and its cause, such as ``wait for messages from worker 1``."""
-    if row.kind is Activity.FLUSH:
+def cause_of(kind: str, cause: str) -> str:
+    """Words for an activity and its cause, such as ``wait for messages from worker 1``."""
+    if kind == Activity.FLUSH:
         return "done; waits for the last worker"
-    return f"wait for {row.cause}" if row.cause else row.kind
+    return f"wait for {cause}" if cause else str(kind)
 
 
 def _by_kind(rows: Iterable[Residual], workers: int) -> dict[str, tuple[float, float]]:
@@ -142,18 +141,21 @@ def ground(comparison: TraceComparison) -> str:
     return f"predicted from {costs}; messages, sums and posting take no time"
 
 
-def page(comparison: TraceComparison, drawing: str) -> str:
-    """The comparison as an HTML page that needs no other file: ``drawing`` (an SVG document) and the tables."""
-    return filled(
-        "trace.html.j2",
-        title=comparison.about.scheme,
-        summary=summary(comparison),
-        basis=basis(comparison),
-        ground=ground(comparison),
-        drawing=Drawing(drawing),
-        blocks=blocks(comparison),
-        bubbles=bubbles(comparison),
-    )
+def ended(trace: Trace) -> Text:
+    """Text on a run that ended before an update was complete: the messages of the ranks, each once."""
+    messages = dict.fromkeys(rank.ended for rank in trace.ranks if rank.ended is not None)
+    lines = [
+        "no update was recorded whole; the run ended early:",
+        *messages,
+        "trace.html shows where every rank stopped",
+    ]
+    return Text("\n".join(lines))
+
+
+def ended_as_json(trace: Trace) -> dict[str, Any]:
+    """A run that ended before an update was complete, as JSON."""
+    messages = [{"rank": rank.rank, "ended": rank.ended} for rank in trace.ranks]
+    return {"scheme": trace.about.scheme, "updates": 0, "ranks": messages}
 
 
 def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:

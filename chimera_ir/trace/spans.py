@@ -9,7 +9,7 @@ from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.text.printer import group_name, line, message_text
+from chimera_ir.ir.text.printer import ABSOLUTE, Numbers, group_name, line, message_text
 from chimera_ir.picture.words import shown_micro
 
 
@@ -107,9 +107,9 @@ def _worker(header: Header, micro: int, stage: Stage) -> int:
     return int(header.worker(shown_micro(header, micro), stage))
 
 
-def words(operation: ops.Instruction | Load) -> str:
-    """An operation in the words of schedule.sir."""
-    return operation.text if isinstance(operation, Load) else line(operation)
+def words(operation: ops.Instruction | Load, numbers: Numbers | Header = ABSOLUTE) -> str:
+    """An operation in the words of schedule.sir; ``numbers``, or a header, name micro-batches and slices."""
+    return operation.text if isinstance(operation, Load) else line(operation, numbers)
 
 
 def recorded(instruction: ops.Instruction) -> Iterator[str]:

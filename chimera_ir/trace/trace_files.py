@@ -32,6 +32,9 @@ LONGEST = 2**63 - 1
 _NAMED = 8
 """The most ranks that a message about missing files names."""
 
+_LOST = 4096
+"""The most ranks without a file that a trace of a run that ended early may have."""
+
 
 class BadTrace(Exception):
     """Raised if a trace cannot be read or compared with its program; the message says why, and what to do."""
@@ -75,7 +78,10 @@ class RecordedOperation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank's file; ``ended`` says how the run ended early, None if it did not."""
+    """A rank's file; ``ended`` says how the run ended early, None if it did not, and ``ended_at`` when, if known.
+
+    ``is_recorded`` is False for a rank of a run that ended early, if the rank left no file.
+    """
 
     rank: int
     worker: int
@@ -83,6 +89,8 @@ class Rank:
     clock: tuple[ClockOffset, ...]
     operations: tuple[RecordedOperation, ...]
     ended: str | None
+    ended_at: int | None = None
+    is_recorded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +124,10 @@ def read(directory: Path) -> Trace:
     ranks = [rank for _, rank in files]
     for path, rank in zip(paths, ranks, strict=True):
         _require_place(path, rank, about, program.header.workers)
-    _require_all(directory, ranks, about.copies * program.header.workers)
+    expected = about.copies * program.header.workers
+    if any(rank.ended is not None for rank in ranks):
+        ranks += [_unrecorded(rank, about, program.header.workers) for rank in islice(_missing(ranks, expected), _LOST)]
+    _require_all(directory, ranks, expected)
     if about.updates > max(1, *(len(rank.operations) for rank in ranks)) and all(rank.ended is None for rank in ranks):
         raise BadTrace(
             f"{directory}: is of {counted(about.updates, 'update')}, and no rank recorded as many; trace the run again"
@@ -126,12 +137,26 @@ def read(directory: Path) -> Trace:
 
 def _require_place(path: Path, rank: Rank, about: RunInfo, workers: int) -> None:
     """Checks that a file has the name of its rank, and that the layout puts the rank where the file says."""
-    place = divmod(rank.rank, workers) if about.layout == "pipeline" else divmod(rank.rank, about.copies)[::-1]
+    place = _place(rank.rank, about, workers)
     if path.name != f"rank_{rank.rank}.jsonl" or place != (rank.copy, rank.worker) or rank.copy >= about.copies:
         raise BadTrace(
             f"{path}: says that it is of rank {rank.rank}, worker {rank.worker} of copy {rank.copy}, which this run "
             "does not have under this name; copy the files again"
         )
+
+
+def _place(rank: int, about: RunInfo, workers: int) -> tuple[int, int]:
+    """The copy and the worker of a rank."""
+    if about.layout == "pipeline":
+        return divmod(rank, workers)
+    worker, copy = divmod(rank, about.copies)
+    return copy, worker
+
+
+def _unrecorded(rank: int, about: RunInfo, workers: int) -> Rank:
+    """A rank of a run that ended early, which left no complete file: it was killed."""
+    copy, worker = _place(rank, about, workers)
+    return Rank(rank, worker, copy, (), (), "left no record: it was killed", is_recorded=False)
 
 
 def _text(path: Path) -> str:
@@ -161,10 +186,15 @@ def _hint(directory: Path, missing: list[int]) -> str:
     return "; ranks on other machines have written theirs there: copy all into one directory" if missing else ""
 
 
+def _missing(ranks: Sequence[Rank], expected: int) -> Iterator[int]:
+    """Yields the numbers of the ranks that have no file."""
+    present = {rank.rank for rank in ranks}
+    return (rank for rank in range(expected) if rank not in present)
+
+
 def _require_all(directory: Path, ranks: Sequence[Rank], expected: int) -> None:
     """Checks that each of ``expected`` ranks has a file; of many missing files only the first are named."""
-    present = {rank.rank for rank in ranks}
-    missing = list(islice((rank for rank in range(expected) if rank not in present), _NAMED + 1))
+    missing = list(islice(_missing(ranks, expected), _NAMED + 1))
     if missing:
         plural = "s" if len(missing) > 1 else ""
         named = ", ".join(map(str, missing[:_NAMED])) + (" .." if len(missing) > _NAMED else "")
@@ -214,6 +244,7 @@ def _rank(path: Path) -> tuple[RunInfo, Rank]:
             clock=_clock([_offset(line["clock"]) for line in (first, last) if line["clock"] is not None]),
             operations=tuple(operations),
             ended=None if last["ended"] is None else _word(last["ended"]),
+            ended_at=None if last.get("at") is None else _whole(last["at"], -LONGEST),
         )
         if any(later.start < earlier.end for earlier, later in pairwise(operations)):
             raise ValueError("an operation begins before the one ahead of it ends")
@@ -319,7 +350,7 @@ def _retimed(rank: Rank, change: Callable[[int], int]) -> Rank:
     changed = (
         operation._replace(start=change(operation.start), end=change(operation.end)) for operation in rank.operations
     )
-    return replace(rank, operations=tuple(changed))
+    return replace(rank, operations=tuple(changed), ended_at=None if rank.ended_at is None else change(rank.ended_at))
 
 
 def aligned(clock: tuple[ClockOffset, ...], time: int) -> int:

@@ -100,6 +100,7 @@ export function drawNames(sight, rows, all, state) {
     }
     context.textAlign = "right";
     if (row.kind === "lane") drawText(sight, row.name, left - 8, y, theme.ink, "600 12px", left - 8, "right");
+    if (row.kind === "measured") drawText(sight, row.name, left - 8, y, theme.muted, "11px", left - 8, "right");
     if (row.kind === "link") drawText(sight, row.name, left - 8, y, theme.link, "11px", left - 8, "right");
     if (row.kind === "memory" && row.height >= 16) {
       const text = amountText(played.kept?.unit ?? "", played.memory[row.index].peak);

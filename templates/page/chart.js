@@ -7,7 +7,9 @@ import { AXIS, laneOf, rowAt, rowsBetween, rowsOf } from "./layout.js";
 import { drawCritical, drawMessages, drawNeeds, drawOutline } from "./lines.js";
 import { drawMarks } from "./marks.js";
 import { drawMistake } from "./mistake_lines.js";
+import { drawActivity } from "./recorded.js";
 import { drawLink, drawMemory } from "./steps.js";
+import { drawStops } from "./stopped.js";
 import { themeOf } from "./theme.js";
 
 export class Chart {
@@ -31,7 +33,7 @@ export class Chart {
     this.printing = false;
     this.frames = 0;
     store.listen((changed) => {
-      if (changed.has("played")) this.limit();
+      if (changed.has("played") || changed.has("update")) this.limit();
       if (changed.has("shows") || changed.has("unit")) this.arrange();
       this.later();
     });
@@ -43,7 +45,7 @@ export class Chart {
 
   /** Takes the end of time from the schedules. */
   limit() {
-    const ends = this.store.all.map(({ run }) => run.span);
+    const ends = [...this.store.all.map(({ run }) => run.span), this.store.measured?.end ?? 0];
     const lengths = this.store.all.map(({ start, end }) => shortestLength(start, end));
     this.camera.limit(Math.max(0, ...ends), Math.min(Infinity, ...lengths.filter((length) => length > 0)));
   }
@@ -116,6 +118,8 @@ export class Chart {
       drawMarks(sight, this.rows, all, this.store.differences);
     }
     if (page.mistake !== null) drawMistake(sight, this.rows, all, page.mistake);
+    if (page.trace !== null && page.trace.hang !== null) drawStops(sight, this.rows, all[0], page.trace.hang);
+    if (this.store.measured !== null && state.activity !== null) drawActivity(sight, this.rows, this.store.measured, state.activity);
     this.drawChosen(sight);
     context.restore();
     drawNames(sight, this.rows, all, state);
@@ -130,6 +134,7 @@ export class Chart {
   drawRow(sight, row, dimmed) {
     const played = this.store.all[row.schedule];
     if (row.kind === "lane") drawLane(sight, played, row, dimmed);
+    if (row.kind === "measured" && this.store.measured !== null) drawLane(sight, this.store.measured.boxes, row, null);
     if (row.kind === "link") drawLink(sight, row, played);
     if (row.kind === "sums") drawSums(sight, row, played);
     if (row.kind === "memory") {
@@ -174,8 +179,28 @@ export class Chart {
    */
   reveal({ schedule, operation }) {
     const played = this.store.all[schedule];
-    this.camera.reveal(played.start[operation], played.end[operation]);
-    const row = laneOf(this.rows, schedule, played.schedule.operations.worker[operation]);
+    const worker = played.schedule.operations.worker[operation];
+    this.show(laneOf(this.rows, schedule, worker), played.start[operation], played.end[operation]);
+  }
+
+  /**
+   * Moves lanes so that a stretch of time is seen in the row of a worker.
+   * @param {Row["kind"]} kind
+   * @param {number} worker
+   * @param {number} start
+   * @param {number} end
+   */
+  revealRow(kind, worker, start, end) {
+    this.show(this.rows.find((row) => row.kind === kind && row.index === worker) ?? null, start, end);
+  }
+
+  /**
+   * @param {Row | null} row
+   * @param {number} start
+   * @param {number} end
+   */
+  show(row, start, end) {
+    this.camera.reveal(start, end);
     if (row !== null) {
       const room = this.scroller.clientHeight - AXIS;
       if (row.top < this.scroller.scrollTop) this.scroller.scrollTop = row.top - 4;

@@ -3,6 +3,7 @@
 import { element } from "./dom.js";
 import { select } from "./keys.js";
 import { makerOf, takerOf } from "./lines.js";
+import { recordedTime } from "./measured.js";
 import { timeText } from "./numbers.js";
 import { differenceWords, needText, shortName, slackText, whenText } from "./words.js";
 
@@ -21,7 +22,7 @@ export function showDetails(chart, section, openText) {
     else section.replaceChildren(element("h2", {}, "No operation selected"), hint());
   };
   store.listen((changed) => {
-    if (changed.has("selected") || changed.has("played") || changed.has("line")) update();
+    if (changed.has("selected") || changed.has("played") || changed.has("line") || changed.has("update")) update();
   });
   update();
 }
@@ -62,6 +63,11 @@ function detailsOf(chart, place, openText) {
     facts.push(["time", whenText(played, operation)]);
     facts.push(["slack", slackText(played, operation)]);
     if (played.isCritical[event] === 1) facts.push(["", "on the critical path"]);
+  }
+  const recorded = store.measured === null || place.schedule !== 0 ? null : recordedTime(store.measured, operation);
+  if (recorded !== null) {
+    const { start, end } = recorded;
+    facts.push(["recorded", `${timeText(unit, start)} to ${timeText(unit, end)}, took ${timeText(unit, end - start)}`]);
   }
   if (store.differences !== null) facts.push(comparison(chart, place, store.differences));
   const lines = place.schedule === 0 ? linesOf(store, operation, openText) : [];

@@ -222,10 +222,11 @@ interface TracedUpdate {
 
 /** Where a rank stopped: in the wait or the operation `line`, which is at `event` of the first schedule, or nowhere. */
 interface StoppedRank {
+  rank: number;
   worker: number;
   event: number; // -1: before its first operation, behind its last one, or unknown
   line: string; // "wait recv m0 s0->s1"; "" if its record is missing
   update: number;
-  seconds: number; // how long it had been there, as far as is known
+  seconds: number; // how long it had been there; 0 if that is not known
   message: string; // with which it ended
 }

@@ -14,7 +14,7 @@ const HELP = [
   ["+ −", "closer, farther"],
   ["0", "the whole schedule"],
   ["Shift ← →", "earlier, later"],
-  ["c m k l d", "critical path, messages, memory, links, differences"],
+  ["c m k l d r", "critical path, messages, memory, links, differences, what was recorded"],
   ["Escape", "nothing selected"],
   ["?", "these keys"],
 ];
@@ -51,7 +51,8 @@ export function connectKeys(chart, dialog) {
     "k": () => toggle(store, "memory"),
     "l": () => toggle(store, "links"),
     "d": () => toggle(store, "differences"),
-    "Escape": () => store.change({ selected: null, line: null }),
+    "r": () => toggle(store, "measured"),
+    "Escape": () => store.change({ selected: null, line: null, activity: null }),
     "?": () => dialog.showModal(),
   };
   scroller.addEventListener("keydown", (event) => {

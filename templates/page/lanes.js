@@ -11,7 +11,7 @@ const NARROW = 3;
 /**
  * Draws the lane of a worker.
  * @param {Sight} sight
- * @param {Played} played
+ * @param {Boxes} played
  * @param {Row} row
  * @param {Uint8Array | null} dimmed per operation: 1 where it stands back
  */
@@ -35,7 +35,7 @@ export function drawLane(sight, played, row, dimmed) {
 
 /**
  * Rows of idle time of a worker between two times.
- * @param {Played} played
+ * @param {Boxes} played
  * @param {number} worker
  * @param {number} from
  * @param {number} to
@@ -51,7 +51,7 @@ function idleBetween(played, worker, from, to) {
 
 /**
  * @param {Sight} sight
- * @param {Played} played
+ * @param {Boxes} played
  * @param {number} y
  * @param {number} height
  * @param {[number, number]} idle
@@ -61,7 +61,7 @@ function drawIdle(sight, played, y, height, [first, last]) {
   for (let at = first; at < last; at++) {
     const x = Math.max(left, left + (played.idle.start[at] - from) * scale);
     const end = Math.min(sight.width, left + (played.idle.end[at] - from) * scale);
-    const { pattern, ground } = idleLook(CAUSES[played.idle.cause[at]], theme.dark);
+    const { pattern, ground } = idleLook((played.idle.names ?? CAUSES)[played.idle.cause[at]], theme.dark);
     context.fillStyle = paint(context, pattern, ground, left - from * scale);
     context.fillRect(x, y, end - x, height);
   }
@@ -69,7 +69,7 @@ function drawIdle(sight, played, y, height, [first, last]) {
 
 /**
  * @param {Sight} sight
- * @param {Played} played
+ * @param {Boxes} played
  * @param {number} y
  * @param {number} height
  * @param {number} first
@@ -156,7 +156,7 @@ let stripCanvas = null;
 
 /**
  * @param {Sight} sight
- * @param {Played} played
+ * @param {Boxes} played
  * @param {number} y
  * @param {number} height
  * @param {number} first
@@ -172,7 +172,7 @@ function drawStrip(sight, played, y, height, first, last, idle, dimmed) {
   const sums = new Float32Array(columns * halves * 4);
   const grain = scale * ratio;
   for (let at = idle[0]; at < idle[1]; at++) {
-    const { ground, pattern } = idleLook(CAUSES[played.idle.cause[at]], theme.dark);
+    const { ground, pattern } = idleLook((played.idle.names ?? CAUSES)[played.idle.cause[at]], theme.dark);
     const colour = mean(rgb(ground), mean(rgb(ground), rgb(pattern.mark)));
     const [start, end] = [(played.idle.start[at] - from) * grain, (played.idle.end[at] - from) * grain];
     for (let half = 0; half < halves; half++) spread(sums, half * columns, columns, start, end, colour);

@@ -31,12 +31,13 @@ export function rowsOf(all, state, room) {
     top += height;
   };
   const lanes = all.reduce((count, { schedule }) => count + schedule.workers, 0);
-  const lane = Math.round(Math.min(44, Math.max(18, room / lanes / (state.shows.memory ? 2 : 1.2))));
+  const lane = Math.round(Math.min(44, Math.max(18, room / lanes / (1.2 + (state.shows.memory ? 0.8 : 0) + (state.shows.measured ? 1 : 0)))));
   all.forEach(({ schedule, memory, proven }, number) => {
     if (all.length > 1) add("heading", number, 0, HEADING_ROW, schedule.name);
     const hasSums = schedule.sums.event.length > 0 && proven;
     for (let worker = 0; worker < schedule.workers; worker++) {
       add("lane", number, worker, lane, `P${worker}`);
+      if (state.shows.measured && number === 0) add("measured", number, worker, lane, "run");
       if (hasSums) add("sums", number, worker, SUMS_ROW, "");
       if (state.shows.memory && memory.length > 0) add("memory", number, worker, Math.max(20, lane - 6), "");
       top += proven ? GAP_BELOW : GAP_OF_ARROWS;

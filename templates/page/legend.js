@@ -9,6 +9,18 @@ import { reason } from "./words.js";
 const MOST_LOOKS = 24;
 
 /**
+ * Patterns that only recorded lanes have, beside those of idle time.
+ * @type {[string, string][]}
+ */
+const RECORDED = [
+  ["message", "waits for a message"],
+  ["sum", "waits for a sum"],
+  ["send", "waits for a send"],
+  ["post", "posts or loads"],
+  ["bubble", "between operations"],
+];
+
+/**
  * Keeps the legend up to date with the mode, and with the causes of idle time that there are.
  * @param {import("./store.js").Store} store
  * @param {HTMLElement} legend
@@ -44,8 +56,13 @@ function entries(store) {
     const { pattern, ground } = idleLook(cause, dark);
     return [entry(swatch(ground, pattern), cause, reason(number))];
   });
+  const waits = RECORDED.flatMap(([wait, name]) => {
+    if (!state.shows.measured || !store.page.trace?.activities.some((activity) => activity.wait === wait)) return [];
+    const { pattern, ground } = idleLook(wait, dark);
+    return [entry(swatch(ground, pattern), name)];
+  });
   const looks = [...made.values()].map(({ sample, names }) => entry(sample, [...names].join(" or ")));
-  return [...looks, ...causes, ...signs(store)];
+  return [...looks, ...causes, ...waits, ...signs(store)];
 }
 
 /**

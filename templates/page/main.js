@@ -9,7 +9,9 @@ import { showMistake } from "./mistakes.js";
 import { percent, timeText } from "./numbers.js";
 import { connectPointer } from "./pointer.js";
 import { loadDocument } from "./read.js";
+import { showRecorded } from "./recorded.js";
 import { showSliders } from "./sliders.js";
+import { showStopped } from "./stopped.js";
 import { Store } from "./store.js";
 import { showTables } from "./tables.js";
 import { Texts } from "./texts.js";
@@ -31,10 +33,12 @@ function show(page) {
   showLegend(store, part("legend", HTMLElement));
   showDetails(chart, part("details", HTMLElement), (text) => texts.open(text));
   showMistake(chart, part("mistake", HTMLElement));
+  showStopped(chart, part("mistake", HTMLElement));
   const below = part("below", HTMLElement);
   const sliders = element("section");
   below.append(sliders);
   showSliders(store, sliders);
+  showRecorded(chart, part("tools", HTMLElement), below, part("spoken", HTMLElement));
   showTables(chart, below);
   showNotes(page, below);
   showFigures(store, part("figures", HTMLElement));
@@ -88,10 +92,10 @@ function figuresOf({ schedule, update, bubbleRatio, plan, values }, place, all) 
  * @param {PageDocument} page
  * @param {HTMLElement} below
  */
-function showNotes({ notes }, below) {
+function showNotes({ notes, trace }, below) {
   if (notes.length === 0) return;
   const lines = notes.map((note) => element("li", {}, note));
-  below.append(element("section", {}, element("h2", {}, "What the compiler says"), element("ul", { class: "notes" }, ...lines)));
+  below.append(element("section", {}, element("h2", {}, trace === null ? "What the compiler says" : "About the run"), element("ul", { class: "notes" }, ...lines)));
 }
 
 show(await loadDocument());

@@ -2,6 +2,7 @@
 
 import { CAUSES } from "./idle.js";
 import { amountText, countedText, timeText } from "./numbers.js";
+import { recordedAt } from "./recorded.js";
 import { firstAbove, operationsAt } from "./search.js";
 import { amountAt } from "./steps.js";
 import { underWay } from "./curves.js";
@@ -111,14 +112,28 @@ function pinch({ camera, left }, last, now, other) {
  */
 function operationUnder(chart, { x, y }) {
   const { row, time } = chart.at(x, y);
+  if (row !== null && row.kind === "measured") {
+    const { operation } = recordedAt(chart.store, row.index, time, 3 / chart.camera.scale, isLower(chart, row, y));
+    return operation < 0 ? null : { schedule: 0, operation };
+  }
   if (row === null || row.kind !== "lane") return null;
   const played = chart.store.all[row.schedule];
   const near = operationsAt(played, row.index, time, 3 / chart.camera.scale);
   if (near.length === 0) return null;
-  const { top, scrolled } = chart.sight();
-  const lower = y - top + scrolled > row.top + row.height / 2;
-  const part = near.find((operation) => played.schedule.operations.row[operation] === (lower ? 2 : 1));
+  const half = isLower(chart, row, y) ? 2 : 1;
+  const part = near.find((operation) => played.schedule.operations.row[operation] === half);
   return { schedule: row.schedule, operation: part ?? near[0] };
+}
+
+/**
+ * @param {import("./chart.js").Chart} chart
+ * @param {Row} row
+ * @param {number} y
+ * @returns {boolean} whether a point is in the lower half of a row
+ */
+function isLower(chart, row, y) {
+  const { top, scrolled } = chart.sight();
+  return y - top + scrolled > row.top + row.height / 2;
 }
 
 /**
@@ -144,7 +159,10 @@ function point(chart, tip, place, event) {
   chart.pointed = row === null && place.y > chart.sight().top ? null : time;
   store.change({ hovered });
   chart.later();
-  const text = hovered === null ? textOf(chart, row, time) : sentence(store.all[hovered.schedule], hovered.operation);
+  const recorded = row !== null && row.kind === "measured";
+  const words = recorded ? recordedAt(store, row.index, time, 3 / chart.camera.scale, isLower(chart, row, place.y)).words : "";
+  const known = hovered === null ? textOf(chart, row, time) : sentence(store.all[hovered.schedule], hovered.operation);
+  const text = recorded ? words : known;
   tip.hidden = text === "";
   if (tip.hidden) return;
   tip.textContent = text;

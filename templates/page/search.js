@@ -19,7 +19,7 @@ export function firstAbove(numbers, limit, from, to) {
 
 /**
  * The operation of a lane at a time, or the nearest one; -1 in an empty lane.
- * @param {Played} played
+ * @param {Boxes} played
  * @param {number} worker
  * @param {number} time
  * @returns {number}
@@ -36,7 +36,7 @@ export function operationNear(played, worker, time) {
 
 /**
  * The operations of a lane whose boxes a point may be in: one, two of a pair, or none.
- * @param {Played} played
+ * @param {Boxes} played
  * @param {number} worker
  * @param {number} time
  * @param {number} slack of time around boxes that are too narrow to be hit

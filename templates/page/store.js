@@ -2,6 +2,7 @@
 
 import { differences } from "./differences.js";
 import { prepare } from "./engine.js";
+import { measuredOf } from "./measured.js";
 import { playedWith } from "./playing.js";
 
 /** @typedef {keyof State | "played"} Changed */
@@ -16,13 +17,15 @@ export class Store {
     this.plans = page.schedules.map(prepare);
     /** @type {State} */
     this.state = {
-      ...{ selected: null, hovered: null, line: null, text: 0, unit: 0, dark },
+      ...{ selected: null, hovered: null, line: null, text: 0, unit: 0, dark, activity: null },
+      update: page.trace?.typical ?? 0,
       shows: {
         critical: false,
         messages: false,
         memory: page.schedules.some((schedule) => schedule.memory.length > 0 && schedule.events.role.length > 0),
         links: false,
         differences: page.schedules.length > 1,
+        measured: page.trace !== null,
       },
     };
     this.values = new Map(this.sliders().map(({ name, value }) => [name, value]));
@@ -32,6 +35,9 @@ export class Store {
     this.all = [];
     /** @type {import("./differences.js").Differences | null} */
     this.differences = null;
+    /** @type {import("./measured.js").Measured | null} */
+    this.measured = null;
+    this.measure();
     this.playAll();
   }
 
@@ -49,11 +55,18 @@ export class Store {
     }
     if (changed.size === 0) return;
     Object.assign(this.state, change);
+    if (changed.has("update")) this.measure();
     if (changed.has("unit")) {
       this.playAll();
       changed.add("played");
     }
     this.tell(changed);
+  }
+
+  /** Takes the recorded update that is shown. */
+  measure() {
+    const { trace, schedules } = this.page;
+    this.measured = trace === null || trace.updates.length === 0 ? null : measuredOf(trace, this.state.update, schedules[0]);
   }
 
   /**

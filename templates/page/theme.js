@@ -57,19 +57,19 @@ export function themeOf(dark) {
  * A tile that is repeated: lines of a colour along a path in SVG's syntax. As chimera_ir/picture/patterns.py has them,
  * for all pictures.
  * @typedef {{ size: number, path: string, width: number, mark: string }} Pattern
- * @type {Record<string, Pattern>}
+ * @type {Record<string, Pattern & { dark: string }>}
  */
 export const WAITS = {
-  bubble: { size: 7, path: "M-1 1L1 -1M0 7L7 0M6 8L8 6", width: 0.7, mark: "#555555" },
-  message: { size: 5, path: "M1.5 0V5", width: 2, mark: "#4400bb" },
-  sum: { size: 5, path: "M0 1.5H5", width: 2, mark: "#994400" },
-  send: { size: 6, path: "M2 3H4M5 0H6M0 0H1M5 6H6M0 6H1", width: 2, mark: "#883399" },
-  post: { size: 4, path: "M0 0L4 4M4 0L0 4", width: 1, mark: "#442200" },
+  bubble: { size: 7, path: "M-1 1L1 -1M0 7L7 0M6 8L8 6", width: 0.7, mark: "#555555", dark: "#464646" },
+  message: { size: 5, path: "M1.5 0V5", width: 2, mark: "#4400bb", dark: "#5555ff" },
+  sum: { size: 5, path: "M0 1.5H5", width: 2, mark: "#994400", dark: "#783000" },
+  send: { size: 6, path: "M2 3H4M5 0H6M0 0H1M5 6H6M0 6H1", width: 2, mark: "#883399", dark: "#781888" },
+  post: { size: 4, path: "M0 0L4 4M4 0L0 4", width: 1, mark: "#442200", dark: "#2000c8" },
 };
 
 /**
  * The causes that a picture without causes calls a bubble differ in their lines alone.
- * @type {Record<string, Pattern>}
+ * @type {Record<string, Pattern & { dark: string }>}
  */
 const CAUSE_PATTERNS = {
   fill: { ...WAITS.bubble, path: "M0 -1V8", size: 7 },
@@ -78,6 +78,10 @@ const CAUSE_PATTERNS = {
   link: WAITS.message,
   imbalance: { ...WAITS.bubble, path: "M-1 1L1 -1M0 7L7 0M6 8L8 6M-1 6L1 8M0 0L7 7M6 -1L8 1" },
   sum: WAITS.sum,
+  message: WAITS.message,
+  send: WAITS.send,
+  post: WAITS.post,
+  "": { size: 4, path: "M0 2H4", width: 4, mark: "#4d4d4d", dark: "#6b6b6b" }, // a step of the optimizer
 };
 
 /**
@@ -104,7 +108,8 @@ const GROUND = { light: "#f6f6f6", dark: "#181a1f" };
  * @returns {{ pattern: Pattern, ground: string }}
  */
 export function idleLook(cause, dark) {
-  return { pattern: CAUSE_PATTERNS[cause] ?? WAITS.bubble, ground: dark ? GROUND.dark : GROUND.light };
+  const pattern = CAUSE_PATTERNS[cause] ?? WAITS.bubble;
+  return dark ? { pattern: { ...pattern, mark: pattern.dark }, ground: GROUND.dark } : { pattern, ground: GROUND.light };
 }
 
 /**

@@ -10,6 +10,7 @@ const LAYERS = [
   { name: "memory", words: "Memory" },
   { name: "links", words: "Links" },
   { name: "differences", words: "Differences" },
+  { name: "measured", words: "Recorded" },
 ];
 
 /**
@@ -59,13 +60,14 @@ export function showTools(chart, bar, dialog) {
  * @param {import("./store.js").Store} store
  * @returns {typeof LAYERS}
  */
-function layersOf({ all, differences }) {
+function layersOf({ all, differences, measured }) {
   const has = {
     critical: all.some(({ proven }) => proven),
     messages: all.some(({ schedule }) => schedule.messages.links.length > 0),
     memory: all.some(({ memory }) => memory.length > 0),
     links: all.some(({ schedule }) => schedule.messages.links.length > 0),
     differences: differences !== null,
+    measured: measured !== null,
   };
   return LAYERS.filter(({ name }) => has[name]);
 }

@@ -22,6 +22,21 @@ interface Played {
   needs: import("./paths.js").Need[];
 }
 
+/** What of a schedule is drawn as boxes on lanes, and as idle time between them. */
+interface Boxes {
+  schedule: Schedule;
+  start: Float64Array; // per box
+  end: Float64Array;
+  first: Int32Array; // the boxes of worker w are first[w] .. first[w + 1] - 1
+  idle: { worker: number[]; start: number[]; end: number[]; cause: number[]; names?: string[] }; // names of the causes
+}
+
+/** An activity of a worker. */
+interface Chosen {
+  worker: number;
+  activity: number;
+}
+
 /** An operation of one of the schedules. */
 interface Place {
   schedule: number;
@@ -35,7 +50,9 @@ interface State {
   line: { text: number; line: number } | null; // its operations stand out
   text: number; // shown beside the lanes
   unit: number; // of memory: index into the memory of the first schedule
-  shows: { critical: boolean; messages: boolean; memory: boolean; links: boolean; differences: boolean };
+  shows: { critical: boolean; messages: boolean; memory: boolean; links: boolean; differences: boolean; measured: boolean };
+  update: number; // the recorded update that is shown
+  activity: Chosen | null; // whose stretches of time are outlined
   dark: boolean;
 }
 

@@ -4,25 +4,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.test_page import BROWSER, browse, console
+from tests.e2e.browser import needs_browser, tab
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.e2e
-
-SEARCH = """
-<script>
-const look = setInterval(() => {
-  const hits = [...document.querySelectorAll(".md-search-result__link")].map((link) => link.getAttribute("href"));
-  if (hits.length) { clearInterval(look); document.body.dataset.hits = hits.join(" "); }
-}, 100);
-addEventListener("error", (event) => console.log("UNCAUGHT " + event.message));
-</script>
-</body>"""
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +44,13 @@ def test_the_docstrings_of_what_is_public_are_on_the_page_about_python(site: Pat
         assert f'id="{name}"' in page
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here; tests/browser.sh installs it where it may")
-def test_a_site_that_is_opened_as_a_file_can_be_searched(site: Path, tmp_path: Path) -> None:
-    page = site / "probe.html"
-    page.write_text((site / "index.html").read_text(encoding="utf-8").replace("</body>", SEARCH), encoding="utf-8")
-    done = browse(tmp_path, "--virtual-time-budget=20000", "--dump-dom", f"{page.as_uri()}?q=deadlock")
-    assert [line for line in console(done) if "UNCAUGHT" in line] == []
-    assert re.search(r'data-hits="[^"]*explanation/proofs\.html', done.stdout)
+@needs_browser
+def test_a_site_that_is_opened_as_a_file_can_be_searched(site: Path, browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.page.goto(f"{(site / 'index.html').as_uri()}?q=deadlock")
+        found = opened.page.wait_for_selector(
+            ".md-search-result__link[href*='explanation/proofs.html']", state="attached"
+        )
+        assert found is not None
+        uncaught = [line for line in opened.said if line.startswith("error: ") and "load resource" not in line]
+        assert uncaught == []

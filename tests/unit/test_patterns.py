@@ -1,18 +1,18 @@
 """Patterns of waits: every eye tells them from forwards and from one another; every picture has the same ones."""
 
-import re
 from fractions import Fraction
 from itertools import combinations, product
 from xml.etree import ElementTree
 
 import pytest
 
+from chimera_ir.page.operation_tables import DIMMED
 from chimera_ir.picture import svg
 from chimera_ir.picture.looks import FARTHEST
-from chimera_ir.picture.patterns import BUBBLE, DARK_GROUND, LIGHT_GROUND, MESSAGE, SUM, WAITS, Pattern
+from chimera_ir.picture.patterns import BUBBLE, DARK_GROUND, LIGHT_GROUND, MESSAGE, SUM, WAITS
 from chimera_ir.picture.replayed import draw_replay
-from chimera_ir.picture.words import HUES, PAPER, mixed
-from tests.test_architecture import ROOT
+from chimera_ir.picture.words import BLACK, HUES, PAPER, mixed
+from chimera_ir.resources import templates
 from tests.unit.clocked import two_directions
 from tests.unit.test_chunks import SVG, difference, replayed
 from tests.unit.test_picture import SIGHT, timeline
@@ -22,17 +22,33 @@ LEAST = 20
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_a_mark_differs_from_every_forward_as_every_eye_sees_it(sight: str) -> None:
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_mark_differs_from_every_forward_as_every_eye_sees_it(sight: str, dark: bool) -> None:
     shades = [Fraction(part, 6) * FARTHEST for part in range(7)]
     forwards = {mixed(hue.light, PAPER, shade) for hue, shade in product(HUES, shades)}
-    assert min(difference(wait.mark, fill, sight) for wait, fill in product(WAITS.values(), forwards)) > LEAST
+    if dark:
+        forwards = {mixed(fill, BLACK, DIMMED) for fill in forwards}
+    assert min(difference(mark, fill, sight) for mark, fill in product(marks(dark), forwards)) > LEAST
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_marks_differ_from_one_another_and_from_their_grounds_as_every_eye_sees_them(sight: str) -> None:
-    marks = [wait.mark for wait in WAITS.values()]
-    assert min(difference(*pair, sight) for pair in combinations([*marks, LIGHT_GROUND], 2)) > LEAST
-    assert min(difference(*pair, sight) for pair in combinations([*marks, DARK_GROUND], 2)) > LEAST
+@pytest.mark.parametrize("dark", [False, True])
+def test_marks_differ_from_one_another_and_from_their_ground_as_every_eye_sees_them(sight: str, dark: bool) -> None:
+    colours = [*marks(dark), DARK_GROUND if dark else LIGHT_GROUND]
+    assert min(difference(*pair, sight) for pair in combinations(colours, 2)) > LEAST
+
+
+def marks(dark: bool) -> list[str]:
+    return [wait.dark if dark else wait.mark for wait in WAITS.values()]
+
+
+def test_the_script_of_pages_has_the_same_patterns() -> None:
+    """In the lines of a bubble it tells causes apart."""
+    script = (templates() / "page" / "theme.js").read_text(encoding="utf-8")
+    for name, (size, path, width, mark, dark) in WAITS.items():
+        row = f'{name}: {{ size: {size}, path: "{path}", width: {width}, mark: "{mark}", dark: "{dark}" }},'
+        assert row in script
+    assert f'const GROUND = {{ light: "{LIGHT_GROUND}", dark: "{DARK_GROUND}" }};' in script
 
 
 def tiles(document: str) -> dict[str, tuple[str, str]]:
@@ -54,12 +70,3 @@ def test_every_picture_draws_the_same_patterns() -> None:
         "idle-message": message,
         "idle-sum": summing,
     }
-
-
-def test_pages_have_the_patterns_of_all_pictures() -> None:
-    """The scripts of a page have a table of their own; in the lines of a bubble they tell its causes apart."""
-    theme = (ROOT / "templates" / "page" / "theme.js").read_text(encoding="utf-8")
-    row = re.compile(r'^  (\w+): \{ size: (\d+), path: "([^"]*)", width: ([\d.]+), mark: "(#\w+)" \},$', re.MULTILINE)
-    rows = {name: Pattern(int(size), path, float(width), mark) for name, size, path, width, mark in row.findall(theme)}
-    assert rows == WAITS
-    assert f'light: "{LIGHT_GROUND}", dark: "{DARK_GROUND}"' in theme

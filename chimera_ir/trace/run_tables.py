@@ -1,0 +1,234 @@
+"""The table of a recorded run for its page: every update that is shown, span by span, and the residuals.
+
+Times are nanoseconds from the start of the update. Python's side of ``Trace`` in ``templates/page/document.d.ts``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from chimera_ir.escapes import visible_lines
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import Compute, Pair
+from chimera_ir.picture.words import shown_micro
+from chimera_ir.plural import counted
+from chimera_ir.trace.compare import Side, TraceComparison, later
+from chimera_ir.trace.drawing import summary
+from chimera_ir.trace.presentation import basis, cause_of, ground
+from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, words
+from chimera_ir.trace.stops import Stopped, StoppedRank
+
+MOST_SPANS = 100_000
+"""The most spans of a page; of a longer run the page has updates at equal distances, and the typical one."""
+
+_WAITS: Mapping[str, str] = {
+    Activity.RECV: "message",
+    Activity.SEND: "send",
+    Activity.SUM: "sum",
+    Activity.POST: "post",
+    Activity.LOAD: "post",
+    Activity.BETWEEN: "bubble",
+    Activity.FLUSH: "bubble",
+}
+"""The names of the patterns of activities that compute nothing."""
+
+_SHORTEST_GAP = 1 / 2000
+"""The shortest time between operations that is a span of its own, as a share of the update."""
+
+Numbers = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTable:
+    """The spans of an update: what ranks did and, as spans without an operation, the time between."""
+
+    worker: Numbers
+    start: Numbers
+    end: Numbers
+    operation: Numbers
+    activity: Numbers
+    line: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTable:
+    """A recorded update: its name, its length (the mean of all workers), and its spans."""
+
+    name: str
+    seconds: float
+    spans: SpanTable
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityRow:
+    """An activity and its cause in words, and the name of the pattern of one that computes nothing."""
+
+    name: str
+    wait: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualRow:
+    """Seconds of a worker's update in an activity, predicted and measured."""
+
+    worker: int
+    activity: int
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTable:
+    """The table of a recorded run; ``start`` is where an update begins on the lanes of the schedule, in seconds."""
+
+    updates: list[UpdateTable]
+    typical: int
+    start: float
+    activities: list[ActivityRow]
+    lines: list[str]
+    notes: list[str]
+    residuals: list[ResidualRow]
+    hang: list[StoppedRank] | None
+
+
+class RunTables:
+    """Collects the tables of a run of ``program``; ``barriered`` says that a barrier follows each update.
+
+    Activities and lines are numbered as they come.
+    """
+
+    def __init__(self, program: Program, barriered: bool) -> None:
+        self._header = program.header
+        self._behind = Activity.FLUSH if barriered else Activity.BETWEEN
+        self._rows = _rows(program)
+        self._activities: dict[tuple[str, str], int] = {}
+        self._lines: dict[str, int] = {}
+
+    def table(self, comparison: TraceComparison | None, stopped: Stopped | None) -> TraceTable:
+        """The table of a run that was compared with its prediction, or that ended early, or both.
+
+        Without a flush an update begins in the middle of the schedule. Of a run that ended early, the update in which
+        it ended is shown first.
+        """
+        updates, residuals, notes = [], [], []
+        if comparison is not None:
+            chosen = _chosen(comparison)
+            updates = [self._update(comparison, update) for update in chosen]
+            residuals = [
+                ResidualRow(worker, self._activity(row.kind, row.cause), row.predicted, row.measured)
+                for worker, rows in enumerate(comparison.rows)
+                for row in rows
+            ]
+            left_out = comparison.updates - len(chosen)
+            notes = [summary(comparison), basis(comparison), ground(comparison)]
+            notes += [f"{counted(left_out, 'update')} of the run are not on this page"] if left_out else []
+        if stopped is not None:
+            updates.append(self._last(stopped))
+        begins = comparison.begins if comparison is not None and self._header.asynchronous else 0
+        return TraceTable(
+            updates=updates,
+            typical=chosen.index(comparison.typical)
+            if comparison is not None and stopped is None
+            else len(updates) - 1,
+            start=begins / 1e9,
+            activities=[ActivityRow(cause_of(kind, reason), _WAITS.get(kind, "")) for kind, reason in self._activities],
+            lines=[*self._lines],
+            notes=[*map(visible_lines, notes)],
+            residuals=residuals,
+            hang=None if stopped is None else stopped.ranks,
+        )
+
+    def _last(self, stopped: Stopped) -> UpdateTable:
+        """The update in which a run ended, as far as it was recorded."""
+        spans = [[span for span in lane if span.update == stopped.update] for lane in stopped.lanes]
+        origin = min((lane[0].start for lane in spans if lane), default=0)
+        lanes = tuple(tuple(later(span, -origin) for span in lane) for lane in spans)
+        windows = tuple(UpdateWindow(0, lane[-1].end if lane else 0) for lane in lanes)
+        length = max(window.end for window in windows)
+        name = f"update {stopped.update}, in which the run ended"
+        return UpdateTable(name, length / 1e9, self._spans(Side(lanes, windows), length))
+
+    def _update(self, comparison: TraceComparison, update: int) -> UpdateTable:
+        side = comparison.measured_update(update)
+        seconds = sum(end - start for start, end in side.windows) / len(side.windows) / 1e9
+        longest = max(end - start for start, end in side.windows)
+        return UpdateTable(f"update {update}", seconds, self._spans(side, longest))
+
+    def _spans(self, side: Side, length: int) -> SpanTable:
+        table = SpanTable([], [], [], [], [], [])
+        for worker, (lane, window) in enumerate(zip(side.lanes, side.windows, strict=True)):
+            for span, start, end in _filled(lane, window, length * _SHORTEST_GAP, self._behind):
+                for row in self._operations(worker, span):
+                    table.worker.append(worker)
+                    table.start.append(start)
+                    table.end.append(end)
+                    table.operation.append(row)
+                    table.activity.append(self._activity_of(span))
+                    table.line.append(self._lines.setdefault(self._line(span), len(self._lines)))
+        return table
+
+    def _line(self, span: LaneSpan | Activity) -> str:
+        return str(span) if isinstance(span, Activity) else words(span.operation, self._header)
+
+    def _operations(self, worker: int, span: LaneSpan | Activity) -> Sequence[int]:
+        """The rows of the operations of a span: two of a pair, -1 if it computes nothing."""
+        if isinstance(span, LaneSpan) and isinstance(span.operation, Compute | Pair):
+            return [self._rows.get(_key(self._header, worker, part), -1) for part in span.operation.parts]
+        return [-1]
+
+    def _activity_of(self, span: LaneSpan | Activity) -> int:
+        if isinstance(span, Activity):
+            return self._activity(span, "")
+        return self._activity(activity(span.operation), cause(self._header, span.operation))
+
+    def _activity(self, kind: str, reason: str) -> int:
+        return self._activities.setdefault((kind, reason), len(self._activities))
+
+
+def _filled(
+    lane: Lane, window: UpdateWindow, shortest: float, behind: Activity
+) -> Iterator[tuple[LaneSpan | Activity, int, int]]:
+    """Yields the spans of a lane that lie in a window, and the gaps that are at least as long as ``shortest``.
+
+    The gap behind the last span is of the activity ``behind``.
+    """
+    now = window.start
+    for span in lane:
+        start, end = max(span.start, now), min(span.end, window.end)
+        if start - now >= shortest:
+            yield Activity.BETWEEN, now, start
+        if end >= start:
+            yield span, start, end
+        now = max(now, end)
+    if window.end - now >= shortest:
+        yield behind, now, window.end
+
+
+_OperationKey = tuple[int, str, tuple[int, ...], int]
+
+
+def _rows(program: Program) -> Mapping[_OperationKey, int]:
+    """The row of each operation in the page's table: lane by lane, both parts of a pair one after the other."""
+    keys = (
+        _key(program.header, worker, part)
+        for worker, lane in enumerate(program.parts)
+        for operation in lane.computes.lines
+        for part in operation.parts
+    )
+    rows: dict[_OperationKey, int] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault(key, row)
+    return rows
+
+
+def _key(header: Header, worker: int, operation: Compute) -> _OperationKey:
+    """A key that is equal for operations of a stream that differ by whole turns."""
+    first = shown_micro(header, operation.micros[0])
+    micros = tuple(int(micro - operation.micros[0] + first) for micro in operation.micros)
+    return worker, operation.kind.letter, micros, int(operation.stage)
+
+
+def _chosen(comparison: TraceComparison) -> list[int]:
+    """The updates of a page: all, or as many at equal distances as it has room for, with the typical one."""
+    spans = sum(len(lane) for lane in comparison.recorded) / comparison.about.copies
+    step = max(1, -(-int(spans) // MOST_SPANS))
+    return sorted({*range(0, comparison.updates, step), comparison.typical})

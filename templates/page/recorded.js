@@ -1,0 +1,167 @@
+// What ranks recorded: the choice of an update, the table of what took longer or shorter than predicted, its boxes.
+
+import { element, table } from "./dom.js";
+import { spansOf } from "./measured.js";
+import { countedText, percent, timeText } from "./numbers.js";
+import { firstAbove, operationsAt } from "./search.js";
+
+/** Lines of the table, the longest first; more of them are behind a button. */
+const FEW = 12;
+
+/**
+ * Adds the choice of an update to the tools, and the table below the lanes.
+ * @param {import("./chart.js").Chart} chart
+ * @param {HTMLElement} bar
+ * @param {HTMLElement} below
+ * @param {HTMLElement} spoken
+ */
+export function showRecorded(chart, bar, below, spoken) {
+  const { store } = chart;
+  const { trace } = store.page;
+  if (trace === null) return;
+  if (trace.updates.length > 1) bar.insertBefore(choiceOf(store, trace), bar.lastElementChild);
+  if (trace.residuals.length === 0) return;
+  const section = element("section", { class: "broad" });
+  below.append(section);
+  let whole = false;
+  const update = () => {
+    const more = element("button", { type: "button", click: () => ((whole = true), update()) }, `All ${trace.residuals.length} lines`);
+    section.replaceChildren(residualTable(chart, trace, spoken, whole ? Infinity : FEW));
+    if (!whole && trace.residuals.length > FEW) section.append(more);
+  };
+  store.listen((changed) => {
+    if (changed.has("activity")) update();
+  });
+  update();
+}
+
+/**
+ * @param {import("./store.js").Store} store
+ * @param {Trace} trace
+ * @returns {HTMLElement}
+ */
+function choiceOf(store, { updates, typical, hang }) {
+  const options = updates.map(({ name, seconds }, number) => {
+    const words = `${name}: ${timeText("s", seconds)}${number === typical && hang === null ? ", typical" : ""}`;
+    return element("option", { value: number, selected: number === typical }, words);
+  });
+  const choose = (/** @type {Event} */ event) => {
+    if (event.target instanceof HTMLSelectElement) store.change({ update: Number(event.target.value) });
+  };
+  const chosen = element("select", { "aria-label": "Recorded update", change: choose }, ...options);
+  const move = (/** @type {number} */ by) => () => {
+    const number = Math.min(Math.max(store.state.update + by, 0), updates.length - 1);
+    chosen.value = String(number);
+    store.change({ update: number });
+  };
+  const before = element("button", { type: "button", "aria-label": "Update before", click: move(-1) }, "‹");
+  const after = element("button", { type: "button", "aria-label": "Update after", click: move(1) }, "›");
+  return element("span", { class: "group" }, before, chosen, after);
+}
+
+/**
+ * Predicted and measured time of every activity of a worker, the largest difference first.
+ * @param {import("./chart.js").Chart} chart
+ * @param {Trace} trace
+ * @param {HTMLElement} spoken
+ * @param {number} most
+ * @returns {HTMLElement}
+ */
+function residualTable(chart, trace, spoken, most) {
+  const { activity: chosen } = chart.store.state;
+  const differences = trace.residuals.map(({ predicted, measured }) => measured - predicted);
+  const order = [...differences.keys()].sort((one, other) => Math.abs(differences[other]) - Math.abs(differences[one]));
+  const rows = order.slice(0, most).map((row) => {
+    const { worker, activity, predicted, measured } = trace.residuals[row];
+    const pressed = chosen !== null && chosen.worker === worker && chosen.activity === activity;
+    const press = () => chooseActivity(chart, spoken, pressed ? null : { worker, activity });
+    const words = `P${worker}: ${trace.activities[activity].name}`;
+    const button = element("button", { type: "button", class: "plain", "aria-pressed": String(pressed), click: press }, words);
+    const sum = trace.residuals.reduce((total, other) => total + (other.worker === worker ? other.measured : 0), 0);
+    const difference = `${differences[row] < 0 ? "−" : "+"}${timeText("s", Math.abs(differences[row]))}`;
+    return [button, timeText("s", predicted), timeText("s", measured), difference, percent(sum > 0 ? measured / sum : 0)];
+  });
+  const heads = ["of an update", "predicted", "measured", "difference", "share"];
+  const made = table("Predicted and measured: a line shows its boxes", heads, rows);
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Predicted and measured" }, made);
+}
+
+/**
+ * Outlines what a worker did in an activity, and moves the lanes to the longest stretch of it.
+ * @param {import("./chart.js").Chart} chart
+ * @param {HTMLElement} spoken
+ * @param {Chosen | null} chosen
+ */
+function chooseActivity(chart, spoken, chosen) {
+  const { store } = chart;
+  const shows = { ...store.state.shows, measured: store.state.shows.measured || chosen !== null };
+  store.change({ activity: chosen, shows });
+  if (chosen === null || store.measured === null || store.page.trace === null) return;
+  const spans = spansOf(store.measured, chosen);
+  const longest = spans.reduce((most, span) => (span.end - span.start > most.end - most.start ? span : most), spans[0]);
+  const { name } = store.page.trace.activities[chosen.activity];
+  if (longest === undefined) {
+    spoken.textContent = `P${chosen.worker}, ${name}: too short to be seen in this update`;
+    return;
+  }
+  const length = timeText("s", longest.end - longest.start);
+  spoken.textContent = `P${chosen.worker}, ${name}: ${countedText(spans.length, "stretch")}, the longest of ${length}`;
+  chart.revealRow("measured", chosen.worker, longest.start, longest.end);
+}
+
+/**
+ * Outlines the stretches of the chosen activity.
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {import("./measured.js").Measured} measured
+ * @param {Chosen} chosen
+ */
+export function drawActivity(sight, rows, measured, chosen) {
+  const row = rows.find(({ kind, index }) => kind === "measured" && index === chosen.worker);
+  if (row === undefined) return;
+  const { context, theme, left, from, scale } = sight;
+  const y = sight.top + row.top - sight.scrolled;
+  context.strokeStyle = theme.select;
+  context.lineWidth = 2;
+  for (const { start, end } of spansOf(measured, chosen)) {
+    context.strokeRect(left + (start - from) * scale - 1, y - 1, Math.max(2, (end - start) * scale + 2), row.height + 2);
+  }
+}
+
+/**
+ * What a worker did at a time of the recorded update: its words, and the operation if it was one.
+ * @param {import("./store.js").Store} store
+ * @param {number} worker
+ * @param {number} time
+ * @param {number} slack
+ * @param {boolean} lower whether the lower half of the lane is meant
+ * @returns {{ words: string, operation: number }}
+ */
+export function recordedAt({ measured, page: { trace } }, worker, time, slack, lower) {
+  if (measured === null || trace === null) return { words: "", operation: -1 };
+  const { boxes, operation, line, idleLine, idleActivity } = measured;
+  const near = operationsAt(boxes, worker, time, slack);
+  const box = near.find((part) => boxes.schedule.operations.row[part] === (lower ? 2 : 1)) ?? near[0];
+  if (box !== undefined) {
+    const words = `${trace.lines[line[box]]} as recorded on P${worker}, ${whenOf(boxes.start[box], boxes.end[box])}`;
+    return { words, operation: operation[box] };
+  }
+  const { idle } = boxes;
+  const low = firstAbove(idle.worker, worker - 1, 0, idle.worker.length);
+  const high = firstAbove(idle.worker, worker, low, idle.worker.length);
+  const at = firstAbove(idle.end, time - slack, low, high);
+  if (at === high || idle.start[at] > time + slack) return { words: "", operation: -1 };
+  const { name } = trace.activities[idleActivity[at]];
+  const did = trace.lines[idleLine[at]];
+  const words = did === name ? did : `${did}\n${name}`;
+  return { words: `P${worker}, ${whenOf(idle.start[at], idle.end[at])}\n${words}`, operation: -1 };
+}
+
+/**
+ * @param {number} start
+ * @param {number} end
+ * @returns {string}
+ */
+function whenOf(start, end) {
+  return `${timeText("s", start)} to ${timeText("s", end)}, took ${timeText("s", end - start)}`;
+}
