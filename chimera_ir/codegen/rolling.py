@@ -6,6 +6,7 @@ take round and round. The search knows no schemes: it takes the stretch whose lo
 rest of the lane on both sides.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -107,6 +108,7 @@ class _NumberedLane:
         self.instructions, self.candidates = lane, _CANDIDATES * header.slices
         self.kinds: list[int] = []
         self.micros: list[int] = []
+        self.receives = [place for place, instruction in enumerate(lane) if isinstance(instruction, ops.Recv)]
         self.slots = dict(_used(lane) if slots is None else slots)
         # Lines with equal numbers may repeat each other; a line that never repeats has a negative number of its own.
         per_update = header.per_update
@@ -142,14 +144,21 @@ class _NumberedLane:
         Where the first receive of a shelf has the same slot ``length`` lines later, its receives keep their slots: the
         slots move on by no message.
         """
-        rings = rings_of(self.instructions[start : start + length], self.slots)
-        for place in range(start + length - 1, start - 1, -1):
-            match self.instructions[place], self.instructions[min(place + length, len(self.instructions) - 1)]:
-                case ops.Recv(message, slot=slot), ops.Recv(later, slot=other) if shelf(later) == shelf(message):
-                    count, slots = rings[shelf(message)]
-                    rings[shelf(message)] = Ring(0 if slot == other else count, slots)
-                case _:
-                    pass
+        begin, end = (bisect_left(self.receives, place) for place in (start, start + length))
+        places = self.receives[begin:end]
+        rings = rings_of([self.instructions[place] for place in places], self.slots)
+        undecided = {*rings}
+        for place in places:
+            first = self.instructions[place]
+            assert isinstance(first, ops.Recv)
+            key = shelf(first.message)
+            if key in undecided:
+                undecided.remove(key)
+                later = self.instructions[min(place + length, len(self.instructions) - 1)]
+                if isinstance(later, ops.Recv) and shelf(later.message) == key and later.slot == first.slot:
+                    rings[key] = Ring(0, self.slots[key])
+            if not undecided:
+                break
         return rings
 
     def _again(self, place: int, length: int, step: int, rings: Mapping[Shelf, Ring]) -> bool:

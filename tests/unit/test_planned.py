@@ -164,6 +164,23 @@ def test_a_scheme_without_a_flush_is_considered_where_it_is_asked_for(plan: Plan
     assert "--asynchronous considers it" in plan(model, on, "--mini-batch", 8, "--why").out
 
 
+def test_slices_are_considered_where_they_are_named_and_thin_ones_lose(plan: Plan) -> None:
+    """Each operation has an overhead of 8 ms, and a micro-batch takes 10 ms forward on a stage."""
+    sliced = {"seq1f1b", "seq1f1b_interleaved", "seq1f1b_zb", "terapipe"}
+    on, asked = cluster(4), ("--mini-batch", 2, "--json")
+    model = profile((4,), (1,))
+    overhead = '[model]\nname = "m"\n[operation]\nforward = "8 ms"\nbackward = "8 ms"'
+    heavy = model.replace('[model]\nname = "m"', overhead)
+    assert reasons(found(plan(model, on, *asked)))["in slices"] == sliced
+
+    def slices(model: str) -> list[int]:
+        result = found(plan(model, on, *asked, "--scheme", "seq1f1b", "--all"))
+        return [choice["settings"]["k"] for choice in result["choices"]]
+
+    assert slices(model) == [8, 4, 2]
+    assert slices(heavy) == [2, 4, 8]
+
+
 def test_what_the_files_warn_of_is_said_in_notes_and_json(plan: Plan) -> None:
     lines = [WARNING.replace("stage 0", f"stage {number}") for number in range(4)]
     noisy = profile((4,), (1,)) + "".join(f"\n# warning: {line}" for line in lines)
