@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import PurePath
 
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import NOWHERE, Compute
@@ -15,7 +16,7 @@ from chimera_ir.verify.verify import ProvenScripts, Verified
 
 
 def source_text(source: Source, rows: Iterable[OperationRow]) -> SourceText:
-    """The text that was compiled, with the lines that the operations come from."""
+    """The text that was compiled, with the lines that the operations come from; without the folder that it is in."""
 
     @cache
     def line_at(offset: int) -> int:
@@ -24,7 +25,7 @@ def source_text(source: Source, rows: Iterable[OperationRow]) -> SourceText:
     language = "csv" if source.is_csv else "sir" if source.is_ir else "chim"
     origins = [row.operation.origin for row in rows]
     lines = [0 if origin == NOWHERE else line_at(origin.start) for origin in origins]
-    return SourceText(source.name, language, source.text, lines)
+    return SourceText(PurePath(source.name).name, language, source.text, lines)
 
 
 def program_text(text: str, verified: Verified, rows: Sequence[OperationRow]) -> SourceText:

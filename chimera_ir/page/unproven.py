@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
+from pathlib import PurePath
 
 from chimera_ir.diagnostics.catalogue.lanes import MissingLine, MissingSend, MissingWaitRecv
 from chimera_ir.diagnostics.catalogue.program import Deadlock
@@ -31,7 +32,7 @@ def document(error: TextError, source: Source, level: Level | PlanStream | None)
     """The contents of the page of an error in a text; ``level`` is the one that the text has, if it can be read."""
     sketch = _Sketch(*_lanes(level))
     return PageDocument(
-        title=source.name if sketch.header is None else operation_tables.name_of(sketch.header),
+        title=PurePath(source.name).name if sketch.header is None else operation_tables.name_of(sketch.header),
         notes=[],
         schedules=[] if sketch.header is None else [sketch.tables(sketch.header)],
         texts=[text_lines.source_text(source, sketch.rows)],

@@ -1,6 +1,6 @@
 """A text that is not proven has a page: its lanes, with the cycle or the missing message drawn on them."""
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -136,6 +136,12 @@ def test_a_page_is_written_alone(option: str) -> None:
     assert f"{option.partition('=')[0]}: --html writes the page and nothing else" in result.output
 
 
+def test_a_page_does_not_depend_on_the_folder_of_its_text() -> None:
+    text = chimera_ir.compile("dapple", D=2, N=2).request.source.text
+    near, far = (chimera_ir.compile(Source(f"{folder}x.chim", text), D=2, N=2).page for folder in ("", "/far/away/"))
+    assert near == far
+
+
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -144,12 +150,12 @@ def test_what_a_text_says_never_leaves_the_packed_data_unescaped() -> None:
     compilation = chimera_ir.compile(Source(f"{HOSTILE}.chim", f"# {HOSTILE}\n{scheme}"), D=2, N=2)
     shown = compilation.page
     assert shown == page(document(compilation)), "equal documents have equal pages"
-    assert document_in(shown)["texts"][0]["name"] == f"{HOSTILE}.chim"
+    assert document_in(shown)["texts"][0]["name"] == PurePath(f"{HOSTILE}.chim").name
     for part in ("alert(", "onerror", "<img"):
         assert part not in shown
     mistaken = chimera_ir.compile(Source(f"{HOSTILE}.chim", HOSTILE))
     with pytest.raises(TextError) as error:
         _ = mistaken.page
     wrong = mistaken.page_of_mistake(error.value)
-    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in wrong
+    assert "script&gt;&lt;img src=x onerror=alert(2)&gt;.chim" in wrong
     assert "<script>alert" not in wrong
