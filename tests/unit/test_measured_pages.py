@@ -14,6 +14,7 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.ir.kinds import KINDS, PAIR
 from chimera_ir.page.contents import ShownSchedule
 from chimera_ir.page.packing import packed
+from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
@@ -31,7 +32,9 @@ FACTORS = 20
 
 def measured(compilation: Compilation, setting: Setting) -> Mapping[str, Any]:
     """The tables of a compilation with the times of a setting."""
-    shown = ShownSchedule(compilation.verified, compilation.report, setting, None)
+    program = compilation.verified.program
+    events = replay(program, setting).events
+    shown = ShownSchedule(compilation.verified, events, compilation.report, setting, None)
     return unpacked(packed(shown.tables()))
 
 
@@ -81,7 +84,7 @@ def test_a_page_with_a_profile_plays_as_the_replay_on_the_cluster(shared: bool, 
         tables = measured(compilation, costs)
         random, names = Random(scheme), [slider["name"] for slider in tables["sliders"]]
         factors = [[1.0] * len(names), *([random.uniform(0, 4) for _ in names] for _ in range(FACTORS))]
-        cases.append({"schedule": tables, "settings": factors, "asked": ["update", "starts", "ends"]})
+        cases.append({"schedule": tables, "settings": factors, "asked": ["update", "starts", "ends", "idle"]})
         named = (dict(zip(names, values, strict=True)) for values in factors)
         expected += [replay(program, scaled(costs, values)) for values in named]
     found = [answer for answers in calls(PLAYS, tmp_path, cases) for answer in answers]
@@ -90,6 +93,10 @@ def test_a_page_with_a_profile_plays_as_the_replay_on_the_cluster(shared: bool, 
         assert answer["starts"] == pytest.approx(starts)
         assert answer["ends"] == pytest.approx(ends)
         assert answer["update"] == pytest.approx(run.seconds)
+        for totals, lane in zip(answer["idle"]["totals"], idle(run), strict=True):
+            of = {cause: sum(end - start for why, start, end in lane if why is cause) for cause in Cause}
+            assert (totals["link"], totals["sum"]) == pytest.approx((of[Cause.MESSAGE], of[Cause.SUM]))
+            assert sum(totals.values()) == pytest.approx(sum(of.values()))
 
 
 def test_a_worker_that_waits_for_a_slow_stage_idles_by_imbalance_for_what_is_above_the_mean(tmp_path: Path) -> None:

@@ -108,21 +108,11 @@ def operations_of(replay: Replay) -> Iterator[tuple[float, float]]:
                 yield from [(event.start, event.end)] * len(event.instruction.parts)
 
 
-DETAILS = (
-    "span",
-    "update",
-    "path",
-    "turns",
-    "slack",
-    "needs",
-    "memory",
-    "links",
-    "messages",
-    "busy",
-    "idle",
-    "starts",
-    "ends",
-)
+PATHS = ("span", "update", "path", "turns")
+DETAILS = ("span", "slack", "needs", "memory", "links", "messages", "busy", "idle", "starts", "ends")
+SOME = 24
+"""How many of the settings the critical path is compared for."""
+
 FEW = 4
 """How many of the settings everything else is compared for."""
 
@@ -134,7 +124,13 @@ class Answers:
     page: Page
     settings: Sequence[Sequence[Fraction]]
     times: Sequence[Mapping[str, Any]]
+    paths: Sequence[Mapping[str, Any]]
     details: Sequence[Mapping[str, Any]]
+
+    def some(self) -> Iterator[tuple[Mapping[str, float], Mapping[str, Any]]]:
+        """The settings that have paths, with these."""
+        for values, paths in zip(self.settings, self.paths, strict=False):
+            yield dict(zip(self.page.sliders, map(float, values), strict=True)), paths
 
     def few(self) -> Iterator[tuple[Mapping[str, float], Mapping[str, Any]]]:
         """The settings that have details, with these."""
@@ -146,13 +142,15 @@ class Answers:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Answers]:
     pages = [page(scheme) for scheme in SCHEMES]
     values = [settings(shown.sliders, shown.tables["name"]) for shown in pages]
+    asked = ((SETTINGS, ("update", "starts", "ends")), (SOME, PATHS), (FEW, DETAILS))
     cases = [
-        *(case(shown, all_of, "update", "starts", "ends") for shown, all_of in zip(pages, values, strict=True)),
-        *(case(shown, all_of[:FEW], *DETAILS) for shown, all_of in zip(pages, values, strict=True)),
+        case(shown, all_of[:count], *questions)
+        for shown, all_of in zip(pages, values, strict=True)
+        for count, questions in asked
     ]
-    found = calls(PLAYS, tmp_path_factory.mktemp("played"), cases)
-    halves = zip(pages, values, found[: len(pages)], found[len(pages) :], strict=True)
-    return {scheme: Answers(*parts) for scheme, parts in zip(SCHEMES, halves, strict=True)}
+    found = iter(calls(PLAYS, tmp_path_factory.mktemp("played"), cases))
+    parts = zip(pages, values, found, found, found, strict=True)
+    return {scheme: Answers(*answers) for scheme, answers in zip(SCHEMES, parts, strict=True)}
 
 
 def assert_equal(times: Sequence[float], expected: Sequence[float]) -> None:
@@ -194,7 +192,7 @@ def test_the_critical_path_is_the_compilers(scheme: str, answers: Mapping[str, A
     """Without messages it has as many operations of each kind; with them it still fills the time without a gap."""
     shown = page(scheme)
     structure = structure_of(shown.compilation.verified.schedule)
-    for values, answer in answers[scheme].few():
+    for values, answer in answers[scheme].some():
         path = answer["path"]
         if not shown.tables["turn"]:
             assert path[0]["start"] == 0
