@@ -14,8 +14,7 @@ export function showStopped(chart, box) {
   const { trace } = chart.store.page;
   if (trace === null || trace.hang === null) return;
   box.hidden = false;
-  const first = trace.hang.find(({ line }) => line === "") ?? trace.hang.reduce((one, other) => (other.seconds > one.seconds ? other : one));
-  box.append(element("h2", {}, "The run ended early"), element("p", {}, first.message));
+  box.append(element("h2", {}, "The run ended early"), element("p", {}, headline(trace.hang)));
   const rows = trace.hang.map((stop) => {
     const { rank, worker, line, update, seconds, message } = stop;
     const operation = operationOfStop(chart, stop);
@@ -26,6 +25,19 @@ export function showStopped(chart, box) {
   const heads = ["rank", "worker", "stopped in", "update", "was there for", "ended with"];
   const made = table("Where every rank stopped", heads, rows);
   box.append(element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Where every rank stopped" }, made));
+}
+
+/**
+ * A sentence on the rank that the others waited for: one that left no record, or that was the longest where it stopped.
+ * @param {StoppedRank[]} stops
+ * @returns {string}
+ */
+function headline(stops) {
+  const silent = stops.find(({ line }) => line === "");
+  if (silent !== undefined) return `Rank ${silent.rank}: ${silent.message}`;
+  const { rank, line, update, seconds } = stops.reduce((one, other) => (other.seconds > one.seconds ? other : one));
+  const time = seconds > 0 ? `, where it had been for ${timeText("s", seconds)}, longer than any other` : "";
+  return `Rank ${rank} stopped in ${line} of update ${update}${time}.`;
 }
 
 /**

@@ -23,6 +23,7 @@ from tests import forking
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
 from tests.patience import PATIENCE
 from tests.programs import free_port
+from tests.unit.test_page_tables import document_in
 from tests.unit.trace_events import assert_valid
 
 FAILING = str(MODELS / "failing.py")
@@ -186,7 +187,7 @@ def test_ctrl_c_keeps_what_there_is(two_stages: Path, tmp_path: Path) -> None:
     assert found.ended in ("train.py: interrupted", "train.py: rank 1: ended by torchrun: another rank has died")
 
 
-def test_a_rank_that_is_killed_leaves_an_unfinished_file_and_the_command_says_so(
+def test_a_rank_that_is_killed_leaves_an_unfinished_file_and_the_page_shows_where_the_others_stopped(
     two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "t"
@@ -198,8 +199,12 @@ def test_a_rank_that_is_killed_leaves_an_unfinished_file_and_the_command_says_so
     monkeypatch.setattr(sys, "argv", ["chimera-trace", str(target)])
     with pytest.raises(SystemExit) as end:
         main()
-    assert end.value.code == 1
-    assert "the file of rank 1 of 2 ranks is missing" in capsys.readouterr().err
+    assert end.value.code is None
+    assert "where every rank stopped" in capsys.readouterr().out
+    stopped, killed = document_in((target / "view" / "trace.html").read_text())["trace"]["hang"]
+    assert stopped["line"].startswith("wait ")
+    assert stopped["seconds"] >= 0
+    assert (killed["line"], killed["message"]) == ("", "left no record: it was killed")
 
 
 def test_clocks_of_two_machines_are_brought_together(two_stages: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -162,12 +163,13 @@ def test_much_is_written_before_the_end_and_little_is_not(
 
 
 def test_a_run_that_ends_early_keeps_what_there_is_and_why(known: RankContext, folder: Path) -> None:
-    recorder = Recorder(known.world, given(folder))
+    recorder, before = Recorder(known.world, given(folder)), time.monotonic_ns()
     record(recorder, 0, "step s1")
     recorder.abandon("train.py: rank 1 has died")
     recorder.abandon("a second time")
     _, operations, end = lines(folder / "rank_0.jsonl")
     assert [words for _, words, *_ in operations["operations"]] == ["step s1"]
+    assert before <= end.pop("at") <= time.monotonic_ns()
     assert end == {"ended": "train.py: rank 1 has died", "clock": None}
 
 
