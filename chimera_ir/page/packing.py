@@ -27,8 +27,10 @@ _ALIGNMENT = 8
 def packed(document: object) -> bytes:
     """The bytes of a document of dataclasses: a field with a sequence of numbers is a column."""
     columns = _PackedColumns()
-    text = json.dumps(document, default=columns.encoded, ensure_ascii=False, separators=(",", ":")).encode()
-    head = len(text).to_bytes(4, "little") + text
+    text = json.dumps(document, default=columns.encoded, ensure_ascii=False, separators=(",", ":"))
+    # What is no character, as the bytes of a file's name may be, has an escape that JSON reads.
+    data = text.encode(errors="backslashreplace")
+    head = len(data).to_bytes(4, "little") + data
     return gzip.compress(b"".join((head, _padding(len(head)), *columns.parts)), compresslevel=6, mtime=0)
 
 
