@@ -85,7 +85,7 @@ function idleTable({ store: { all, state } }) {
   if (proven.length === 0) return [];
   // All times have one unit, in which the largest has a few digits before the point.
   const most = Math.max(...proven.flatMap(({ idle }) => idle.totals.flatMap((totals) => [...totals])));
-  const part = partOf(proven[0].schedule.unit, most / 10);
+  const part = partOf(proven[0].schedule.unit, most / 2);
   const columns = proven.length === 1 && proven[0].schedule.workers <= COLUMNS ? proven[0].idle.totals : [];
   const heads = ["cause", ...proven.flatMap(({ schedule: { name } }) => [proven.length > 1 ? name : "total", "share"])];
   const rows = CAUSES.flatMap((cause, number) => {
