@@ -46,7 +46,7 @@ export function measuredOf(trace, update, schedule) {
           ...operations,
           row: operation.map((row) => operations.row[row]),
           look: operation.map((row) => operations.look[row]),
-          label: operation.map((row) => operations.label[row]),
+          label: computing.map((span) => labelOf(schedule, spans.operation[span], trace.lines[spans.line[span]])),
           event: operation.map((row) => operations.event[row]),
         },
       },
@@ -68,6 +68,19 @@ export function measuredOf(trace, update, schedule) {
     idleLine: waiting.map((span) => spans.line[span]),
     end: Array.from(spans.end).reduce((most, end) => Math.max(most, time(end)), 0),
   };
+}
+
+/**
+ * The label of a recorded operation. In a stream it may stand for an operation of another turn, with another number.
+ * @param {Schedule} schedule
+ * @param {number} operation
+ * @param {string} line as recorded
+ * @returns {string}
+ */
+function labelOf({ operations }, operation, line) {
+  const label = operations.label[operation];
+  const number = line === operations.words[operation] ? null : /^\S+ m(\d+)/.exec(line);
+  return number === null ? label : label.replace(/^\d+/, number[1]);
 }
 
 /**

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from chimera_ir.commands.common import WRONG_TEXT
+from tests.node import calls, needs_node
 from tests.unit import traced
 from tests.unit.command import Run
 from tests.unit.test_page_tables import document_in
 
+MEASURES = Path(__file__).with_name("measures.mjs")
 GAPS = ("between operations", "flush")
 TIMEOUT = "train.py: rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 4 s (timeout)"
 
@@ -130,3 +132,21 @@ def test_a_rank_may_be_missing_only_of_a_run_that_ended_early(tmp_path: Path, tr
     directory = traced.write(tmp_path / "t")
     (directory / "rank_1.jsonl").unlink()
     tracer(directory).assert_refused(WRONG_TEXT, "the file of rank 1 of 2 ranks is missing")
+
+
+@needs_node
+def test_a_recorded_lane_has_the_numbers_that_were_recorded(tmp_path: Path, tracer: Run) -> None:
+    """In a stream the schedule shows other turns than those that were recorded."""
+    directory = traced.write(tmp_path / "t")
+    assert tracer(directory).status == 0
+    document = document_of(directory)
+    spans = document["trace"]["updates"][1]["spans"]
+    shifted = [line.replace("F m0 s1", "F m12 s1") for line in document["trace"]["lines"]]
+    later = {**document, "trace": {**document["trace"], "lines": shifted, "start": 0.5}}
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    plain, moved = calls(MEASURES, scripts, [[document, 1], [later, 1]])
+    assert (plain["label"], moved["label"]) == (["0", "0", "0", "0"], ["0", "0", "12", "0"])
+    assert plain["operation"] == [operation for operation in spans["operation"] if operation >= 0]
+    assert plain["idle"] == spans["operation"].count(-1)
+    assert moved["start"] == pytest.approx([0.5 + start for start in plain["start"]])
