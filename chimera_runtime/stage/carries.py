@@ -35,6 +35,9 @@ class CarryGraph(NamedTuple):
     passed: Sequence[tuple[int, int]] = ()
 
 
+_NO_CARRIES = CarryGraph()
+
+
 @dataclass
 class Carries:
     """The carries of a stage, and their gradients, by micro-batch; a micro-batch counts one of its ``slices``.
@@ -49,9 +52,12 @@ class Carries:
     _gradients: dict[int, Sequence[torch.Tensor | None]] = field(default_factory=dict)
     _layouts: dict[int, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._exist = self.slices > 1 and self.takes.any
+
     def take(self, micro: int) -> Carry:
         """Returns and forgets what a forward of this micro-batch reads: the carry of the slice before."""
-        return self._left.pop(micro - 1) if micro % self.slices and self.takes.any else NO_CARRY
+        return self._left.pop(micro - 1) if self._exist and micro % self.slices else NO_CARRY
 
     def keep(self, micro: int, before: Carry, inputs: Any, left: Any) -> None:
         """Keeps the carry that a forward on ``inputs`` has ``left`` for the slice after, if there is one.
@@ -61,7 +67,7 @@ class Carries:
         Raises `BadModel` if the carry is empty, or differs from that of an earlier micro-batch.
         """
         place = micro % self.slices
-        if place == self.slices - 1 or not self.takes.any:
+        if place == self.slices - 1 or not self._exist:
             return
         carry = Carry.of(left, before.position + length(inputs))
         if self.takes.carry:
@@ -83,7 +89,7 @@ class Carries:
     def graph(self, micro: int, leaves: Tensors, left: Any) -> CarryGraph:
         """Returns the carries' part of the graph of a forward that has read ``leaves`` and left a carry."""
         if (micro + 1) % self.slices == 0 or not self.takes.carry:
-            return CarryGraph(leaves)
+            return CarryGraph(leaves) if leaves else _NO_CARRIES
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
         tensors = [(number, t) for number, t in enumerate(taken_apart(left)[0]) if t.requires_grad]
         return CarryGraph(

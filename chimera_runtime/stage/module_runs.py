@@ -67,10 +67,12 @@ class ModuleRuns:
         self._seed(seed)
         input_leaves, argument = self._input.argument(inputs)
         shared, takes = self._traits.shared, self._traits.takes
-        carry_leaves = carry.leaves()
+        carry_leaves = carry.leaves() if carry.tensors else ()
         watching = unwritten(self._number, keywords, shared) if shared else nullcontext()
         with watching, self._in_forward, collecting() as auxiliary:
-            named = {**fresh(keywords), **carry.arguments(takes, carry_leaves)} if keywords or takes.any else {}
+            named: Keywords = fresh(keywords) if keywords else {}
+            if takes.carry or takes.start:
+                named.update(carry.arguments(takes, carry_leaves))
             returned = self.calls.forward(argument, **named)
-        output, left = takes.apart(f"stage {self._number}", returned)
+        output, left = takes.apart(f"stage {self._number}", returned) if takes.carry else (returned, None)
         return ForwardResult(input_leaves, output, auxiliary, carry_leaves, left)
