@@ -10,6 +10,7 @@ import pytest
 import chimera_ir
 from chimera_ir import Options
 from chimera_ir.compilation import Compilation
+from chimera_ir.errors import TextError
 from chimera_ir.page.assembly import page
 from chimera_ir.page.contents import document
 from tests.e2e.browser import WIDTHS, Tab, needs_browser, tab
@@ -67,6 +68,21 @@ def test_axe_finds_nothing_and_nothing_is_cut_off_in_any_size_and_mode(
             assert opened.wider() <= 0
             if number < 2 or name == "two pipes":
                 assert opened.inaccessible() == []
+        assert opened.mistakes() == []
+
+
+@pytest.mark.parametrize("name", ["deadlock.sir", "no_recv.sir", "clash.chim"])
+def test_the_page_of_a_text_that_is_not_proven_says_the_mistake(name: str, tmp_path: Path, browser: Any) -> None:
+    compilation = chimera_ir.compile(EXAMPLES / name)
+    with pytest.raises(TextError) as caught:
+        _ = compilation.verified
+    path = tmp_path / "page.html"
+    path.write_text(compilation.page_of_mistake(caught.value), encoding="utf-8")
+    with tab(browser, dark=True) as opened:
+        opened.open(path)
+        assert caught.value.diagnostics[0].code in opened.page.get_by_role("alert").text_content()
+        assert opened.inaccessible() == []
+        assert opened.wider() <= 0
         assert opened.mistakes() == []
 
 
