@@ -75,7 +75,7 @@ class Figures:
     def look(self) -> None:
         """To be called when a forward has saved what it saves."""
         waiting = [each for stage in STAGES for each in stage._saved.values()]
-        stashed = [each.inputs for each in waiting if isinstance(each, compute.SavedInput)]
+        stashed = [each.arguments.inputs for each in waiting if isinstance(each, compute.SavedInput)]
         self.stashed = max(self.stashed, len(stashed))
         self.kept = max(self.kept, sum((memory_of(stashed) | self.saved.sizes).values()))
         self.copies = max(self.copies, sum(getattr(stage.weights, "copies", 1) for stage in STAGES))
