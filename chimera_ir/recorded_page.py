@@ -1,10 +1,15 @@
-"""The page of a recorded run: that of its program, with the measured lanes, and with where every rank stopped."""
+"""The page of a recorded run: that of its program, with the measured lanes, and with where every rank stopped.
+
+A run without a record that ended early has a page without measured lanes, on which every rank stopped as well.
+"""
 
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import report
+from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.text.printer import show
 from chimera_ir.page import assembly, text_lines
 from chimera_ir.page.contents import ShownSchedule
@@ -19,12 +24,20 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.request import Request
 from chimera_ir.source import Source
+from chimera_ir.trace.bundles import Bundle, stopped_ranks
 from chimera_ir.trace.compare import TraceComparison, is_barriered
 from chimera_ir.trace.run_stages import run_stages
-from chimera_ir.trace.run_tables import RunTables
+from chimera_ir.trace.run_tables import RunTables, TraceTable
 from chimera_ir.trace.spans import Lane, UpdateWindow
-from chimera_ir.trace.stops import stopped
-from chimera_ir.trace.trace_files import PROGRAM, Trace
+from chimera_ir.trace.stops import StoppedRank, stopped
+from chimera_ir.trace.trace_files import PROGRAM, BadTrace, Trace
+
+
+class StoppedPage(NamedTuple):
+    """A page, and where the ranks stopped that it shows."""
+
+    page: str
+    stops: Sequence[StoppedRank]
 
 
 def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None) -> str:
@@ -39,8 +52,34 @@ def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparis
     tables = RunTables(schedule.program, is_barriered(trace.about, trace.header))
     has_ended_early = any(rank.ended is not None for rank in trace.ranks)
     recorded = tables.table(comparison, stopped(trace, lanes, schedule.events) if has_ended_early else None)
+    return _page("a recorded run", text, compilation, schedule, recorded)
+
+
+def stopped_page(bundle: Bundle) -> StoppedPage:
+    """The page of a run that ended early, from what its ranks recorded then, with the times of operations alone.
+
+    Raises `BadTrace` if the program is damaged, or the ranks are not of a run of it.
+    """
+    compilation = Compilation(Request(Source(PROGRAM, bundle.text), max_operations=sys.maxsize))
+    try:
+        verified, scripts = compilation.verified, compilation.scripts
+        schedule = ShownSchedule.of(compilation)
+    except Rejected as error:
+        raise BadTrace(f"{bundle.path}: {PROGRAM} is not a program that chimera compile wrote ({error})") from error
+    stops = stopped_ranks(bundle, verified, scripts, schedule.events)
+    notes = [_NOT_MEASURED, *([_OTHER_TURNS] if schedule.header.asynchronous else [])]
+    recorded = TraceTable([], 0, 0.0, [], [], notes, [], stops)
+    return StoppedPage(_page("where its ranks stopped", bundle.text, compilation, schedule, recorded), stops)
+
+
+_NOT_MEASURED = "times are those of the schedule: the run recorded only where it ended"
+_OTHER_TURNS = "marks on the lanes are in turns of the steady state, which stand for those in which the ranks stopped"
+
+
+def _page(what: str, text: str, compilation: Compilation, schedule: ShownSchedule, recorded: TraceTable) -> str:
+    """The page of a run of the program ``text``; ``what`` says in its title what the page shows."""
     document = PageDocument(
-        title=f"{name_of(schedule.header)}: a recorded run",
+        title=f"{name_of(schedule.header)}: {what}",
         notes=recorded.notes,
         schedules=[schedule.tables()],
         texts=[

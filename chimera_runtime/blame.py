@@ -4,21 +4,24 @@ import os
 import signal
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 
-from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost
+from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, ScriptPlace
 
 _OURS = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _LIBRARY = str(Path(sysconfig.get_paths()["stdlib"])) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTING = "<frozen "
+
+_TRAINING = ("update", "turn")
+"""Functions of a rank's script that train."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class ModelError(Exception):
 
     ``doing`` says in words what the user's code was called for, such as ``the loss``; ``status`` is the exit status
     with which this rank of train.py ends. ``operation`` is the operation of the schedule that called the user's code,
-    None outside of the schedule, set by `during`. ``rank`` and ``worker`` are those that called it, set by `Located`.
+    None outside of the schedule, set by `during`. ``rank`` and ``worker`` are those that called it, and ``place`` is
+    the line of this rank's script that did, if one did; `Located` sets them.
     """
 
     def __init__(self, doing: str, status: int) -> None:
@@ -73,6 +77,7 @@ class ModelError(Exception):
         self.operation: LaneOperation | None = None
         self.rank: int | None = None
         self.worker: int | None = None
+        self.place: ScriptPlace | None = None
 
     def __str__(self) -> str:
         """Returns a line: rank, worker, purpose of the call, operation, place in the user's code, and the error."""
@@ -155,8 +160,31 @@ class Located:
             error.add_note(self.memory_report())
         if isinstance(error, ModelError):
             error.rank, error.worker = self.rank, self.worker
+        if isinstance(error, ModelError | PeerLost):
+            error.place = error.place or place_of_error(error.__traceback__)
         if isinstance(error, ModelError | PeerLost | BadModel | Misuse | BadCheckpoint):
             error.__traceback__ = None
+
+
+def place_of_error(trace: TracebackType | None) -> ScriptPlace | None:
+    """Returns the place of a rank's script in a traceback; None if the error was raised outside of any update."""
+    return _first_place(traceback.walk_tb(trace))
+
+
+def place_of_thread(frame: FrameType | None) -> ScriptPlace | None:
+    """Returns the place of a rank's script in the stack of a thread that is in ``frame``; None outside of updates."""
+    return None if frame is None else _first_place(traceback.walk_stack(frame))
+
+
+def _first_place(frames: Iterable[tuple[FrameType, int]]) -> ScriptPlace | None:
+    """Finds the function of a script that trains: so a rank need not note what it does while it runs."""
+    for frame, line in frames:
+        if frame.f_code.co_name in _TRAINING and {"INTERFACE", "PROGRAM"} <= frame.f_globals.keys():
+            variables = {**frame.f_locals}
+            counters = {name: value for name, value in variables.items() if type(value) is int}
+            first = getattr(variables.get("lane"), "first", None)
+            return None if first is None else ScriptPlace(first, line, counters)
+    return None
 
 
 def ran_out(error: BaseException | None) -> bool:

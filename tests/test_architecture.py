@@ -50,7 +50,9 @@ IMPORTS = {
     "predict": {"cost", "errors", "ir", "flow", "lower", "profile", "verify", "garbage"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source", "escapes"},
-    "recorded_page": {"compilation", "cost", "ir", "page", "predict", "profile", "request", "source", "trace"},
+    "recorded_page": {
+        *("compilation", "cost", "diagnostics", "ir", "page", "predict", "profile", "request", "source", "trace"),
+    },
     "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},
     "request": {"cost", "errors", "ir", "predict", "source", "syntax", "torch_text"},

@@ -15,8 +15,9 @@ from chimera_ir.escapes import visible
 from chimera_ir.options import read_inputs
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.profile.warnings import WARNING, shown
-from chimera_ir.recorded_page import recorded_page
+from chimera_ir.recorded_page import recorded_page, stopped_page
 from chimera_ir.trace import presentation
+from chimera_ir.trace.bundles import read_bundle
 from chimera_ir.trace.compare import TraceComparison, compare, has_whole_updates
 from chimera_ir.trace.drawing import draw
 from chimera_ir.trace.match import lanes
@@ -32,18 +33,25 @@ NAME = "chimera-trace"
     cls=SectionedCommand,
     sections={"Common options": "--out --json --quiet", "Another prediction": "--profile --cluster"},
 )
-@click.argument("directory", metavar="DIR", type=GivenPath(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", metavar="DIR", type=FILE, help="Where to write; by default the folder view in DIR.")
+@click.argument("recording", metavar="DIR", type=GivenPath(exists=True, path_type=Path))
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=FILE,
+    help="Where to write; by default the folder view in DIR, or NAME.view beside NAME.zip.",
+)
 @click.option("--profile", type=FILE, metavar="FILE", help="What the model's stages cost; with it goes --cluster.")
 @click.option("--cluster", type=FILE, metavar="FILE", help="What the model runs on: compares with that prediction.")
 @as_json("Print the residuals as JSON.")
 @general
-def trace_command(directory: Path, out: Path | None, profile: Path | None, cluster: Path | None, as_json: bool) -> None:
+def trace_command(recording: Path, out: Path | None, profile: Path | None, cluster: Path | None, as_json: bool) -> None:
     """Compare what the ranks recorded in DIR with what their schedule promises.
 
     DIR is what train.py --trace DIR wrote, with the files of all ranks. Prints the residuals by kind and worker, and
     writes trace.html (the page), compare.svg (a picture) and trace.json (for Perfetto or chrome://tracing). The page of
     a run that ended early, as after a time-out, shows where every rank stopped.
+
+    DIR may also be the zip file that train.py --bundle FILE.zip wrote: it has the places alone, and so has trace.html.
 
     The promise is made from what operations took in the run itself, with messages that take no time; with --profile
     and --cluster it is the prediction that these made before: a replay of the program.
@@ -55,7 +63,10 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
         inputs = _inputs(profile, cluster)
         for warning in shown(inputs.warnings if inputs else ()):
             remark(f"{WARNING}{warning}")
-        trace = read(directory)
+        if not recording.is_dir():
+            _write_stopped(recording, out, inputs, as_json)
+            return
+        trace = read(recording)
         recorded = lanes(trace)
         comparison = _compared(trace, recorded, inputs)
     except BadTrace as error:
@@ -63,7 +74,7 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     files = {"trace.html": recorded_page(trace, recorded, comparison)}
     if comparison is not None:
         files |= {"compare.svg": draw(comparison), "trace.json": recorded_trace(trace, comparison)}
-    target = directory / "view" if out is None else out
+    target = recording / "view" if out is None else out
     output_directory.write(target, files, f".{NAME}")
     if as_json:
         write_json(rounded(presentation.as_json(comparison)) if comparison else presentation.ended_as_json(trace))
@@ -71,6 +82,20 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     ended = presentation.ended(trace)
     report(printed(lambda console: console.print(presentation.text(comparison) if comparison else ended)))
     report(f"wrote {visible(str(target))}: {', '.join(files)}\n")
+
+
+def _write_stopped(bundle: Path, out: Path | None, inputs: Inputs | None, as_json: bool) -> None:
+    """Writes and prints where every rank stopped, from the zip file of ``--bundle``."""
+    if inputs is not None:
+        raise WrongCommand(f"{bundle}: has no times to compare with --profile and --cluster; name a trace")
+    page, stops = stopped_page(read_bundle(bundle))
+    target = bundle.with_name(f"{bundle.stem}.view") if out is None else out
+    output_directory.write(target, {"trace.html": page}, f".{NAME}")
+    if as_json:
+        write_json(presentation.stops_as_json(stops))
+        return
+    report(printed(lambda console: console.print(presentation.stops_text(stops))))
+    report(f"wrote {visible(str(target))}: trace.html\n")
 
 
 def _compared(trace: Trace, recorded: Sequence[Lane], inputs: Inputs | None) -> TraceComparison | None:

@@ -13,6 +13,7 @@ from chimera_ir.plural import counted, listed
 from chimera_ir.trace.compare import Residual, TraceComparison
 from chimera_ir.trace.drawing import milliseconds, summary
 from chimera_ir.trace.spans import BUSY, Activity, words
+from chimera_ir.trace.stops import StoppedRank
 from chimera_ir.trace.trace_files import Trace
 
 IN_FULL = 8
@@ -150,6 +151,36 @@ def ended(trace: Trace) -> Text:
         "trace.html shows where every rank stopped",
     ]
     return Text("\n".join(lines))
+
+
+def stops_text(stops: Sequence[StoppedRank]) -> Text:
+    """Text on where every rank stopped, a line for each."""
+    return Text("\n".join(["the run ended early; every rank stopped in:", *map(_stop_line, stops)]))
+
+
+def _stop_line(stop: StoppedRank) -> str:
+    place = f"rank {stop.rank} (worker {stop.worker}): "
+    if not stop.line:
+        return f"{place}{stop.message}"
+    update = f" of update {stop.update}" if stop.update >= 0 else ""
+    return f"{place}{stop.line}{update}{f', for {stop.seconds:g} s' if stop.seconds else ''}"
+
+
+def stops_as_json(stops: Sequence[StoppedRank]) -> dict[str, Any]:
+    """Places where the ranks stopped, as JSON; what is not known is null."""
+    return {
+        "ranks": [
+            {
+                "rank": stop.rank,
+                "worker": stop.worker,
+                "line": stop.line or None,
+                "update": stop.update if stop.update >= 0 else None,
+                "seconds": stop.seconds or None,
+                "message": stop.message,
+            }
+            for stop in stops
+        ]
+    }
 
 
 def ended_as_json(trace: Trace) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from chimera_ir.trace.trace_files import Trace
 class StoppedRank:
     """The place where a rank stopped: in ``line`` of the program, at ``event`` of the schedule (-1 if there is none).
 
-    ``line`` is empty if the rank has left no record or had done everything. ``seconds`` is how long it had been there,
-    0 if that is not known; ``message`` is the one with which it ended.
+    ``line`` is empty if the rank has left no record or had done everything. ``update`` is -1 if that is not known.
+    ``seconds`` is how long it had been there, 0 if that is not known; ``message`` is the one with which it ended.
     """
 
     rank: int
@@ -61,11 +61,11 @@ def _stop(trace: Trace, lane: Lane, events: Events, number: int) -> StoppedRank:
         return StoppedRank(rank.rank, rank.worker, -1, "", _last_update([lane]), 0.0, ended)
     update, instruction = ahead
     waited = 0.0 if rank.ended_at is None or not lane else (rank.ended_at - lane[-1].end) / 1e9
-    event = _event(events, rank.worker, instruction)
+    event = event_at(events, rank.worker, instruction)
     return StoppedRank(rank.rank, rank.worker, event, words(instruction, trace.header), update, max(waited, 0.0), ended)
 
 
-def _event(events: Events, worker: int, instruction: Instruction) -> int:
+def event_at(events: Events, worker: int, instruction: Instruction) -> int:
     """The event of an instruction on its lane, counted lane by lane; -1 if it takes no time, or none is shown."""
     before = sum(map(len, events.lanes[:worker]))
     places = enumerate(events.lanes[worker][1:], before + 1)

@@ -9,7 +9,7 @@ from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION
@@ -18,21 +18,17 @@ from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.plural import counted
 from chimera_ir.source import Source, contents
+from chimera_ir.trace.fields import LONGEST, of_type, whole, word
 from chimera_ir.verify.verify import verify_program
-
-_T = TypeVar("_T")
 
 FORMAT = "chimera trace"
 VERSION = 1
 PROGRAM = "schedule.sir"
 
-LONGEST = 2**63 - 1
-"""The largest number in a file: nanoseconds of a clock, 292 years."""
-
 _NAMED = 8
 """The most ranks that a message about missing files names."""
 
-_LOST = 4096
+LOST = 4096
 """The most ranks without a file that a trace of a run that ended early may have."""
 
 
@@ -126,7 +122,7 @@ def read(directory: Path) -> Trace:
         _require_place(path, rank, about, program.header.workers)
     expected = about.copies * program.header.workers
     if any(rank.ended is not None for rank in ranks):
-        ranks += [_unrecorded(rank, about, program.header.workers) for rank in islice(_missing(ranks, expected), _LOST)]
+        ranks += [_unrecorded(rank, about, program.header.workers) for rank in islice(_missing(ranks, expected), LOST)]
     _require_all(directory, ranks, expected)
     if about.updates > max(1, *(len(rank.operations) for rank in ranks)) and all(rank.ended is None for rank in ranks):
         raise BadTrace(
@@ -234,17 +230,17 @@ def _rank(path: Path) -> tuple[RunInfo, Rank]:
             if "ended" in line:
                 last = line
             else:
-                operations += map(_operation, _of(list, "a list", line["operations"]))
+                operations += map(_operation, of_type(list, "a list", line["operations"]))
         if not last:
             raise BadTrace(f"{path}: is cut off: its last line is missing; copy it again, or trace the run again")
         rank = Rank(
-            rank=_whole(first["rank"]),
-            worker=_whole(first["worker"]),
-            copy=_whole(first["copy"]),
+            rank=whole(first["rank"]),
+            worker=whole(first["worker"]),
+            copy=whole(first["copy"]),
             clock=_clock([_offset(line["clock"]) for line in (first, last) if line["clock"] is not None]),
             operations=tuple(operations),
-            ended=None if last["ended"] is None else _word(last["ended"]),
-            ended_at=None if last.get("at") is None else _whole(last["at"], -LONGEST),
+            ended=None if last["ended"] is None else word(last["ended"]),
+            ended_at=None if last.get("at") is None else whole(last["at"], -LONGEST),
         )
         if any(later.start < earlier.end for earlier, later in pairwise(operations)):
             raise ValueError("an operation begins before the one ahead of it ends")
@@ -268,16 +264,16 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _about(line: Mapping[str, Any]) -> RunInfo:
-    sleep = None if line["rehearse"] is None else _of(dict, "an object", line["rehearse"])
-    seconds = None if sleep is None else {_word(kind, [*COSTED]): _seconds(value) for kind, value in sleep.items()}
+    sleep = None if line["rehearse"] is None else of_type(dict, "an object", line["rehearse"])
+    seconds = None if sleep is None else {word(kind, [*COSTED]): _seconds(value) for kind, value in sleep.items()}
     return RunInfo(
-        scheme=_word(line["scheme"]),
-        program=_word(line["program"]),
-        copies=_whole(line["copies"], 1),
-        layout=_word(line["layout"], ("pipeline", "replica")),
-        backend=_word(line["backend"]),
-        updates=_whole(line["updates"], 1),
-        micro_batch_size=_whole(line["micro_batch_size"], 1),
+        scheme=word(line["scheme"]),
+        program=word(line["program"]),
+        copies=whole(line["copies"], 1),
+        layout=word(line["layout"], ("pipeline", "replica")),
+        backend=word(line["backend"]),
+        updates=whole(line["updates"], 1),
+        micro_batch_size=whole(line["micro_batch_size"], 1),
         rehearse=seconds,
         sharded_optimizer=line.get("sharded_optimizer") is True,
     )
@@ -294,15 +290,15 @@ def _require_times(path: Path, about: RunInfo, program: Program) -> None:
 
 def _operation(value: Any) -> RecordedOperation:
     match value:
-        case [update, str(text), start, end] if _whole(start, -LONGEST) <= _whole(end, -LONGEST):
-            return RecordedOperation(_whole(update), text, start, end)
+        case [update, str(text), start, end] if whole(start, -LONGEST) <= whole(end, -LONGEST):
+            return RecordedOperation(whole(update), text, start, end)
         case _:
             raise ValueError(f"{brief(value)} is not an operation")
 
 
 def _offset(value: Any) -> ClockOffset:
-    line = _of(dict, "an object", value)
-    return ClockOffset(_whole(line["at"], -LONGEST), _whole(line["offset"], -LONGEST), _whole(line["uncertainty"]))
+    line = of_type(dict, "an object", value)
+    return ClockOffset(whole(line["at"], -LONGEST), whole(line["offset"], -LONGEST), whole(line["uncertainty"]))
 
 
 def _clock(offsets: list[ClockOffset]) -> tuple[ClockOffset, ...]:
@@ -313,29 +309,10 @@ def _clock(offsets: list[ClockOffset]) -> tuple[ClockOffset, ...]:
     return tuple(offsets)
 
 
-def _of(kind: type[_T], noun: str, value: object) -> _T:
-    """The value, if it is of a type; ``noun`` names the type in the error."""
-    if not isinstance(value, kind):
-        raise ValueError(f"{brief(value)} is not {noun}")
-    return value
-
-
-def _whole(value: Any, least: int = 0) -> int:
-    if type(value) is not int or not least <= value <= LONGEST:
-        raise ValueError(f"{brief(value)} is not a whole number from {least} to {LONGEST}")
-    return value
-
-
 def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value <= LONGEST / 1e9:
         raise ValueError(f"{brief(value)} is not a number of seconds")
     return float(value)
-
-
-def _word(value: Any, allowed: Sequence[str] = ()) -> str:
-    if not isinstance(value, str) or (allowed and value not in allowed):
-        raise ValueError(f"{brief(value)} is not {' or '.join(allowed) or 'a text'}")
-    return value
 
 
 def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:

@@ -10,9 +10,10 @@ A script whose text names anything but the calls of a lane is refused before any
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import currentframe
+from operator import attrgetter
 from traceback import walk_tb
-from types import CodeType, SimpleNamespace, TracebackType
-from typing import Any
+from types import CodeType, FrameType, SimpleNamespace, TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 from chimera_ir.diagnostics.catalogue.program import ScriptDiffers
 from chimera_ir.diagnostics.model import Diagnostic
@@ -22,6 +23,8 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, Instruction
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.recording import Differs, Held, RecordedLane, Route, ScriptRun
+
+_Note = TypeVar("_Note")
 
 FACTS = "program.json"
 
@@ -56,11 +59,33 @@ def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> 
 
 def call_lines(program: Program, files: Mapping[str, str]) -> Iterator[list[int]]:
     """Yields for each worker the line of its script that does each instruction of its lane; the scripts are proven."""
+    return _noted(program, files, attrgetter("f_lineno"))
+
+
+class CallPlace(NamedTuple):
+    """A ``line`` of a script, with the values of the ``counters`` of its loops when the line runs."""
+
+    line: int
+    counters: Mapping[str, int]
+
+
+def call_places(program: Program, files: Mapping[str, str]) -> Iterator[list[CallPlace]]:
+    """Yields for each worker the place of its script that does each instruction of its lane; the scripts are proven."""
+    return _noted(program, files, _place)
+
+
+def _place(frame: FrameType) -> CallPlace:
+    variables = {**frame.f_locals}
+    return CallPlace(frame.f_lineno, {name: value for name, value in variables.items() if type(value) is int})
+
+
+def _noted(program: Program, files: Mapping[str, str], note: Callable[[FrameType], _Note]) -> Iterator[list[_Note]]:
+    """Runs the function that trains of each worker's script; yields what ``note`` says of it at each instruction."""
     for worker, of_rank in enumerate(json.loads(files[FACTS])["ranks"]):
-        script, lines = _Script(script_name(worker), files[script_name(worker)]), list[int]()
-        lane = _with_callers(program.lanes[worker], script_name(worker), lines)
+        script, notes = _Script(script_name(worker), files[script_name(worker)]), list[_Note]()
+        lane = _with_callers(program.lanes[worker], script_name(worker), note, notes)
         assert not [*_trained(script, lane, program.header, of_rank)]
-        yield lines
+        yield notes
 
 
 def script_name(worker: int) -> str:
@@ -79,14 +104,16 @@ def _trained(
     return script.compared("turn", calls, RecordedLane(lane, held, ScriptRun(0, header.updates, header.micro_batches)))
 
 
-def _with_callers(lane: Iterable[Instruction], name: str, lines: list[int]) -> Iterator[Instruction]:
-    """Yields a lane's instructions; adds to ``lines`` where the code of file ``name`` is when it asks for each."""
+def _with_callers(
+    lane: Iterable[Instruction], name: str, note: Callable[[FrameType], _Note], notes: list[_Note]
+) -> Iterator[Instruction]:
+    """Yields a lane's instructions; adds to ``notes`` what ``note`` says of the code in file ``name`` that asks."""
     for instruction in lane:
         frame = currentframe()
         while frame is not None and frame.f_code.co_filename != name:
             frame = frame.f_back
         assert frame is not None, "a script asks for each instruction"
-        lines.append(frame.f_lineno)
+        notes.append(note(frame))
         yield instruction
 
 

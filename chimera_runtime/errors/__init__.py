@@ -1,6 +1,7 @@
 """Errors whose messages say what happened and what to do, and the exit statuses of a rank."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 FAILED = 1
 MISUSED = 2
@@ -9,15 +10,28 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 
+class ScriptPlace(NamedTuple):
+    """A ``line`` of a rank's script, with the values of the ``counters`` of its loops at that time.
+
+    ``update`` is the one from which micro-batches count: without a flush, the first of all that are under way or done.
+    """
+
+    update: int
+    line: int
+    counters: Mapping[str, int]
+
+
 class PeerLost(Exception):
     """A wait for another rank failed or timed out; the message names rank, operation and peer.
 
-    ``peers`` are the ranks that were waited for, if these are known.
+    ``peers`` are the ranks that were waited for, if these are known. ``place`` is the line of this rank's script that
+    waited, if one did; `blame.Located` notes it.
     """
 
     def __init__(self, message: str, peers: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.peers = tuple(peers)
+        self.place: ScriptPlace | None = None
 
 
 class BadModel(Exception):

@@ -24,15 +24,18 @@ class LaneComponents(NamedTuple):
 
 
 class Lane:
-    """A worker's stages, ties and links, and the inputs and targets of an update."""
+    """A worker's stages, ties and links, and the inputs and targets of an update.
+
+    ``first`` is the update from whose first micro-batch the script counts.
+    """
 
     def __init__(self, components: LaneComponents) -> None:
         self._components = components
-        self._first = 0
+        self.first = 0
 
     def begin(self, update: int) -> None:
         """Begins an update; the script counts micro-batches from the first one of the update."""
-        self._first = update
+        self.first = update
         for stage in self._components.stages.values():
             stage.begin(update)
 
@@ -62,5 +65,5 @@ class Lane:
 
     def _loaded(self, load: Load, micros: Micros) -> Any:
         if isinstance(micros, tuple):
-            return tuple([load(self._first, micro) for micro in micros])
-        return load(self._first, micros)
+            return tuple([load(self.first, micro) for micro in micros])
+        return load(self.first, micros)

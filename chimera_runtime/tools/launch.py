@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch.distributed as dist
@@ -58,15 +59,17 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
 
     # Everything else runs below `faults`, with a status for each kind of failure.
     try:
+        bundle = None
         if options.bundle is not None:
-            faults.at_end.append(BugReport(options, directory, rank).add)
+            bundle = BugReport(options, directory, rank)
+            faults.at_end.append(bundle.add)
             faults.hint = f"train.py: for a bug report there is {options.bundle}"
         compiled = load_program(directory)
         if compiled.job.program != program:
             raise mistakes.program_is_another(directory / "train.py")
         if program != os.environ.get(_EXPECTED, program):
             raise mistakes.program_was_replaced(directory)
-        _run(train, compiled, store, rank, size=size, options=options, faults=faults)
+        _run(train, compiled, store, rank, size=size, options=options, faults=faults, bundle=bundle)
     except (Misuse, errors.BadModel, Unwritable, errors.BadCheckpoint) as error:
         faults.end(f"train.py: {error}", MISUSED)
     except Terminated as error:
@@ -107,6 +110,7 @@ def _run(
     size: int,
     options: argparse.Namespace,
     faults: Faults,
+    bundle: BugReport | None,
 ) -> None:
     """Joins the ranks, runs ``train``, and waits for all ranks: one may still read from another."""
     job = compiled.job
@@ -117,7 +121,8 @@ def _run(
     place, device = begin(job, store, rank, size, *arguments, end=lambda error: faults.end_alone(str(error), FAILED))
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
-    with Located(rank, place.worker, lambda: memory_report(device, facts)):
+    noting = nullcontext() if bundle is None else bundle.noting(place, options.timeout)
+    with Located(rank, place.worker, lambda: memory_report(device, facts)), noting:
         model = _transformer(options) if options.hf else load_model(options.model, offered, options.split)
         run = Run(options, compiled, store, place, device, model, faults)
         train(run)

@@ -226,7 +226,7 @@ interface StoppedRank {
   worker: number;
   event: number; // -1: before its first operation, behind its last one, or unknown
   line: string; // "wait recv m0 s0->s1"; "" if its record is missing
-  update: number;
+  update: number; // -1 if it is not known
   seconds: number; // how long it had been there; 0 if that is not known
   message: string; // with which it ended
 }

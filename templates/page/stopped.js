@@ -20,7 +20,7 @@ export function showStopped(chart, box) {
     const operation = operationOfStop(chart, stop);
     const words = line === "" ? "unknown" : line;
     const place = operation < 0 ? words : element("button", { type: "button", class: "plain", click: () => select(chart, { schedule: 0, operation }) }, words);
-    return [`rank ${rank}`, `P${worker}`, place, line === "" ? "" : String(update), seconds > 0 ? timeText("s", seconds) : "", message];
+    return [`rank ${rank}`, `P${worker}`, place, line === "" || update < 0 ? "" : String(update), seconds > 0 ? timeText("s", seconds) : "", message];
   });
   const heads = ["rank", "worker", "stopped in", "update", "was there for", "ended with"];
   const made = table("Where every rank stopped", heads, rows);
@@ -28,16 +28,19 @@ export function showStopped(chart, box) {
 }
 
 /**
- * A sentence on the rank that the others waited for: one that left no record, or that was the longest where it stopped.
+ * A sentence on the rank that the others waited for: one that left no record, that was in no wait, or that was the
+ * longest where it stopped.
  * @param {StoppedRank[]} stops
  * @returns {string}
  */
 function headline(stops) {
   const silent = stops.find(({ line }) => line === "");
   if (silent !== undefined) return `Rank ${silent.rank}: ${silent.message}`;
-  const { rank, line, update, seconds } = stops.reduce((one, other) => (other.seconds > one.seconds ? other : one));
-  const time = seconds > 0 ? `, where it had been for ${timeText("s", seconds)}, longer than any other` : "";
-  return `Rank ${rank} stopped in ${line} of update ${update}${time}.`;
+  const longest = stops.reduce((one, other) => (other.seconds > one.seconds ? other : one));
+  const { rank, line, update, seconds } = stops.find((stop) => stop.seconds === 0 && !stop.line.startsWith("wait ")) ?? longest;
+  const alone = stops.every((stop) => stop.rank === rank || stop.seconds < seconds);
+  const time = seconds > 0 ? `, where it had been for ${timeText("s", seconds)}${alone ? ", longer than any other" : ""}` : "";
+  return `Rank ${rank} stopped ${update < 0 ? line : `in ${line} of update ${update}`}${time}.`;
 }
 
 /**

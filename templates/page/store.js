@@ -25,7 +25,7 @@ export class Store {
         memory: page.schedules.some((schedule) => schedule.memory.length > 0 && schedule.events.role.length > 0),
         links: false,
         differences: page.schedules.length > 1,
-        measured: page.trace !== null,
+        measured: page.trace !== null && page.trace.updates.length > 0,
       },
     };
     this.values = new Map(this.sliders().map(({ name, value }) => [name, value]));

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from chimera_ir.commands import trace_command
 from tests import forking
 from tests.e2e.ranks import (
     HERE,
@@ -24,8 +25,10 @@ from tests.e2e.ranks import (
     torchrun,
     torchrun_afresh,
 )
+from tests.unit.test_page_tables import document_in
 
 FAILING = str(MODELS / "failing.py")
+FILES_OF_RANK_0 = ("rank_0.txt", "rank_0.json")
 
 pytestmark = pytest.mark.e2e
 
@@ -70,7 +73,7 @@ def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves
     assert "rank 1: the connection was closed" in message
     assert hint == f"train.py: for a bug report there is {tmp_path / 'bundle.zip'}"
     with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
-        assert {*archive.namelist()} == {"about.json", "schedule.sir", "program.json", "report.json", "rank_0.txt"}
+        assert {*archive.namelist()} == {"about.json", "schedule.sir", "program.json", "report.json", *FILES_OF_RANK_0}
         account = archive.read("rank_0.txt").decode()
     last, _, stacks = account.partition("the last lines that it wrote:")[2].partition("thread MainThread:")
     assert message in account
@@ -78,15 +81,32 @@ def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves
     assert "train.py" in stacks
 
 
-def test_the_rank_that_hangs_is_named_and_not_one_that_waits_for_it(tmp_path: Path) -> None:
+def test_the_rank_that_hangs_is_named_and_its_bundle_shows_where_the_others_waited_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0 waits for rank 1, and that for rank 2. torchrun kills what does not end, here sooner than after 30 s."""
     variables = {"FAIL": "stop-in-forward:2:2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
-    three_stages = compiled(tmp_path, "dapple", D=3, N=4)
-    done = torchrun(three_stages, 3, "--model", FAILING, "--steps", "9", "--timeout", "12", **variables)
+    four_stages, bundle = compiled(tmp_path, "dapple", D=4, N=4), tmp_path / "bug.zip"
+    arguments = ("--model", FAILING, "--steps", "9", "--timeout", "12", "--bundle", str(bundle))
+    done = torchrun(four_stages, 4, *arguments, **variables)
     assert done.returncode != 0
-    (message,) = ours(done)
-    assert message.startswith("train.py: rank 1 (worker 1): wait ")
-    assert "rank 2: no answer within 12 s (timeout)" in message
+    message, _ = ours(done)
+    neighbour = re.match(
+        r"train\.py: rank [13] \(worker [13]\): wait \w+ [^:]*: rank 2: no answer within 12 s", message
+    )
+    assert neighbour is not None, message
+    monkeypatch.setattr(sys, "argv", ["chimera-trace", str(bundle), "--json"])
+    with pytest.raises(SystemExit) as end:
+        trace_command.main()
+    assert end.value.code is None
+    stops = json.loads(capsys.readouterr().out)["ranks"]
+    assert [stop["line"] for stop in stops] == [
+        *("wait recv m0 s1->s0", "wait recv m0 s2->s1", None, "wait recv m0 s2->s3")
+    ]
+    assert [stop["update"] for stop in stops] == [2, 2, None, 2]
+    assert [stop["seconds"] for stop in stops if stop["rank"] in (1, 3)] == [12, 12]
+    assert stops[2]["message"].endswith("; ranks 1, 3 waited for it")
+    assert len(document_in((tmp_path / "bug.view" / "trace.html").read_text())["trace"]["hang"]) == 4
 
 
 def test_where_gloo_does_not_keep_the_time_a_rank_that_hangs_is_named_as_well(two_stages: Path) -> None:

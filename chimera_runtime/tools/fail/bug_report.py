@@ -1,6 +1,7 @@
 """``--bundle FILE``: a zip file for a bug report, written when a run fails.
 
-Every rank adds its messages and the places of its threads; the first rank also adds the program and the versions.
+Every rank adds its messages, the places of its threads, and where it was in its lane; the first rank also adds the
+program and the versions.
 """
 
 import fcntl
@@ -14,18 +15,28 @@ import time
 import traceback
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
+from linecache import getline
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
+from chimera_runtime.blame import ModelError, place_of_error, place_of_thread
+from chimera_runtime.errors import PeerLost, ScriptPlace
 from chimera_runtime.errors import tools as mistakes
+from chimera_runtime.errors.ranks import NO_ANSWER
+from chimera_runtime.program.job import Place
 from chimera_runtime.tools.open.stdio import last_lines, write_error
 
 _PROGRAM = ("schedule.sir", "program.json", "report.json")
 _ABOUT = "about.json"
+
+FORMAT = "chimera stop"
+VERSION = 1
 
 _PACKAGES = ("torch", "numpy", "chimera_ir")
 
@@ -34,6 +45,18 @@ _NAMES = {
     *("GLIBC_TUNABLES", "KMP_AFFINITY", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_PROC_BIND"),
     *("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE"),
 }
+
+
+class RaisedError(NamedTuple):
+    """An error that ends a rank: where its script was, the ranks that it waited for, for how many seconds, the message.
+
+    ``seconds`` is None if it is not known.
+    """
+
+    place: ScriptPlace | None
+    peers: Sequence[int]
+    seconds: float | None
+    message: str
 
 
 class BugReport:
@@ -47,6 +70,8 @@ class BugReport:
         self._path: Path = options.bundle.resolve()
         self._directory = directory
         self._rank = rank
+        self._place: Place | None = None
+        self._raised: RaisedError | None = None
         self._about = {
             "command": _without_values_for_the_model(sys.argv),
             "python": sys.version,
@@ -64,6 +89,19 @@ class BugReport:
         except OSError as error:
             raise mistakes.file_cannot_be_written("--bundle", options.bundle, error.strerror) from error
 
+    @contextmanager
+    def noting(self, place: Place, timeout: float) -> Iterator[None]:
+        """Context of a run on the rank at ``place``: notes where an error inside was raised.
+
+        ``timeout`` is that of waits, in seconds.
+        """
+        self._place = place
+        try:
+            yield
+        except BaseException as error:
+            self._raised = _raised(error, timeout)
+            raise
+
     def add(self, message: str) -> None:
         """Adds the last message of this rank, the lines before it, and the places of its threads.
 
@@ -76,6 +114,8 @@ class BugReport:
 
     def _add(self, message: str) -> None:
         texts = {f"rank_{self._rank}.txt": "\n".join(self._account(message))}
+        if self._place is not None:
+            texts[f"rank_{self._rank}.json"] = json.dumps(self._stop(self._place, message), indent=2)
         with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -87,6 +127,27 @@ class BugReport:
                 for name, text in texts.items():
                     archive.writestr(name, text)
 
+    def _stop(self, place: Place, message: str) -> dict[str, Any]:
+        """Returns where this rank stopped: a line of its script, if in an update, and what is known about the wait."""
+        raised = self._raised or RaisedError(_place_of_main_thread(), (), None, message)
+        script = raised.place
+        file = str(self._directory / f"rank_{place.worker}.py")
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "rank": place.rank,
+            "worker": place.worker,
+            "copies": place.copies,
+            "layout": place.layout,
+            "update": None if script is None else script.update,
+            "line": None if script is None else script.line,
+            "counters": {} if script is None else script.counters,
+            "text": "" if script is None else getline(file, script.line).strip(),
+            "waits_for": [*raised.peers],
+            "seconds": raised.seconds,
+            "message": raised.message.split("\n", 1)[0],
+        }
+
     def _account(self, message: str) -> Iterator[str]:
         yield f"rank {self._rank} on {socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         yield f"\nat its end:\n{message}"
@@ -96,6 +157,26 @@ class BugReport:
         for thread, frame in sys._current_frames().items():
             if thread != threading.get_ident():
                 yield f"\nthread {names.get(thread, thread)}:\n{_stack(frame)}"
+
+
+def _raised(error: BaseException, timeout: float) -> RaisedError:
+    """Reads what an error says; a wait that ended by the time-out took as long, that of other waits is not known."""
+    place = error.place if isinstance(error, ModelError | PeerLost) else None
+    is_late = isinstance(error, PeerLost) and NO_ANSWER in str(error)
+    return RaisedError(
+        place or place_of_error(error.__traceback__),
+        error.peers if isinstance(error, PeerLost) else (),
+        timeout if is_late else None,
+        str(error) or type(error).__name__,
+    )
+
+
+def _place_of_main_thread() -> ScriptPlace | None:
+    """Place of the script in the main thread, which runs on: what is read here may change, so this can fail."""
+    try:
+        return place_of_thread(sys._current_frames().get(threading.main_thread().ident or 0))
+    except Exception:
+        return None
 
 
 def _stack(frame: FrameType) -> str:

@@ -126,7 +126,7 @@ def test_a_run_that_fails_leaves_a_bundle_for_a_bug_report(directory: Path) -> N
     assert done.stderr.endswith("train.py: for a bug report there is b.zip\n")
     with zipfile.ZipFile(directory / "b.zip") as archive:
         texts = {name: archive.read(name).decode() for name in archive.namelist()}
-    assert {*texts} == {"about.json", "program.json", "report.json", "schedule.sir", "rank_0.txt"}
+    assert {*texts} == {"about.json", "program.json", "report.json", "schedule.sir", "rank_0.txt", "rank_0.json"}
     assert "no_such_thing" in texts["rank_0.txt"].partition("at its end:")[2]
     assert "--steps=2" in texts["about.json"]
     assert not any("swordfish" in text for text in texts.values())

@@ -7,10 +7,13 @@ import zipfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from chimera_runtime.errors import Misuse, Unwritable
+from chimera_runtime.errors import Misuse, PeerLost, Unwritable
+from chimera_runtime.program.job import Place
 from chimera_runtime.tools.fail.bug_report import BugReport
 from chimera_runtime.tools.open.stdio import write_line
 from tests.unit.runtime.thread_ranks import together
@@ -78,6 +81,50 @@ def test_the_last_lines_and_where_every_thread_is_are_in_it(make: Callable[..., 
     text = read(tmp_path / "bundle.zip")["rank_0.txt"]
     assert "step 3/10" in text.partition("the last lines that it wrote:")[2]
     assert "in waiting_for_a_message" in text.partition("thread stuck:")[2]
+
+
+SCRIPT = """
+INTERFACE, PROGRAM = 5, ""
+def update(lane):
+    for m in range(2, 4):
+        lane.wait(m)
+"""
+
+
+def test_a_rank_that_is_ended_from_outside_records_where_its_script_is(
+    make: Callable[..., BugReport], tmp_path: Path
+) -> None:
+    """As by a SIGTERM, in another thread than that of the script."""
+    bundle, script = make(), dict[str, Any]()
+    exec(SCRIPT, script)
+
+    def wait(micro: int) -> None:
+        if micro == 3:
+            together([lambda: bundle.add("train.py: SIGTERM")])
+
+    with bundle.noting(Place(1, 2, 1, "pipeline"), 9.0):
+        script["update"](SimpleNamespace(first=7, wait=wait))
+    stop = json.loads(read(tmp_path / "bundle.zip")["rank_0.json"])
+    assert (stop["rank"], stop["worker"], stop["update"], stop["line"], stop["counters"]) == (1, 1, 7, 5, {"m": 3})
+    assert (stop["waits_for"], stop["seconds"], stop["message"]) == ([], None, "train.py: SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (PeerLost("wait recv m0 s1->s0: rank 1: no answer within 9 s (timeout)", [1]), 9.0),
+        (PeerLost("wait recv m0 s1->s0: rank 1: the connection was closed", [1]), None),
+    ],
+)
+def test_a_rank_that_lost_another_records_for_whom_it_waited_and_how_long_if_it_knows(
+    make: Callable[..., BugReport], tmp_path: Path, error: PeerLost, seconds: float | None
+) -> None:
+    bundle = make()
+    with pytest.raises(PeerLost), bundle.noting(Place(0, 2, 1, "pipeline"), 9.0):
+        raise error
+    bundle.add("train.py: what another rank said")
+    stop = json.loads(read(tmp_path / "bundle.zip")["rank_0.json"])
+    assert (stop["waits_for"], stop["seconds"], stop["message"], stop["line"]) == ([1], seconds, str(error), None)
 
 
 def test_a_bundle_of_an_earlier_run_goes_and_a_file_of_yours_stays(

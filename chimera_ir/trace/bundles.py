@@ -1,0 +1,223 @@
+"""Places where the ranks of a run without ``--trace`` stopped, from the zip file that ``train.py --bundle`` wrote.
+
+rank_2.json: line 41 of rank_2.py, m = 3      the lane of worker 2: wait recv m2 s3->s2
+
+Each rank has recorded the line of its script and the counters of its loops. The scripts of the same program, run as
+they are proven, say which instruction that is.
+"""
+
+import json
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from chimera_ir.escapes import visible_lines
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Instruction
+from chimera_ir.ir.turns import extent, shifted
+from chimera_ir.plural import counted
+from chimera_ir.predict.events import Events
+from chimera_ir.trace.fields import LONGEST, of_type, whole, word
+from chimera_ir.trace.spans import words
+from chimera_ir.trace.stops import StoppedRank, event_at
+from chimera_ir.trace.trace_files import LOST, PROGRAM, BadTrace
+from chimera_ir.verify.scripts import CallPlace, call_places, script_name
+from chimera_ir.verify.verify import ProvenScripts, Verified
+
+FORMAT = "chimera stop"
+VERSION = 1
+
+LARGEST = 2**26
+"""Bytes of the largest file in a bundle that is read."""
+
+_IDLE = "in no update"
+_NAME = re.compile(r"rank_([0-9]{1,9})\.json")
+
+
+class RankStop(NamedTuple):
+    """Record of a rank: the ``place`` of its script, None outside of updates, which count from ``update``.
+
+    ``text`` is the line of the script. ``peers`` are the ranks that it waited for. ``seconds`` is how long it had been
+    there, 0 if that is not known.
+    """
+
+    rank: int
+    copies: int
+    layout: str
+    update: int
+    place: CallPlace | None
+    text: str
+    peers: Sequence[int]
+    seconds: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The text of the program of a run, and what its ranks recorded, in order."""
+
+    path: Path
+    text: str
+    ranks: tuple[RankStop, ...]
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Reads the zip file of ``--bundle``; raises `BadTrace` if it is another file, damaged, or of different runs."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {info.filename: info for info in archive.infolist()}
+            if PROGRAM not in names:
+                raise BadTrace(f"{path}: has no {PROGRAM}; name the file that train.py --bundle wrote, or a trace")
+            text = _text(archive, names[PROGRAM])
+            numbered = sorted((int(name[1]), name[0]) for name in map(_NAME.fullmatch, names) if name)
+            ranks = [_rank(f"{path}: {name}", number, _text(archive, names[name])) for number, name in numbered]
+    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "is no zip file, or a damaged one; name what train.py --bundle wrote"
+        raise BadTrace(f"{path}: {why}") from error
+    if not ranks:
+        raise BadTrace(
+            f"{path}: has no rank_<r>.json: no rank had begun to train, or an earlier version wrote it; rank_<r>.txt "
+            "in it say what each rank did"
+        )
+    if len({(rank.copies, rank.layout) for rank in ranks}) > 1:
+        raise BadTrace(f"{path}: has the ranks of different runs; start again with another --bundle FILE")
+    return Bundle(path, text, tuple(ranks))
+
+
+def _text(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
+    if info.file_size > LARGEST:
+        raise ValueError("larger than any file that --bundle writes")
+    with archive.open(info) as file:
+        return file.read(LARGEST + 1)[:LARGEST].decode("utf-8")
+
+
+def _rank(name: str, number: int, text: str) -> RankStop:
+    try:
+        content = of_type(dict, "an object", json.loads(text))
+        if (content.get("format"), content.get("version")) != (FORMAT, VERSION):
+            raise BadTrace(f"{name}: is of another version of the format; this command reads {FORMAT} {VERSION}")
+        if whole(content["rank"]) != number:
+            raise ValueError("it is of another rank")
+        seconds = content["seconds"]
+        return RankStop(
+            rank=number,
+            copies=whole(content["copies"], 1),
+            layout=word(content["layout"], ("pipeline", "replica")),
+            update=0 if content["update"] is None else whole(content["update"]),
+            place=None
+            if content["line"] is None
+            else CallPlace(whole(content["line"], 1), _counters(content["counters"])),
+            text=word(content["text"]),
+            peers=[whole(peer) for peer in of_type(list, "a list", content["waits_for"])],
+            seconds=float(seconds) if type(seconds) in (int, float) and 0 <= seconds <= LONGEST / 1e9 else 0.0,
+            message=word(content["message"]),
+        )
+    except (KeyError, ValueError, RecursionError) as error:
+        raise BadTrace(f"{name}: garbles what a rank records: {error}; copy the file again") from error
+
+
+def _counters(value: Any) -> Mapping[str, int]:
+    return {name: whole(count, -LONGEST) for name, count in of_type(dict, "an object", value).items()}
+
+
+def stopped_ranks(bundle: Bundle, verified: Verified, scripts: ProvenScripts, events: Events) -> list[StoppedRank]:
+    """The places where all ranks stopped, recorded or not; ``events`` are those of the schedule on the page.
+
+    Raises `BadTrace` if the scripts are not those that the ranks ran, or a rank is not one of the run.
+    """
+    program, header = verified.program, verified.program.header
+    first = bundle.ranks[0]
+    count = first.copies * header.workers
+    recorded = {rank.rank: rank for rank in bundle.ranks}
+    if count - len(recorded) > LOST or max(recorded) >= count:
+        workers = counted(header.workers, "worker")
+        raise BadTrace(f"{bundle.path}: has a rank that no run on copies of {workers} has; copy the file again")
+    places = call_places(program, scripts.files)
+    lanes = [_instructions(header, *lane) for lane in zip(program.lanes, places, strict=True)]
+    lines = [scripts.files[script_name(worker)].split("\n") for worker in range(header.workers)]
+    turns = [_turn(header, rank.place) for rank in bundle.ranks if rank.place is not None]
+    before = max(0, max(turns, default=0) - header.updates // 2)
+
+    def stop(number: int) -> StoppedRank:
+        worker = number % header.workers if first.layout == "pipeline" else number // first.copies
+        rank = recorded.get(number)
+        if rank is None:
+            return StoppedRank(number, worker, -1, "", -1, 0.0, _silent(number, bundle.ranks))
+        message = visible_lines(rank.message)
+        if rank.place is not None and [rank.text] != [
+            line.strip() for line in lines[worker][rank.place.line - 1 :][:1]
+        ]:
+            raise BadTrace(
+                f"{bundle.path}: is of scripts that another version of chimera compile wrote; rank_{number}.txt in it "
+                "says where the rank was"
+            )
+        inside = None if rank.place is None else _instruction_at(header, lanes[worker], rank.place, before)
+        if inside is None:
+            return StoppedRank(number, worker, -1, _IDLE, -1, rank.seconds, message)
+        event = event_at(events, worker, inside.shown)
+        update = rank.update + inside.update
+        return StoppedRank(number, worker, event, words(inside.done, header), update, rank.seconds, message)
+
+    return [stop(number) for number in range(count)]
+
+
+_Key = tuple[int, tuple[int, ...]]
+"""The line of a script and the counters of its loops; without a flush, counted from the turn."""
+
+
+class _LaneInstruction(NamedTuple):
+    """The instruction that a rank was in, of an ``update`` of its run, and the one of the page that stands for it."""
+
+    done: Instruction
+    shown: Instruction
+    update: int
+
+
+def _instructions(
+    header: Header, lane: Sequence[Instruction], places: Sequence[CallPlace]
+) -> Mapping[_Key, Mapping[int, Instruction]]:
+    """The instructions of a lane by their places and turns."""
+    instructions: dict[_Key, dict[int, Instruction]] = defaultdict(dict)
+    for instruction, place in zip(lane, places, strict=True):
+        instructions[_key(header, place)][_turn(header, place)] = instruction
+    return instructions
+
+
+def _instruction_at(
+    header: Header, lane: Mapping[_Key, Mapping[int, Instruction]], place: CallPlace, before: int
+) -> _LaneInstruction | None:
+    """The instruction of a place; the page shows the turn that is nearest to the rank's, less ``before`` updates."""
+    of_turns = lane.get(_key(header, place))
+    if of_turns is None:
+        return None
+    if not header.asynchronous:
+        (instruction,) = of_turns.values()
+        return _LaneInstruction(instruction, instruction, 0)
+    turn = _turn(header, place)
+    shown = turn if turn in of_turns and not before else min(of_turns, key=lambda other: abs(turn - before - other))
+    done = shifted(of_turns[shown], (turn - shown) * header.per_update, turn - shown)
+    number, _, of_updates = extent(done)
+    return _LaneInstruction(done, of_turns[shown], number if of_updates else number // header.per_update)
+
+
+def _key(header: Header, place: CallPlace) -> _Key:
+    if not header.asynchronous:
+        return place.line, tuple(place.counters[name] for name in sorted(place.counters))
+    inner = place.counters.get("n")
+    return place.line, () if inner is None else (inner - _turn(header, place) * header.per_update,)
+
+
+def _turn(header: Header, place: CallPlace) -> int:
+    """The first update of the turn that a place is in, the argument of the script's function; 0 with a flush."""
+    return place.counters.get("m" if header.per_update == 1 else "k", 0) if header.asynchronous else 0
+
+
+def _silent(number: int, ranks: Sequence[RankStop]) -> str:
+    """Text on a rank that recorded nothing, with the ranks that waited for it."""
+    waiting = [str(rank.rank) for rank in ranks if number in rank.peers and len(rank.peers) == 1]
+    waits = f"; rank{'s' if len(waiting) > 1 else ''} {', '.join(waiting)} waited for it" if waiting else ""
+    return f"left no record: it was stopped or killed, or its machine has a bundle of its own{waits}"
