@@ -1,8 +1,9 @@
 """The contents of a page, from the levels of a compilation."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Protocol
 
 from chimera_ir.cost.durations import Durations
@@ -75,10 +76,14 @@ def document(levels: Levels) -> PageDocument:
     """The contents of the page of a compilation."""
     shown, compared = ShownSchedule.of(levels), levels.request.against is not None
     schedules = [shown, *([_compared(levels.opponent.verified, levels)] if compared else [])]
+    tables = [schedule.tables() for schedule in schedules]
+    if compared:
+        sources = levels.request.source.name, levels.opponent.request.source.name
+        tables = [replace(table, name=name) for table, name in zip(tables, _told_apart(tables, sources), strict=True)]
     return PageDocument(
         title=operation_tables.name_of(shown.header),
         notes=list(_notes(levels)),
-        schedules=[schedule.tables() for schedule in schedules],
+        schedules=tables,
         matches=operation_tables.matches(*(schedule.rows for schedule in schedules)) if compared else None,
         texts=[
             text_lines.source_text(levels.request.source, shown.rows),
@@ -86,6 +91,19 @@ def document(levels: Levels) -> PageDocument:
             *text_lines.script_texts(levels.scripts, shown.program, shown.rows),
         ],
     )
+
+
+def _told_apart(tables: Sequence[ScheduleTables], sources: Sequence[str]) -> list[str]:
+    """Names that differ: where two schedules have one name, with the ends of the paths of their sources."""
+    names = [table.name for table in tables]
+    if len({*names}) > 1:
+        return names
+    paths = [PurePath(source).parts for source in sources]
+    for length in range(1, 1 + max(map(len, paths))):
+        ends = ["/".join(path[-length:]) for path in paths]
+        if len({*ends}) > 1:
+            return [f"{name} ({end})" for name, end in zip(names, ends, strict=True)]
+    return [f"{name} ({place})" for name, place in zip(names, ("first", "second"), strict=True)]
 
 
 def schedule_tables(levels: Levels) -> ScheduleTables:

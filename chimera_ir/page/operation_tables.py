@@ -11,11 +11,11 @@ from chimera_ir.ir.ops import Compute, Operation
 from chimera_ir.ir.text.printer import absolute, line
 from chimera_ir.page.tables import BoxColours, Column, Look, OperationKind, OperationTable
 from chimera_ir.picture.legend import kinds_of
-from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
+from chimera_ir.picture.looks import ColourGroup, Looks, Row, Shade, rows_of
 from chimera_ir.picture.words import BLACK, ink, mixed, strands
 
 DIMMED = Fraction(1, 5)
-"""The share of black that is mixed into light colours on a dark page."""
+"""The share of black that is mixed into middle colours on a dark page: it tells weight gradients from forwards."""
 
 
 def name_of(header: Header) -> str:
@@ -111,6 +111,6 @@ def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> 
     return Look(
         name=f"{strands(painted.header)[group.strand].name}{stage}: {example.kind.noun}{part}",
         light=BoxColours(fill, text),
-        dark=BoxColours(mixed(fill, BLACK, DIMMED) if example.kind.opens else fill, text),
+        dark=BoxColours(mixed(fill, BLACK, DIMMED) if group.shade is Shade.MIDDLE else fill, text),
         pattern=group.chunk * slices + number,
     )

@@ -3,7 +3,7 @@
 import { drawAxis, drawEnds, drawNames, leftOf } from "./axis.js";
 import { Camera } from "./camera.js";
 import { drawLane } from "./lanes.js";
-import { AXIS, laneOf, rowAt, rowsBetween, rowsOf } from "./layout.js";
+import { AXIS, laneOf, rowAt, rowsBetween, rowsOf, sheetsOf } from "./layout.js";
 import { drawCritical, drawMessages, drawNeeds, drawOutline } from "./lines.js";
 import { drawMarks } from "./marks.js";
 import { drawMistake } from "./mistake_lines.js";
@@ -32,6 +32,10 @@ export class Chart {
     this.pending = false;
     this.printing = false;
     this.frames = 0;
+    this.share = 1; // of how many messages one is drawn
+    this.sheet = { top: 0, height: 0 }; // what of the rows is on a printed sheet
+    /** @type {HTMLCanvasElement[]} */
+    this.sheets = []; // all printed ones but the last
     store.listen((changed) => {
       if (changed.has("played") || changed.has("update")) this.limit();
       if (changed.has("shows") || changed.has("unit")) this.arrange();
@@ -39,7 +43,8 @@ export class Chart {
     });
     this.limit();
     scroller.addEventListener("scroll", () => this.later());
-    new ResizeObserver(() => this.arrange()).observe(scroller);
+    // An observer that changed the sizes of elements at once would be told of them in a loop.
+    new ResizeObserver(() => requestAnimationFrame(() => this.arrange())).observe(scroller);
     this.arrange();
   }
 
@@ -57,7 +62,7 @@ export class Chart {
     this.rows = rows;
     this.tall.style.height = `${AXIS + height}px`;
     const width = this.printing ? 1000 : this.scroller.clientWidth;
-    const seen = this.printing ? AXIS + height : Math.min(AXIS + height, this.scroller.clientHeight);
+    const seen = this.printing ? AXIS + this.sheet.height : Math.min(AXIS + height, this.scroller.clientHeight);
     if (width === 0) return; // the lanes are not shown
     const ratio = this.printing ? 2 : window.devicePixelRatio;
     this.size = { width, height: seen, ratio };
@@ -88,7 +93,7 @@ export class Chart {
     if (context === null || this.size === undefined) throw new Error("this browser draws on no canvas");
     const { width, height, ratio } = this.size;
     const theme = themeOf(this.store.state.dark);
-    const scrolled = this.printing ? 0 : this.scroller.scrollTop;
+    const scrolled = this.printing ? this.sheet.top : this.scroller.scrollTop;
     const { from, scale } = this.camera;
     return { context, theme, left: this.left ?? 0, top: AXIS, width, height, ratio, from, scale, scrolled };
   }
@@ -110,8 +115,9 @@ export class Chart {
     context.rect(left, top, width - left, height - top);
     context.clip();
     drawEnds(sight, this.rows, all);
+    this.share = 1;
     all.forEach((played, schedule) => {
-      if (state.shows.messages) drawMessages(sight, this.rows, played, schedule);
+      if (state.shows.messages) this.share = Math.max(this.share, drawMessages(sight, this.rows, played, schedule));
       if (state.shows.critical) drawCritical(sight, this.rows, played, schedule);
     });
     if (state.shows.differences && this.store.differences !== null) {
@@ -124,7 +130,11 @@ export class Chart {
     context.restore();
     drawNames(sight, this.rows, all, state);
     drawAxis(sight, all, this.printing ? null : this.pointed);
+    this.drawn();
   }
+
+  /** Is called when all is drawn. */
+  drawn() {}
 
   /**
    * @param {Sight} sight
@@ -210,18 +220,25 @@ export class Chart {
   }
 
   /**
-   * Draws all rows and all of the time, as printers need it, or again what was shown before.
+   * Draws all rows and all of the time, as printers need it, on as many sheets as they fill, or again what was shown
+   * before.
    * @param {boolean} printing
    */
   print(printing) {
     this.printing = printing;
-    if (printing) {
-      this.before = { from: this.camera.from, span: this.camera.span };
-      this.camera.showAll();
-    } else if (this.before !== undefined) {
-      Object.assign(this.camera, this.before);
+    for (const sheet of this.sheets.splice(0)) sheet.remove();
+    if (!printing) {
+      if (this.before !== undefined) Object.assign(this.camera, this.before);
+      this.arrange();
+      return;
     }
-    this.arrange();
+    this.before = { from: this.camera.from, span: this.camera.span };
+    this.camera.showAll();
+    sheetsOf(this.rows).forEach((sheet, number) => {
+      if (number > 0) this.sheets.push(copyBefore(this.canvas));
+      this.sheet = sheet;
+      this.arrange();
+    });
   }
 }
 
@@ -237,6 +254,19 @@ function shortestLength(start, end) {
     if (length > 0 && length < least) least = length;
   }
   return least === Infinity ? 0 : least;
+}
+
+/**
+ * Puts a copy of what is on a canvas before it.
+ * @param {HTMLCanvasElement} canvas
+ * @returns {HTMLCanvasElement}
+ */
+function copyBefore(canvas) {
+  const copy = document.createElement("canvas");
+  [copy.width, copy.height] = [canvas.width, canvas.height];
+  copy.getContext("2d")?.drawImage(canvas, 0, 0);
+  canvas.before(copy);
+  return copy;
 }
 
 /**

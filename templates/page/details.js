@@ -59,6 +59,10 @@ function detailsOf(chart, place, openText) {
   const event = operations.event[operation];
   /** @type {[string, Node | string][]} */
   const facts = [["is", looks[operations.look[operation]].name]];
+  const { from, rows } = played.plan.operations;
+  for (const other of event < 0 ? [] : rows.subarray(from[event], from[event + 1])) {
+    if (other !== operation) facts.push(["pair with", jump(chart, { schedule: place.schedule, operation: other }, shortName(played, other))]);
+  }
   if (played.proven) {
     facts.push(["time", whenText(played, operation)]);
     facts.push(["slack", slackText(played, operation)]);
@@ -108,7 +112,7 @@ function needsList(chart, place, needs, after) {
     const other = after ? takerOf(played, need) : makerOf(played, need);
     const line = element("li", { class: need.decides && !after ? "decides" : "" });
     if (other >= 0) line.append(jump(chart, { schedule: place.schedule, operation: other }, shortName(played, other)), ", ");
-    line.append(needText(played, need));
+    line.append(needText(played, need, after));
     return line;
   });
   return [title, element("ul", { class: after ? "awaited" : "waits" }, ...lines)];

@@ -8,6 +8,9 @@ import { idleLook, lookPattern, paint } from "./theme.js";
 /** Pixels of the mean operation below which a lane is a strip. */
 const NARROW = 3;
 
+/** Pixels of the smallest labels. */
+const SMALLEST_FONT = 8.5;
+
 /**
  * Draws the lane of a worker.
  * @param {Sight} sight
@@ -82,6 +85,9 @@ function drawBoxes(sight, played, y, height, first, last, dimmed) {
   const font = Math.min(height < 40 ? 13 : 15, Math.max(9, height - 10));
   context.textAlign = "center";
   context.textBaseline = "middle";
+  // Labels have the size of the longest of them where that one fits, and else the smallest size.
+  let longest = 0;
+  for (let at = first; at < last; at++) longest = Math.max(longest, operations.label[at].length);
   for (let at = first; at < last; at++) {
     const { fill, ink } = looks[operations.look[at]][theme.mode];
     const x = left + (played.start[at] - from) * scale;
@@ -97,8 +103,9 @@ function drawBoxes(sight, played, y, height, first, last, dimmed) {
       context.fillStyle = paint(context, pattern, "", x);
       context.fillRect(x + gap / 2, top, wide - gap, tall);
     }
-    const size = Math.min(font, tall - 2, (wide - 3) / label.length / 0.58);
-    if (size >= 8.5) {
+    const [shared, own] = [longest, label.length].map((length) => Math.min(font, tall - 2, (wide - 3) / length / 0.58));
+    const size = Math.max(shared, Math.min(own, SMALLEST_FONT));
+    if (size >= SMALLEST_FONT) {
       context.font = `${size}px system-ui, "Segoe UI", Helvetica, Arial, sans-serif`;
       context.fillStyle = ink;
       context.fillText(label, middle(sight, x, wide), top + tall / 2 + 0.5);

@@ -34,7 +34,7 @@ export function rowsOf(all, state, room) {
   const lane = Math.round(Math.min(44, Math.max(18, room / lanes / (1.2 + (state.shows.memory ? 0.8 : 0) + (state.shows.measured ? 1 : 0)))));
   all.forEach(({ schedule, memory, proven }, number) => {
     if (all.length > 1) add("heading", number, 0, HEADING_ROW, schedule.name);
-    const hasSums = schedule.sums.event.length > 0 && proven;
+    const hasSums = schedule.sums.launches.length > 0 && proven;
     for (let worker = 0; worker < schedule.workers; worker++) {
       add("lane", number, worker, lane, `P${worker}`);
       if (state.shows.measured && number === 0) add("measured", number, worker, lane, "run");
@@ -52,6 +52,28 @@ export function rowsOf(all, state, room) {
     top += GAP_BELOW;
   });
   return { rows, height: top };
+}
+
+/** Pixels of rows on a printed sheet, which is 1000 pixels wide. */
+const SHEET = 480;
+
+/**
+ * Rows on the sheets on which they are printed: a worker's rows are on one sheet.
+ * @param {Row[]} rows
+ * @returns {{ top: number, height: number }[]}
+ */
+export function sheetsOf(rows) {
+  const sheets = [{ top: 0, height: 0 }];
+  rows.forEach(({ kind, top }, number) => {
+    if (kind !== "heading" && kind !== "lane" && kind !== "link") return;
+    const next = rows.findIndex((row, place) => place > number && ["heading", "lane", "link"].includes(row.kind));
+    const last = rows[(next < 0 ? rows.length : next) - 1];
+    const bottom = last.top + last.height + 2;
+    const sheet = sheets[sheets.length - 1];
+    if (bottom - sheet.top > SHEET && sheet.height > 0) sheets.push({ top: top - 3, height: bottom - top + 3 });
+    else sheet.height = bottom - sheet.top;
+  });
+  return sheets;
 }
 
 /**

@@ -17,7 +17,7 @@ const RECORDED = [
   ["sum", "waits for a sum"],
   ["send", "waits for a send"],
   ["post", "posts or loads"],
-  ["bubble", "between operations"],
+  ["bubble", "between operations, or done"],
 ];
 
 /**
@@ -76,13 +76,30 @@ function signs({ all, state: { shows, dark }, differences }) {
   /** @type {[boolean, string, (context: CanvasRenderingContext2D) => void][]} */
   const known = [
     [shows.critical, "critical path", (context) => framed(context, theme.critical)],
-    [proven.some(({ schedule }) => schedule.sums.event.length > 0), "sum of gradients", (context) => wedge(context, theme.sum)],
+    [proven.some(({ schedule }) => schedule.sums.launches.length > 0), "sum of gradients", (context) => wedge(context, theme.sum)],
     [shows.memory && proven.length > 0, "memory, its peak", (context) => hill(context, theme)],
     [shows.memory && proven.some(({ kept }) => kept !== null && kept.bound !== null), "bound", (context) => dashed(context, theme.muted)],
     [shows.differences && differences !== null, "on another worker", (context) => triangle(context, theme.difference, true)],
     [shows.differences && differences !== null, "after another operation", (context) => triangle(context, theme.difference, false)],
+    [shows.differences && alone(differences), "only in this schedule", (context) => crossed(context, theme.difference)],
   ];
   return known.filter(([drawn]) => drawn).map(([, name, draw]) => entry(sign(draw), name));
+}
+
+/**
+ * Whether some operation of two schedules has no match in the other one.
+ * @param {import("./differences.js").Differences | null} differences
+ * @returns {boolean}
+ */
+function alone(differences) {
+  return differences !== null && (differences.added.length > 0 || differences.match.some((other) => other < 0));
+}
+
+/** @param {CanvasRenderingContext2D} context @param {string} ink */
+function crossed(context, ink) {
+  context.strokeStyle = ink;
+  context.lineWidth = 1.5;
+  context.stroke(new Path2D("M1 1H21V15H1ZL21 15"));
 }
 
 /** @param {CanvasRenderingContext2D} context @param {string} ink */

@@ -1,11 +1,25 @@
 // Lines over the lanes: messages, the critical path, what an operation waits for, and what is wrong.
 
-import { ROLE } from "./engine.js";
+import { grouped, listOf, ROLE } from "./engine.js";
 import { heightOf } from "./lanes.js";
 import { laneOf } from "./layout.js";
 
 /** Messages that are drawn at most; with more of them between its edges a picture would be grey. */
 const MOST_MESSAGES = 3000;
+
+/** @type {WeakMap<Schedule, import("./engine.js").Lists>} */
+const messagesOfLinks = new WeakMap();
+
+/**
+ * The messages of each link.
+ * @param {Schedule} schedule
+ * @returns {import("./engine.js").Lists}
+ */
+export function messagesByLink(schedule) {
+  const known = messagesOfLinks.get(schedule) ?? grouped(schedule.messages.link, schedule.messages.links.length);
+  messagesOfLinks.set(schedule, known);
+  return known;
+}
 
 /**
  * The box of an operation on the canvas, or null if its lane has no row.
@@ -27,10 +41,13 @@ export function boxOf(sight, rows, all, place) {
 }
 
 /**
+ * Draws the messages between the edges of the picture. Where they are too many, of each link every third, ninth and so
+ * on is drawn, the same ones wherever the picture is moved to.
  * @param {Sight} sight
  * @param {Row[]} rows
  * @param {Played} played
  * @param {number} schedule
+ * @returns {number} of how many messages one is drawn
  */
 export function drawMessages(sight, rows, played, schedule) {
   const { context, theme, from, scale, left } = sight;
@@ -38,20 +55,30 @@ export function drawMessages(sight, rows, played, schedule) {
   const to = from + (sight.width - left) / scale;
   const { start, end } = played.run;
   const tops = lanesOf(rows, schedule, played.schedule.workers);
+  const [above, below] = [sight.scrolled, sight.scrolled + sight.height - sight.top];
+  const lists = messagesByLink(played.schedule);
+  const links = messages.links.flatMap(({ from: source, to: target }, link) => {
+    const [one, other] = [tops[source], tops[target]];
+    const seen = Math.max(one.top + one.height, other.top + other.height) >= above && Math.min(one.top, other.top) <= below;
+    return seen ? [{ source: one, target: other, own: listOf(lists, link) }] : [];
+  });
+  const isShown = (/** @type {number} */ row) => end[messages.flight[row]] >= from && start[messages.wire[row]] <= to;
+  const count = links.reduce((sum, { own }) => own.reduce((shown, row) => shown + Number(isShown(row)), sum), 0);
+  let share = 1;
+  while (count / share > MOST_MESSAGES) share *= 3;
   const lines = new Path2D();
-  let count = 0;
-  for (let row = 0; row < messages.wire.length && count < MOST_MESSAGES; row++) {
-    const [sent, arrived] = [start[messages.wire[row]], end[messages.flight[row]]];
-    if (arrived < from || sent > to) continue;
-    const { from: source, to: target } = messages.links[messages.link[row]];
-    arrow(lines, sight, sent, tops[source], arrived, tops[target]);
-    count++;
+  for (const { source, target, own } of links) {
+    for (let at = 0; at < own.length; at += share) {
+      const row = own[at];
+      if (isShown(row)) arrow(lines, sight, start[messages.wire[row]], source, end[messages.flight[row]], target);
+    }
   }
   context.strokeStyle = theme.muted;
   context.lineWidth = 0.8;
   context.globalAlpha = 0.75;
   context.stroke(lines);
   context.globalAlpha = 1;
+  return share;
 }
 
 /**

@@ -45,7 +45,7 @@ function show(page) {
   connectPointer(chart, part("tip", HTMLElement));
   connectKeys(chart, dialog);
   speak(store, part("spoken", HTMLElement));
-  part("hint", HTMLElement).textContent = "Drag to move. Zoom with the buttons, two fingers, Ctrl and the wheel, or + and −.";
+  showHint(chart, part("hint", HTMLElement));
   let { dark } = store.state; // before it is printed, in light colours
   DARK_MODE.addEventListener("change", () => store.change({ dark: DARK_MODE.matches }));
   addEventListener("beforeprint", () => {
@@ -57,6 +57,20 @@ function show(page) {
     store.change({ dark });
     chart.print(false);
   });
+}
+
+/**
+ * Says how the lanes move, and how many of the messages are drawn.
+ * @param {Chart} chart
+ * @param {HTMLElement} line
+ */
+function showHint(chart, line) {
+  const keys = "Drag to move. Zoom with the buttons, two fingers, Ctrl and the wheel, or + and −.";
+  chart.drawn = () => {
+    const words = chart.share > 1 ? `Too many messages to draw all: one of ${chart.share} on each link is drawn; closer there are more. ${keys}` : keys;
+    if (line.textContent !== words) line.textContent = words;
+  };
+  chart.drawn();
 }
 
 /**

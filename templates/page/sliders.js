@@ -31,16 +31,24 @@ export function showSliders(store, section) {
 function lineOf(store, { name, label, max }) {
   const id = `cost-${name}`;
   const value = () => store.values.get(name) ?? 0;
+  const refusal = element("p", { class: "refusal", id: `refusal-${name}`, "aria-live": "polite" });
+  const refuse = (/** @type {boolean} */ refused) => {
+    field.setAttribute("aria-invalid", String(refused));
+    refusal.textContent = refused ? `A cost is a number from 0 on; ${numberText(value())} counts.` : "";
+  };
   const set = (/** @type {Event} */ event) => {
     const entered = event.target instanceof HTMLInputElement ? event.target.valueAsNumber : NaN;
-    if (Number.isFinite(entered) && entered >= 0) store.setValues([[name, entered]]);
+    const refused = !Number.isFinite(entered) || entered < 0;
+    if (!refused) store.setValues([[name, entered]]);
+    refuse(refused);
   };
   const range = element("input", { type: "range", id, min: 0, max, step: max / 200, value: value(), input: set });
-  const field = element("input", { type: "number", min: 0, step: "any", value: value(), "aria-label": `${label}, as a number`, change: set });
+  const field = element("input", { type: "number", min: 0, step: "any", value: value(), "aria-label": `${label}, as a number`, "aria-describedby": `refusal-${name}`, change: set });
   const update = () => {
+    if (field.getAttribute("aria-invalid") === "true") refuse(false);
     range.value = String(value());
     range.setAttribute("aria-valuetext", numberText(value()));
     if (document.activeElement !== field) field.value = numberText(value());
   };
-  return { line: element("div", { class: "slider" }, element("label", { for: id }, label), range, field), update };
+  return { line: element("div", { class: "slider" }, element("label", { for: id }, label), range, field, refusal), update };
 }

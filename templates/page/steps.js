@@ -1,6 +1,7 @@
 // Amounts over time below the lanes: what a worker keeps, and what is on its way on a link.
 
-import { grouped, listOf } from "./engine.js";
+import { listOf } from "./engine.js";
+import { messagesByLink } from "./lines.js";
 import { firstAbove } from "./search.js";
 
 /**
@@ -64,11 +65,11 @@ export function drawLink(sight, row, played) {
   drawAtOnce(sight, row, played, y);
 }
 
-/** @type {WeakMap<Schedule, import("./engine.js").Lists>} */
-const messagesOfLinks = new WeakMap();
+/** Pixels from a message that takes no time to the next one that is drawn: a row of them does not look full. */
+const APART = 4;
 
 /**
- * Draws messages that take no time as lines; only one for each pixel.
+ * Draws messages that take no time as short lines on the ground of the row, some pixels apart.
  * @param {Sight} sight
  * @param {Row} row
  * @param {Played} played
@@ -76,16 +77,14 @@ const messagesOfLinks = new WeakMap();
  */
 function drawAtOnce({ context, theme, left, from, scale, width }, row, { schedule, run }, y) {
   const { messages } = schedule;
-  const lists = messagesOfLinks.get(schedule) ?? grouped(messages.link, messages.links.length);
-  messagesOfLinks.set(schedule, lists);
   context.fillStyle = theme.link;
-  let last = -1;
-  for (const message of listOf(lists, row.index)) {
+  let last = -APART;
+  for (const message of listOf(messagesByLink(schedule), row.index)) {
     const arrived = run.end[messages.flight[message]];
     if (arrived - run.start[messages.wire[message]] > run.rounding) continue;
     const x = Math.round(left + (arrived - from) * scale);
-    if (x === last || x < left || x > width) continue;
-    context.fillRect(x - 0.75, y + 4, 1.5, row.height - 5);
+    if (Math.abs(x - last) < APART || x < left || x > width) continue;
+    context.fillRect(x - 0.75, y + row.height / 2, 1.5, row.height / 2 - 1);
     last = x;
   }
 }

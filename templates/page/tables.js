@@ -104,7 +104,19 @@ function idleTable({ store: { all, state } }) {
   const title = `Idle time by cause${part.name === "" ? "" : `, in ${part.name}`}`;
   const made = table(title, [...heads, ...columns.map((_, worker) => `P${worker}`)], rows);
   made.rows[made.rows.length - 1].className = "total";
-  return [scrolled(made, title)];
+  const words = proven.filter(({ schedule }) => schedule.turn !== null).map(({ schedule }) => ofStream(schedule, proven.length > 1));
+  return [scrolled(made, title), ...words.map((line) => element("p", { class: "muted" }, line))];
+}
+
+/**
+ * What the table counts of a stream, whose bubble ratio is that of its steady state.
+ * @param {Schedule} schedule
+ * @param {boolean} named
+ * @returns {string}
+ */
+function ofStream({ name, updates }, named) {
+  const shown = countedText(updates, "update");
+  return `${named ? `${name}: of` : "Of"} the ${shown} above, with warm-up and drain; the bubble ratio is that of the steady state, without them.`;
 }
 
 /**
@@ -142,7 +154,7 @@ function memoryTable(chart) {
       const cell = operation < 0 ? words : jump(chart, { schedule, operation }, words);
       return [`P${worker}`, amountText(unit, peak), cell, ...(bound === null ? [] : [amountText(unit, bound[worker])])];
     });
-    const title = `Memory: ${name}${all.length > 1 ? `, ${played.schedule.name}` : ""}`;
+    const title = `Memory${name === "memory" ? "" : `: ${name}`}${all.length > 1 ? `, ${played.schedule.name}` : ""}`;
     const heads = ["worker", "most", "first at", ...(bound === null ? [] : ["bound"])];
     return [scrolled(table(title, heads, rows), title)];
   });

@@ -3,6 +3,7 @@
 
 import { element } from "./dom.js";
 import { select } from "./keys.js";
+import { ledTo } from "./program_lines.js";
 
 const HEIGHT = 18;
 
@@ -47,7 +48,7 @@ export class Texts {
 
   load() {
     const { text } = this.store.state;
-    const { text: content, line } = this.store.page.texts[text];
+    const { text: content, line, language } = this.store.page.texts[text];
     this.chooser.value = String(text);
     this.lines = content.split("\n");
     if (this.lines[this.lines.length - 1] === "") this.lines.pop();
@@ -59,6 +60,10 @@ export class Texts {
       if (known === undefined) this.operations.set(line[operation], [operation]);
       else known.push(operation);
     }
+    if (language === "sir" && this.store.page.schedules.length > 0) {
+      const { messages } = this.store.page.schedules[0];
+      this.leads = ledTo(this.lines, this.operations, messages);
+    } else this.leads = new Map();
     const longest = this.lines.reduce((most, words) => Math.max(most, words.length), 0);
     this.sheet.style.height = `${this.lines.length * HEIGHT}px`;
     this.sheet.style.width = `calc(6em + ${longest}ch)`;
@@ -118,7 +123,7 @@ export class Texts {
    * @returns {HTMLElement}
    */
   lineOf(number, words, chosen) {
-    const known = this.operations?.has(number) === true;
+    const known = this.operations?.has(number) === true || this.leads?.has(number) === true;
     const line = element("div", {
       id: `line-${number}`,
       class: `line${known ? " known" : ""}${number === this.current ? " at" : ""}`,
@@ -140,7 +145,10 @@ export class Texts {
    * @param {number} number
    */
   take(number) {
+    const lead = this.leads?.get(number);
+    if (lead !== undefined && lead.line > 0) number = lead.line;
     this.current = number;
+    if (lead !== undefined && lead.line === 0) return select(this.chart, { schedule: 0, operation: lead.operation });
     const operations = this.operations?.get(number) ?? [];
     const { text, line } = this.store.state;
     const again = line !== null && line.text === text && line.line === number;

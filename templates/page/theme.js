@@ -74,7 +74,8 @@ export const WAITS = {
 const CAUSE_PATTERNS = {
   fill: { ...WAITS.bubble, path: "M0 -1V8", size: 7 },
   drain: { ...WAITS.bubble, path: "M-1 6L1 8M0 0L7 7M6 -1L8 1" },
-  dependency: WAITS.bubble,
+  dependency: { ...WAITS.bubble, path: "M0 5L3.5 1.5L7 5", width: 0.8 },
+  bubble: WAITS.bubble,
   link: WAITS.message,
   imbalance: { ...WAITS.bubble, path: "M-1 1L1 -1M0 7L7 0M6 8L8 6M-1 6L1 8M0 0L7 7M6 -1L8 1" },
   sum: WAITS.sum,

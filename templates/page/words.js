@@ -65,13 +65,15 @@ export function reason(cause) {
 }
 
 /**
- * A need in words, without the operation that is waited for: "its message arrives at 4".
+ * A need in words, without the operation at its other end: "its message arrives at 4".
  * @param {Played} played
  * @param {import("./paths.js").Need} need
+ * @param {boolean} after whether the one at the other end is the one that waits
  * @returns {string}
  */
-export function needText(played, need) {
+export function needText(played, need, after) {
   const { run, schedule } = played;
+  if (need.by === "lane" && after) return `after it on the lane, starts at ${timeText(schedule.unit, run.end[need.to] - run.length[need.to])}`;
   if (need.by === "lane") return `before it on the lane, ends at ${timeText(schedule.unit, run.end[need.from])}`;
   if (need.by === "sum") return `sum of ${schedule.sums.words[need.row]}, over at ${timeText(schedule.unit, run.end[need.from])}`;
   const arrives = run.end[schedule.messages.flight[need.row]];

@@ -33,6 +33,7 @@ CASES: Mapping[str, Callable[[], Compilation]] = {
     "pairs": lambda: chimera_ir.compile("dualpipe_v", **on_workers("dualpipe_v", 4, 8)),
     "stream": lambda: chimera_ir.compile("pipedream_2bw", D=4, N=4),
     "two schedules": lambda: chimera_ir.compile("chimera", options=Options(against="dapple"), D=4, N=4),
+    "twins": lambda: chimera_ir.compile("chimera", options=Options(against="chimera"), D=4, N=4),
     "seconds": lambda: chimera_ir.compile("chimera", options=MEASURED, D=4, N=8),
 }
 
@@ -64,7 +65,9 @@ def test_axe_finds_nothing_and_nothing_is_cut_off_in_any_size_and_mode(
         for number, (width, mode) in enumerate(SIGHTS):
             opened.page.set_viewport_size({"width": width, "height": 900})
             opened.page.emulate_media(color_scheme=mode)
+            opened.page.locator("#canvas").hover(position={"x": 90, "y": 66})
             opened.frame()
+            assert opened.page.locator("#tip").is_visible()
             assert opened.wider() <= 0
             if number < 2 or name == "two pipes":
                 assert opened.inaccessible() == []
@@ -177,6 +180,36 @@ def test_a_line_of_a_text_and_its_operation_lead_to_each_other(pages: Mapping[st
         opened.page.locator("#texts").get_by_text("B m1 s0").first.click()
         opened.frame()
         assert "B m1 s0" in details.text_content()
+
+
+def test_lines_of_messages_and_sums_lead_to_their_operations(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["two pipes"])
+        text = opened.page.get_by_role("combobox", name="Text")
+        for words, operation in (("wait recv m2 s2->s3", "F m2 s3 on P0"), ("send m0 s0->s1", "F m0 s0 on P0")):
+            text.select_option(label="schedule.sir")
+            opened.frame()
+            opened.page.locator("#texts .line", has_text=words).first.click(timeout=9000)
+            opened.frame()
+            assert operation in opened.page.locator("#details h2").text_content()
+        assert opened.mistakes() == []
+
+
+def test_a_cost_that_is_none_is_refused_and_what_counts_is_said(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["two pipes"])
+        field = opened.page.get_by_label("forward, as a number")
+        before = figure(opened)
+        for wrong in ("-5", ""):
+            field.fill(wrong)
+            field.blur()
+            assert field.get_attribute("aria-invalid") == "true"
+            assert opened.page.get_by_text("A cost is a number from 0 on; 1 counts.").is_visible()
+            assert figure(opened) == before
+        field.fill("2")
+        field.blur()
+        assert field.get_attribute("aria-invalid") == "false"
+        assert figure(opened) != before
 
 
 def test_two_schedules_stand_side_by_side_with_their_makespans_and_what_differs(

@@ -6,12 +6,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from chimera_ir.page.operation_tables import DIMMED
+import chimera_ir
+from chimera_ir.page.contents import document
 from chimera_ir.picture import svg
 from chimera_ir.picture.looks import FARTHEST
 from chimera_ir.picture.patterns import BUBBLE, DARK_GROUND, LIGHT_GROUND, MESSAGE, SUM, WAITS
 from chimera_ir.picture.replayed import draw_replay
-from chimera_ir.picture.words import BLACK, HUES, PAPER, mixed
+from chimera_ir.picture.words import HUES, PAPER, mixed
 from chimera_ir.resources import templates
 from tests.unit.clocked import two_directions
 from tests.unit.test_chunks import SVG, difference, replayed
@@ -26,8 +27,6 @@ LEAST = 20
 def test_a_mark_differs_from_every_forward_as_every_eye_sees_it(sight: str, dark: bool) -> None:
     shades = [Fraction(part, 6) * FARTHEST for part in range(7)]
     forwards = {mixed(hue.light, PAPER, shade) for hue, shade in product(HUES, shades)}
-    if dark:
-        forwards = {mixed(fill, BLACK, DIMMED) for fill in forwards}
     assert min(difference(mark, fill, sight) for mark, fill in product(marks(dark), forwards)) > LEAST
 
 
@@ -36,6 +35,16 @@ def test_a_mark_differs_from_every_forward_as_every_eye_sees_it(sight: str, dark
 def test_marks_differ_from_one_another_and_from_their_ground_as_every_eye_sees_them(sight: str, dark: bool) -> None:
     colours = [*marks(dark), DARK_GROUND if dark else LIGHT_GROUND]
     assert min(difference(*pair, sight) for pair in combinations(colours, 2)) > LEAST
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "dualpipe_v", "dualpipe"])
+def test_kinds_of_operations_differ_on_a_dark_page(name: str) -> None:
+    looks = document(chimera_ir.compile(name)).schedules[0].looks
+    kinds = [(look.name.split(": ")[-1], look.dark.fill) for look in looks]
+    fills = [
+        (one, other) for (kind, one), (another, other) in combinations(kinds, 2) if kind != another and one != other
+    ]
+    assert min(difference(*pair, next(iter(SIGHT))) for pair in fills) > LEAST
 
 
 def marks(dark: bool) -> list[str]:
