@@ -9,7 +9,7 @@ import click
 from chimera_ir import library, output, progress, texts
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import single_values
-from chimera_ir.commands.common import FILE, WRONG_TEXT, write, write_json
+from chimera_ir.commands.common import PAGE, WRONG_TEXT, write, write_json
 from chimera_ir.commands.compile_command import as_written, compile_command, option_errors
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark, report
 from chimera_ir.escapes import visible
@@ -41,7 +41,7 @@ AS_IN_COMPILE = (
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a parameter, as NAME=VALUE alone does."
 )
-@click.option("--html", type=FILE, metavar="FILE", help="Write a page with the picture of each scheme.")
+@click.option("--html", type=PAGE, metavar="FILE", help="Write a page with the picture of each scheme.")
 @as_json("Print the settings and the report of each scheme as JSON.")
 @general
 def compare_command(

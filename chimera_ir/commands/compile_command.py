@@ -14,7 +14,7 @@ from chimera_ir import cache, errors, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
-from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
+from chimera_ir.commands.common import DOES_NOT_FIT, FILE, PAGE, WRONG_TEXT, WrongCommand, run, write, write_json
 from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
 from chimera_ir.commands.stage_options import TIED, parse_split
 from chimera_ir.compilation import Compilation
@@ -120,7 +120,7 @@ compiling = all_of(
 @compiling
 @click.option(
     "--html",
-    type=FILE,
+    type=PAGE,
     metavar="FILE",
     help="Write the page of the schedule, or of the mistake in it, to FILE, and nothing else.",
 )

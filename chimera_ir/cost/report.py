@@ -90,7 +90,7 @@ class Figures:
 
     @property
     def costs(self) -> Mapping[str, Fraction]:
-        """The cost of an operation by the letter of its kind; of measured ones the mean on the critical path."""
+        """The cost of an operation by the letter of its kind: of stages or slices that differ the mean on the path."""
         costs = self.durations.report_costs(self.header, self.path)
         return {kind: cost for kind, cost in costs if kind != PAIR.letter or kind in self.counts}
 
@@ -139,10 +139,10 @@ class CommunicatorChoice(NamedTuple):
 class Report(Figures):
     """The figures of a schedule, and those of its baseline in the same units, with launches, proven rules and remarks.
 
-    Every name in report.json is an attribute, and its numbers are exact. ``staleness`` and ``stale_micro_batches`` are
-    those of `Staleness`, ``synchronisation`` has the launches of gradient sums. ``verified`` are the names of the
-    proven rules, ``communicators`` the choices of communicators, from the most to the fewest; none in a report on a
-    schedule. A notebook shows a report as its table.
+    Every name in report.json is an attribute, except those of `Compilation`, and numbers are exact. ``staleness`` and
+    ``stale_micro_batches`` are those of `Staleness`, ``synchronisation`` the launches of gradient sums. ``verified``
+    are the names of the proven rules, ``communicators`` the choices of communicators, from the most to the fewest; none
+    in a report on a schedule. A notebook shows a report as its table.
 
     Examples
     --------

@@ -9,6 +9,7 @@ from typing import Protocol
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.report import Figures, Report
 from chimera_ir.cost.table import heading
+from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.page import event_tables, memory_tables, operation_tables, text_lines
 from chimera_ir.page.lengths import Lengths
@@ -152,6 +153,7 @@ class ShownSchedule:
         lengths = Lengths(charges)
         happening = event_tables.tables(self.events, rows, charges, lengths)
         shown = operation_tables.tables(header, rows, happening.of_rows)
+        sliders = lengths.sliders()
         return ScheduleTables(
             name=operation_tables.name_of(header),
             workers=header.workers,
@@ -159,7 +161,7 @@ class ShownSchedule:
             updates=header.updates,
             kinds=shown.kinds,
             looks=shown.looks,
-            sliders=lengths.sliders(),
+            sliders=sliders,
             operations=shown.operations,
             events=happening.events,
             messages=happening.messages,
@@ -171,7 +173,7 @@ class ShownSchedule:
                 float(figures.bubble_ratio),
                 {letter: float(count) for letter, count in figures.counts.items()},
             ),
-            remarks=_REMARKS,
+            remarks=[words for name, words in _REMARKS.items() if name in ("", *(slider.name for slider in sliders))],
         )
 
 
@@ -187,7 +189,12 @@ def _compared(opponent: Verified, levels: Levels) -> ShownSchedule:
     return ShownSchedule(opponent, events_of(opponent.program, charges), levels.report.baseline, setting, None)
 
 
-_REMARKS = ("The order of operations, and where sums are launched, stay as they were compiled.",)
+_REMARKS = {
+    "": "The order of operations, and where sums are launched, stay as they were compiled.",
+    RECOMPUTATION.letter: "What recomputation takes is a slider of its own; on the command line, --cost B= alone"
+    " includes it, so give --cost recompute= as well.",
+}
+"""Sentences on what sliders hold fixed, by the slider that a page must have to show them; "" stands on every page."""
 
 
 def _notes(levels: Levels) -> Iterator[str]:

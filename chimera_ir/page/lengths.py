@@ -107,5 +107,7 @@ class Lengths:
         label = _LABELS[name] if name in _LABELS else COSTED[name].noun
         if self._costs is None:
             return Slider(name, label, 1, 4)
+        if name in self._costs.shares:
+            label += ", all slices"
         value = float(self._costs[name]) if name in COSTED else 0.0
         return Slider(name, label, value, max(4.0, 2 * value))

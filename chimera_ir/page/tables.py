@@ -219,7 +219,7 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class ShownMistake:
-    """A mistake of a text: the message, and what of it is drawn on the lanes."""
+    """A mistake of a text: the message, what of it is drawn on the lanes, and its lines in the text."""
 
     code: str
     title: str
@@ -227,6 +227,7 @@ class ShownMistake:
     operations: Column = ()
     arrows: Sequence[Mapping[str, object]] = ()
     missing: Sequence[str] = ()
+    lines: Column = ()
 
 
 @dataclass(frozen=True, slots=True)

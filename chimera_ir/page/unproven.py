@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import PurePath
 
 from chimera_ir.diagnostics.catalogue.lanes import MissingLine, MissingSend, MissingWaitRecv
-from chimera_ir.diagnostics.catalogue.program import Deadlock
+from chimera_ir.diagnostics.catalogue.program import Deadlock, Launches, LaunchOrder
 from chimera_ir.diagnostics.catalogue.schedule import Cycle
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.errors import TextError
@@ -20,7 +20,7 @@ from chimera_ir.lower.order import order
 from chimera_ir.page import operation_tables, text_lines
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import EventTable, Facts, MessageTable, PageDocument, ScheduleTables, ShownMistake, SumTable
-from chimera_ir.source import Source
+from chimera_ir.source import Source, Span
 
 _FEW = 64
 """The most operations of one line of the text that are marked: a wrong formula may stand for thousands."""
@@ -36,7 +36,7 @@ def document(error: TextError, source: Source, level: Level | PlanStream | None)
         notes=[],
         schedules=[] if sketch.header is None else [sketch.tables(sketch.header)],
         texts=[text_lines.source_text(source, sketch.rows)],
-        mistake=sketch.mistake(error),
+        mistake=sketch.mistake(error, source),
     )
 
 
@@ -106,8 +106,8 @@ class _Sketch:
             facts=Facts(0, 0, {}),
         )
 
-    def mistake(self, error: TextError) -> ShownMistake:
-        """The first error, with all errors as text, and what can be drawn of it."""
+    def mistake(self, error: TextError, source: Source) -> ShownMistake:
+        """The first error, with all errors as text and their lines in ``source``, and what can be drawn of it."""
         first = error.diagnostics[0]
         arrows = list(self._arrows(first))
         ends = [int(str(arrow[end])) for arrow in arrows for end in ("from", "to")]
@@ -117,6 +117,7 @@ class _Sketch:
             text=str(error),
             operations=list(dict.fromkeys([*ends, *self._named(first)])),
             arrows=arrows,
+            lines=list(dict.fromkeys(source.position(span.start).line for span in _spans(error))),
             missing=[d.fill(d.title) for d in error.diagnostics if isinstance(d, MissingLine)],
         )
 
@@ -130,13 +131,25 @@ class _Sketch:
             case Deadlock(blocked=blocked):
                 for lane in blocked:
                     needed = self.of_lines.get((lane.peer, lane.needs))
-                    yield from _arrow(needed, self.of_lines.get((lane.worker, lane.line)), lane.meaning)
+                    words = f"worker {lane.worker} waits for {lane.meaning}"
+                    yield from _arrow(needed, self.of_lines.get((lane.worker, lane.line)), words)
+            case LaunchOrder(first=first, others=others):
+                orders = [first, *others]
+                for ahead, behind in product(orders, orders):
+                    if ahead.earlier == behind.later:
+                        words = f"the sum of {ahead.earlier}: worker {behind.worker} launches {behind.earlier} first"
+                        yield from _arrow(self._launched(behind), self._launched(ahead), words)
             case MissingSend(operation=operation, user=user, line=missing):
                 yield from _arrow(self.numbers.get(operation), self.numbers.get(user), f"no `{missing}`")
             case MissingWaitRecv(user=user, peer=peer, line=missing):
                 yield from _arrow(self._made_on(peer, user), self.numbers.get(user), f"no `{missing}`")
             case _:
                 pass
+
+    def _launched(self, order: Launches) -> int | None:
+        """The row of the operation next to the later launch of two."""
+        lines = (line(launch, self.words) for launch in self.lanes[order.worker] if launch.origin == order.span)
+        return self.of_lines.get((order.worker, next(lines, "")))
 
     def _made_on(self, worker: int, user: str) -> int | None:
         """The row of the operation of ``worker`` that makes what the operation ``user`` reads."""
@@ -154,6 +167,12 @@ class _Sketch:
             return [row for row in named if row is not None]
         placed = [number for number, row in enumerate(self.rows) if row.operation.origin == mistake.span]
         return placed if len(placed) <= _FEW else []
+
+
+def _spans(error: TextError) -> Iterator[Span]:
+    """Yields the places of all errors, and of the notes of the first: the lines that take part in it."""
+    yield from (diagnostic.span for diagnostic in error.diagnostics)
+    yield from (note.span for note in error.diagnostics[0].notes() if note.span is not None)
 
 
 def _arrow(before: int | None, after: int | None, words: str) -> Iterator[_Arrow]:

@@ -164,7 +164,14 @@ def _limit(limit: Limit, figures: Figures, prediction: Prediction | None) -> str
 def _path(figures: Figures, prediction: Prediction | None) -> str:
     terms = " + ".join(f"{decimal(count)} {kind}" for kind, count in figures.counts.items() if count)
     free = "" if prediction is None else " without messages"
-    return f"critical path{free}: {terms or 'empty'} = {figures.durations.unit.show(figures.makespan)}"
+    costs = dict(figures.durations.report_costs(figures.header, ()))
+    means = [
+        f"{kind} = {decimal(mean)}"
+        for kind, mean in figures.costs.items()
+        if figures.counts.get(kind) and costs.get(kind, mean) != mean
+    ]
+    of_slices = f", where the slices on it make {' and '.join(means)}" if means else ""
+    return f"critical path{free}: {terms or 'empty'} = {figures.durations.unit.show(figures.makespan)}{of_slices}"
 
 
 def _times(prediction: Prediction) -> str:

@@ -187,6 +187,7 @@ interface Mistake {
   operations: Column; // that take part
   arrows: { from: number; to: number; words: string }[]; // between operations: each waits for the one before
   missing: string[]; // what is missing, in words
+  lines: Column; // of the first text, those that are wrong: the first mistake's first
 }
 
 /** What ranks recorded, beside what was promised. Times of spans are whole nanoseconds from the start of the update. */

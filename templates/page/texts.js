@@ -67,9 +67,11 @@ export class Texts {
     const longest = this.lines.reduce((most, words) => Math.max(most, words.length), 0);
     this.sheet.style.height = `${this.lines.length * HEIGHT}px`;
     this.sheet.style.width = `calc(6em + ${longest}ch)`;
+    this.wrong = new Set(text === 0 ? Array.from(this.store.page.mistake?.lines ?? []) : []);
     this.current = 1;
     this.pane.scrollTop = 0;
-    this.toSelected();
+    const [mistaken = 0] = this.wrong;
+    this.to(this.selectedLine() || mistaken);
     this.fill();
   }
 
@@ -88,7 +90,14 @@ export class Texts {
   }
 
   toSelected() {
-    const line = this.selectedLine();
+    this.to(this.selectedLine());
+  }
+
+  /**
+   * Scrolls to a line; 0 is none.
+   * @param {number} line
+   */
+  to(line) {
     if (line === 0) return;
     this.current = line;
     const top = (line - 1) * HEIGHT;
@@ -126,7 +135,7 @@ export class Texts {
     const known = this.operations?.has(number) === true || this.leads?.has(number) === true;
     const line = element("div", {
       id: `line-${number}`,
-      class: `line${known ? " known" : ""}${number === this.current ? " at" : ""}`,
+      class: `line${known ? " known" : ""}${this.wrong?.has(number) ? " wrong" : ""}${number === this.current ? " at" : ""}`,
       role: "option",
       "aria-selected": String(chosen),
       "aria-posinset": number,
@@ -134,6 +143,7 @@ export class Texts {
       click: () => this.take(number),
     });
     line.style.top = `${(number - 1) * HEIGHT}px`;
+    if (this.wrong?.has(number)) line.title = "named by the error";
     const remark = words.indexOf("#");
     const [code, comment] = remark < 0 ? [words, ""] : [words.slice(0, remark), words.slice(remark)];
     line.append(element("i", {}, String(number)), code, element("span", { class: "remark" }, comment));

@@ -83,7 +83,10 @@ def test_the_page_of_a_text_that_is_not_proven_says_the_mistake(name: str, tmp_p
     path.write_text(compilation.page_of_mistake(caught.value), encoding="utf-8")
     with tab(browser, dark=True) as opened:
         opened.open(path)
-        assert caught.value.diagnostics[0].code in opened.page.get_by_role("alert").text_content()
+        (first, *_) = caught.value.diagnostics
+        assert first.code in opened.page.get_by_role("alert").text_content()
+        line = compilation.request.source.position(first.span.start).line
+        assert opened.page.locator(f"#line-{line}.wrong").is_visible()
         assert opened.inaccessible() == []
         assert opened.wider() <= 0
         assert opened.mistakes() == []

@@ -16,6 +16,7 @@ from chimera_ir.flow.engine import ordered
 from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.ir.text.printer import absolute, line
 from chimera_ir.page import tables
+from chimera_ir.page.contents import document
 from chimera_ir.page.packing import packed
 from tests.documents import document_in, unpacked
 from tests.test_architecture import ROOT
@@ -254,3 +255,20 @@ def test_integers_that_no_column_of_four_bytes_holds_are_numbers_of_eight() -> N
             "ago": [],
             "updates": 1,
         }
+
+
+def test_sliders_and_words_of_unequal_slices_say_what_they_are() -> None:
+    costs = chimera_ir.Options(costs={"F": "2,3,4,5"})
+    shown = document(chimera_ir.compile("seq1f1b", options=costs, k=4))
+    sliders = {slider.name: (slider.label, slider.value) for slider in shown.schedules[0].sliders}
+    assert sliders["F"] == ("forward, all slices", 14)
+    assert sliders["B"] == ("backward", 2)
+    (path,) = (note for note in shown.notes if "critical path" in note)
+    assert "8.75 F + 8.75 B = 186.5, where the slices on it make F = 19.3" in path
+
+
+def test_what_the_costs_of_backwards_include_is_said_where_something_recomputes() -> None:
+    said = {
+        name: str(document(chimera_ir.compile(name)).schedules[0].remarks) for name in ("dapple", "chimera_doubling")
+    }
+    assert ["recompute" in said[name] for name in said] == [False, True]

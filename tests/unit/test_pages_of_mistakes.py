@@ -4,9 +4,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from click import Command
 from click.testing import CliRunner
 
 import chimera_ir
+from chimera_ir.commands.compare_command import compare_command
 from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.errors import TextError
 from chimera_ir.page.assembly import page
@@ -50,8 +52,24 @@ def test_lanes_that_wait_for_each_other_are_connected_at_the_operations_beside_t
     shown = document_of(EXAMPLES / "deadlock.sir")
     (first, second), operations = arrows_of(shown), shown["schedules"][0]["operations"]
     assert (first[0], first[1]) == (second[1], second[0])
-    assert first[2] == "worker 1 to take the activations of micro-batch 0 from stage 0"
+    assert first[2] == "worker 0 waits for worker 1 to take the activations of micro-batch 0 from stage 0"
     assert {operations["worker"][row] for row in shown["mistake"]["operations"]} == {0, 1}
+
+
+def test_sums_in_contradicting_orders_are_connected_from_the_worker_that_launches_late() -> None:
+    shown = document_of(EXAMPLES / "launch.sir")
+    assert arrows_of(shown) == [
+        ("B m1 s0", "B m1 s1", "the sum of stage 1: worker 1 launches stage 0 first"),
+        ("B m1 s1", "B m1 s0", "the sum of stage 0: worker 0 launches stage 1 first"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("example", "lines"),
+    [("launch.sir", [21, 42]), ("deadlock.sir", [11, 31]), ("mistakes.chim", [2, 6, 7]), ("stuck.sir", [9, 10, 14])],
+)
+def test_lines_that_are_wrong_are_known_the_first_mistake_first(example: str, lines: list[int]) -> None:
+    assert document_of(EXAMPLES / example)["mistake"]["lines"][: len(lines)] == lines
 
 
 @pytest.mark.parametrize(
@@ -134,6 +152,13 @@ def test_the_command_writes_over_pages_alone(tmp_path: Path) -> None:
 def test_a_page_is_written_alone(option: str) -> None:
     result = CliRunner().invoke(compile_command, ["dapple", "--html", "page.html", option])
     assert f"{option.partition('=')[0]}: --html writes the page and nothing else" in result.output
+
+
+@pytest.mark.parametrize("command", [compile_command, compare_command])
+def test_a_page_has_a_file_with_a_name(command: Command) -> None:
+    result = CliRunner().invoke(command, ["dapple", "D=2", "N=2", "--html", "-"])
+    assert (result.exit_code, Path("-").exists()) == (2, False)
+    assert "a page is written to a file; name one" in result.output
 
 
 def test_a_page_does_not_depend_on_the_folder_of_its_text() -> None:
