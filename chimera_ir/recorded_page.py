@@ -68,7 +68,7 @@ def stopped_page(bundle: Bundle) -> StoppedPage:
         raise BadTrace(f"{bundle.path}: {PROGRAM} is not a program that chimera compile wrote ({error})") from error
     stops = stopped_ranks(bundle, verified, scripts, schedule.events)
     notes = [_NOT_MEASURED, *([_OTHER_TURNS] if schedule.header.asynchronous else [])]
-    recorded = TraceTable([], 0, 0.0, [], [], notes, [], stops)
+    recorded = TraceTable([], 0, 0.0, [], [], notes, [], None, stops)
     return StoppedPage(_page("where its ranks stopped", bundle.text, compilation, schedule, recorded), stops)
 
 

@@ -22,7 +22,7 @@ from chimera_ir.ir.turns import extent, shifted
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Events
 from chimera_ir.trace.fields import LONGEST, of_type, whole, word
-from chimera_ir.trace.spans import words
+from chimera_ir.trace.spans import awaited_worker, words
 from chimera_ir.trace.stops import StoppedRank, event_at
 from chimera_ir.trace.trace_files import LOST, PROGRAM, BadTrace
 from chimera_ir.verify.scripts import CallPlace, call_places, script_name
@@ -146,7 +146,7 @@ def stopped_ranks(bundle: Bundle, verified: Verified, scripts: ProvenScripts, ev
         worker = number % header.workers if first.layout == "pipeline" else number // first.copies
         rank = recorded.get(number)
         if rank is None:
-            return StoppedRank(number, worker, -1, "", -1, 0.0, _silent(number, bundle.ranks))
+            return StoppedRank(number, worker, -1, "", -1, False, -1, 0.0, _silent(number, bundle.ranks))
         message = visible_lines(rank.message)
         if rank.place is not None and [rank.text] != [
             line.strip() for line in lines[worker][rank.place.line - 1 :][:1]
@@ -157,10 +157,11 @@ def stopped_ranks(bundle: Bundle, verified: Verified, scripts: ProvenScripts, ev
             )
         inside = None if rank.place is None else _instruction_at(header, lanes[worker], rank.place, before)
         if inside is None:
-            return StoppedRank(number, worker, -1, _IDLE, -1, rank.seconds, message)
-        event = event_at(events, worker, inside.shown)
+            return StoppedRank(number, worker, -1, _IDLE, -1, False, -1, rank.seconds, message)
+        event, awaited = event_at(events, worker, [inside.shown]), awaited_worker(header, inside.done)
         update = rank.update + inside.update
-        return StoppedRank(number, worker, event, words(inside.done, header), update, rank.seconds, message)
+        line = words(inside.done, header)
+        return StoppedRank(number, worker, event, line, update, True, awaited, rank.seconds, message)
 
     return [stop(number) for number in range(count)]
 

@@ -13,7 +13,7 @@ from chimera_ir.ir.ops import Compute, Drop, Instruction, Pair, Stash, Step
 from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
 from chimera_ir.trace.forecast import PredictedLanes, like_typical, play, played_updates
-from chimera_ir.trace.match import lanes
+from chimera_ir.trace.match import lanes, whole_updates
 from chimera_ir.trace.profile_source import ProfileSource, predict_from_profile
 from chimera_ir.trace.spans import BUSY, Activity, Lane, LaneSpan, Load, UpdateWindow
 from chimera_ir.trace.trace_files import BadTrace, RunInfo, Trace
@@ -118,8 +118,8 @@ def is_barriered(about: RunInfo, header: Header) -> bool:
 
 
 def has_whole_updates(trace: Trace, recorded: Sequence[Lane]) -> bool:
-    """Whether every rank of a run that ended early recorded an update to its end, and another one ended behind it."""
-    return all(rank.is_recorded for rank in trace.ranks) and len(windows(trace.header, recorded, False)) > 1
+    """Whether every rank of a run that ended early recorded an update to its end."""
+    return all(rank.is_recorded for rank in trace.ranks) and whole_updates(trace, recorded) > 0
 
 
 def compare(trace: Trace, source: ProfileSource | None = None) -> TraceComparison:
@@ -133,7 +133,7 @@ def compare(trace: Trace, source: ProfileSource | None = None) -> TraceCompariso
     barriered = is_barriered(about, header)
     recorded = lanes(trace)
     ended = next((rank.ended for rank in trace.ranks if rank.ended is not None), None)
-    whole = windows(header, recorded, barriered)[: None if ended is None else -1]
+    whole = windows(header, recorded, barriered)[: None if ended is None else whole_updates(trace, recorded)]
     if not whole:
         raise BadTrace("no update was recorded whole; trace a run of more updates (--steps)")
     chosen = choose([length(window) for window in whole], header.workers if streams else 1)
@@ -295,8 +295,8 @@ def _paired(
         done = [span for span in lane if span.update == typical and not isinstance(span.operation, Load)]
         if len(done) != len(expected):
             raise BadTrace(
-                f"worker {worker}, update {typical}: {counted(len(done), 'operation')} recorded, where the program has "
-                f"{len(expected)}; trace the run again"
+                f"worker {worker}, update {typical + 1}: {counted(len(done), 'operation')} recorded, where the "
+                f"program has {len(expected)}; trace the run again"
             )
         for predicted, measured in zip(expected, done, strict=True):
             yield Paired(worker, later(predicted, -origins[0]), later(measured, -origins[1]))

@@ -1,7 +1,8 @@
 """Lanes of the ranks: their recorded operations, each matched with the program's instruction at its place."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
@@ -29,43 +30,66 @@ def instructions(program: Program | ProgramStream, worker: int, updates: int) ->
         yield (first if of_updates else first // header.per_update), instruction
 
 
+def ahead(trace: Trace, rank: Rank, lane: Lane) -> Iterator[tuple[int, Instruction]]:
+    """Yields what a rank had still to do behind its recorded ``lane``, each instruction with its update."""
+    done = sum(not isinstance(span.operation, Load) for span in lane)
+    return islice(instructions(trace.program, rank.worker, trace.about.updates), done, None)
+
+
+def whole_updates(trace: Trace, lanes: Sequence[Lane]) -> int:
+    """Number of updates of which every rank recorded every operation."""
+    return min(_first_ahead(trace, rank, lane) for rank, lane in zip(trace.ranks, lanes, strict=True))
+
+
+def _first_ahead(trace: Trace, rank: Rank, lane: Lane) -> int:
+    """The first update of which a rank had still something to do; one beyond the last if it had done everything."""
+    following = [update for update, _ in islice(ahead(trace, rank, lane), 1)]
+    if not following:
+        return trace.about.updates
+    # A lane alternates between at most as many updates as there are workers.
+    latest = following[0] + trace.header.workers
+    near = takewhile(lambda update: update <= latest, (update for update, _ in ahead(trace, rank, lane)))
+    return min(near)
+
+
 def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
     """Yields a rank's recorded operations with the instructions that they match, and its loads of data."""
     loads: list[RecordedOperation] = []
     operations = iter(rank.operations)
-    ahead = next(operations, None)
+    following = next(operations, None)
     for update, instruction in instructions(trace.program, rank.worker, trace.about.updates):
         # Loading data is no instruction: it is recorded wherever it happens.
-        while ahead is not None and _loads(ahead):
-            yield LaneSpan(Load(ahead.text), update, ahead.start, ahead.end)
-            ahead = next(operations, None)
-        if ahead is None:
+        while following is not None and _loads(following):
+            yield LaneSpan(Load(following.text), update, following.start, following.end)
+            following = next(operations, None)
+        if following is None:
             if rank.ended is None:
                 missing = f"'{words(instruction)}' and what follows it are missing from its file"
                 raise BadTrace(f"rank {rank.rank}: {missing}")
             return
         first_text, *other_texts = recorded(instruction)
-        if (ahead.update, ahead.text) != (update, first_text):
+        if (following.update, following.text) != (update, first_text):
             raise BadTrace(
-                f"rank {rank.rank}, update {update}: recorded '{ahead.text}' of update {ahead.update}, where the "
-                f"program has '{words(instruction)}'; the trace and {trace.about.scheme} do not belong together"
+                f"rank {rank.rank}, update {update + 1}: recorded '{following.text}' of update {following.update + 1}, "
+                f"where the program has '{words(instruction)}'; "
+                f"the trace and {trace.about.scheme} do not belong together"
             )
-        start, end = ahead.start, ahead.end
-        ahead = next(operations, None)
+        start, end = following.start, following.end
+        following = next(operations, None)
         # An operation over several micro-batches is recorded one by one, perhaps with loading in between.
         for text in other_texts:
-            while ahead is not None and _loads(ahead):
-                loads.append(ahead)
-                ahead = next(operations, None)
-            if ahead is None or (ahead.update, ahead.text) != (update, text):
+            while following is not None and _loads(following):
+                loads.append(following)
+                following = next(operations, None)
+            if following is None or (following.update, following.text) != (update, text):
                 break
-            end = ahead.end
-            ahead = next(operations, None)
+            end = following.end
+            following = next(operations, None)
         yield LaneSpan(instruction, update, start, end)
         yield from (LaneSpan(Load(load.text), update, load.start, load.end) for load in loads if load.start >= end)
         loads = []
-    if ahead is not None:
-        raise BadTrace(f"rank {rank.rank}: recorded '{ahead.text}' after the last operation of the program")
+    if following is not None:
+        raise BadTrace(f"rank {rank.rank}: recorded '{following.text}' after the last operation of the program")
 
 
 def _loads(operation: RecordedOperation) -> bool:

@@ -102,7 +102,7 @@ def text(comparison: TraceComparison) -> RenderableType:
         Text(comparison.about.scheme, "bold"),
         Text(summary(comparison)),
         Text(_largest(comparison)),
-        Text(basis(comparison)),
+        Text(f"in milliseconds; {basis(comparison)}{_early(comparison)}"),
         Text(ground(comparison)),
         *(_table(block.name, block.lines, block.total) for block in shown),
         _table("where the bubble was", longest, None),
@@ -124,11 +124,15 @@ def basis(comparison: TraceComparison) -> str:
     about, count = comparison.about, len(comparison.chosen)
     copies = f", {counted(about.copies, 'copy')}" if about.copies > 1 else ""
     slept = "; compute was a sleep (--rehearse)" if about.rehearse else ""
-    early = f"; the run ended early: {comparison.ended}" if comparison.ended else ""
     return (
-        f"in milliseconds; the mean of {count} of {counted(comparison.updates, 'update')}, "
-        f"those in the middle by length{copies}; {about.backend}{slept}{early}"
+        f"the mean of {count} of {counted(comparison.updates, 'update')}, "
+        f"those in the middle by length{copies}; {about.backend}{slept}"
     )
+
+
+def _early(comparison: TraceComparison) -> str:
+    """Words behind a sentence on a run: with what it ended early, if it did."""
+    return f"; the run ended early: {comparison.ended}" if comparison.ended else ""
 
 
 def ground(comparison: TraceComparison) -> str:
@@ -162,7 +166,7 @@ def _stop_line(stop: StoppedRank) -> str:
     place = f"rank {stop.rank} (worker {stop.worker}): "
     if not stop.line:
         return f"{place}{stop.message}"
-    update = f" of update {stop.update}" if stop.update >= 0 else ""
+    update = f" of update {stop.update + 1}" if stop.update >= 0 else ""
     return f"{place}{stop.line}{update}{f', for {stop.seconds:g} s' if stop.seconds else ''}"
 
 

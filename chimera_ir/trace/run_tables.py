@@ -11,8 +11,8 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.picture.words import shown_micro
 from chimera_ir.plural import counted
+from chimera_ir.trace.account import length
 from chimera_ir.trace.compare import Side, TraceComparison, later
-from chimera_ir.trace.drawing import summary
 from chimera_ir.trace.presentation import basis, cause_of, ground
 from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, words
 from chimera_ir.trace.stops import Stopped, StoppedRank
@@ -77,8 +77,20 @@ class ResidualRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredFigures:
+    """Seconds and bubble ratio of an update: the means of so many ``updates``."""
+
+    seconds: float
+    bubble_ratio: float
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
 class TraceTable:
-    """The table of a recorded run; ``start`` is where an update begins on the lanes of the schedule, in seconds."""
+    """The table of a recorded run; ``start`` is where an update begins on the lanes of the schedule, in seconds.
+
+    ``measured`` is None if no update was recorded whole.
+    """
 
     updates: list[UpdateTable]
     typical: int
@@ -87,6 +99,7 @@ class TraceTable:
     lines: list[str]
     notes: list[str]
     residuals: list[ResidualRow]
+    measured: MeasuredFigures | None
     hang: list[StoppedRank] | None
 
 
@@ -109,7 +122,7 @@ class RunTables:
         Without a flush an update begins in the middle of the schedule. Of a run that ended early, the update in which
         it ended is shown first.
         """
-        updates, residuals, notes = [], [], []
+        updates, residuals, notes, measured = [], [], [], None
         if comparison is not None:
             chosen = _chosen(comparison)
             updates = [self._update(comparison, update) for update in chosen]
@@ -119,7 +132,8 @@ class RunTables:
                 for row in rows
             ]
             left_out = comparison.updates - len(chosen)
-            notes = [summary(comparison), basis(comparison), ground(comparison)]
+            measured = MeasuredFigures(comparison.steps[1], comparison.bubbles[1], len(comparison.chosen))
+            notes = [basis(comparison), ground(comparison)]
             notes += [f"{counted(left_out, 'update')} of the run are not on this page"] if left_out else []
         if stopped is not None:
             updates.append(self._last(stopped))
@@ -134,6 +148,7 @@ class RunTables:
             lines=[*self._lines],
             notes=[*map(visible_lines, notes)],
             residuals=residuals,
+            measured=measured,
             hang=None if stopped is None else stopped.ranks,
         )
 
@@ -144,14 +159,14 @@ class RunTables:
         lanes = tuple(tuple(later(span, -origin) for span in lane) for lane in spans)
         windows = tuple(UpdateWindow(0, lane[-1].end if lane else 0) for lane in lanes)
         length = max(window.end for window in windows)
-        name = f"update {stopped.update}, in which the run ended"
+        name = f"update {stopped.update + 1}, in which the run ended"
         return UpdateTable(name, length / 1e9, self._spans(Side(lanes, windows), length))
 
     def _update(self, comparison: TraceComparison, update: int) -> UpdateTable:
         side = comparison.measured_update(update)
-        seconds = sum(end - start for start, end in side.windows) / len(side.windows) / 1e9
+        seconds = length(comparison.windows[update][rank] for rank in comparison.first_copy) / 1e9
         longest = max(end - start for start, end in side.windows)
-        return UpdateTable(f"update {update}", seconds, self._spans(side, longest))
+        return UpdateTable(f"update {update + 1}", seconds, self._spans(side, longest))
 
     def _spans(self, side: Side, length: int) -> SpanTable:
         table = SpanTable([], [], [], [], [], [])

@@ -103,6 +103,15 @@ def cause(header: Header, operation: ops.Instruction | Load) -> str:
             assert_never(operation)
 
 
+def awaited_worker(header: Header, operation: ops.Instruction) -> int:
+    """The worker that a wait for a message or a send is for; -1 of other instructions."""
+    if not isinstance(operation, ops.WaitRecv | ops.WaitSend):
+        return -1
+    message = operation.message
+    stage = message.source if isinstance(operation, ops.WaitRecv) else message.target
+    return _worker(header, message.micros[0], stage)
+
+
 def _worker(header: Header, micro: int, stage: Stage) -> int:
     return int(header.worker(shown_micro(header, micro), stage))
 

@@ -1,23 +1,25 @@
 """Places where the ranks of a run that ended early stopped: behind the last operation that each has recorded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.predict.events import Events
-from chimera_ir.trace.match import instructions
-from chimera_ir.trace.spans import Lane, Load, words
+from chimera_ir.trace.match import ahead
+from chimera_ir.trace.spans import Lane, awaited_worker, words
 from chimera_ir.trace.trace_files import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedRank:
-    """The place where a rank stopped: in ``line`` of the program, at ``event`` of the schedule (-1 if there is none).
+    """The place where a rank stopped: in ``line`` of the program, at ``event`` of the schedule or the next one there.
 
-    ``line`` is empty if the rank has left no record or had done everything. ``update`` is -1 if that is not known.
+    ``event`` is -1 behind the last one of the lane. ``line`` is empty if the rank has left no record or had done
+    everything. ``update`` is -1 if that is not known. If the rank has not ``begun`` the update, it was before ``line``,
+    not in it. ``awaited`` is the worker whose message it waited for, or that was to take one; -1 if there is none.
     ``seconds`` is how long it had been there, 0 if that is not known; ``message`` is the one with which it ended.
     """
 
@@ -26,6 +28,8 @@ class StoppedRank:
     event: int
     line: str
     update: int
+    begun: bool
+    awaited: int
     seconds: float
     message: str
 
@@ -54,19 +58,31 @@ def _last_update(lanes: Sequence[Lane]) -> int:
 
 def _stop(trace: Trace, lane: Lane, events: Events, number: int) -> StoppedRank:
     rank = trace.ranks[number]
-    done = [span for span in lane if not isinstance(span.operation, Load)]
-    ahead = next(islice(instructions(trace.program, rank.worker, trace.about.updates), len(done), None), None)
+    rest = ahead(trace, rank, lane)
+    following = next(rest, None)
     ended = visible_lines(rank.ended or "")
-    if ahead is None or not rank.is_recorded:
-        return StoppedRank(rank.rank, rank.worker, -1, "", _last_update([lane]), 0.0, ended)
-    update, instruction = ahead
+    if following is None or not rank.is_recorded:
+        return StoppedRank(rank.rank, rank.worker, -1, "", _last_update([lane]), False, -1, 0.0, ended)
+    update, instruction = following
     waited = 0.0 if rank.ended_at is None or not lane else (rank.ended_at - lane[-1].end) / 1e9
-    event = event_at(events, rank.worker, instruction)
-    return StoppedRank(rank.rank, rank.worker, event, words(instruction, trace.header), update, max(waited, 0.0), ended)
+    of_update = (later for _, later in takewhile(lambda entry: entry[0] == update, rest))
+    return StoppedRank(
+        rank=rank.rank,
+        worker=rank.worker,
+        event=event_at(events, rank.worker, chain([instruction], of_update)),
+        line=words(instruction, trace.header),
+        update=update,
+        begun=any(span.update == update for span in reversed(lane)),
+        awaited=awaited_worker(trace.header, instruction),
+        seconds=max(waited, 0.0),
+        message=ended,
+    )
 
 
-def event_at(events: Events, worker: int, instruction: Instruction) -> int:
-    """The event of an instruction on its lane, counted lane by lane; -1 if it takes no time, or none is shown."""
+def event_at(events: Events, worker: int, instructions: Iterable[Instruction]) -> int:
+    """The first event of ``instructions`` on their lane, counted lane by lane; -1 if none is shown."""
     before = sum(map(len, events.lanes[:worker]))
-    places = enumerate(events.lanes[worker][1:], before + 1)
-    return next((place for place, event in places if events.nodes[event].instruction == instruction), -1)
+    places = {
+        events.nodes[event].instruction: place for place, event in enumerate(events.lanes[worker][1:], before + 1)
+    }
+    return next((places[instruction] for instruction in instructions if instruction in places), -1)

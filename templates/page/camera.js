@@ -71,6 +71,17 @@ export class Camera {
     this.keepInside();
   }
 
+  /**
+   * Shows a stretch of time with some of what is around it.
+   * @param {number} start
+   * @param {number} end
+   */
+  frame(start, end) {
+    this.span = (end - start) * 1.4;
+    this.from = start - this.span / 7;
+    this.keepInside();
+  }
+
   keepInside() {
     this.span = Math.min(this.span, this.end);
     this.from = Math.min(Math.max(this.from, 0), this.end - this.span);

@@ -9,8 +9,11 @@ import { drawMarks } from "./marks.js";
 import { drawMistake } from "./mistake_lines.js";
 import { drawActivity } from "./recorded.js";
 import { drawLink, drawMemory } from "./steps.js";
-import { drawStops } from "./stopped.js";
+import { drawStays, drawStops } from "./stopped.js";
 import { themeOf } from "./theme.js";
+
+/** Time behind the end of a run that hung, as a multiple of what was recorded: there it says how long it hung. */
+const ROOM_BEHIND = 1.2;
 
 export class Chart {
   /**
@@ -50,7 +53,8 @@ export class Chart {
 
   /** Takes the end of time from the schedules. */
   limit() {
-    const ends = [...this.store.all.map(({ run }) => run.span), this.store.measured?.end ?? 0];
+    const recorded = (this.store.measured?.end ?? 0) * (this.store.hung ? ROOM_BEHIND : 1);
+    const ends = [...this.store.all.map(({ run }) => run.span), recorded];
     const lengths = this.store.all.map(({ start, end }) => shortestLength(start, end));
     this.camera.limit(Math.max(0, ...ends), Math.min(Infinity, ...lengths.filter((length) => length > 0)));
   }
@@ -125,6 +129,9 @@ export class Chart {
     }
     if (page.mistake !== null) drawMistake(sight, this.rows, all, page.mistake);
     if (page.trace !== null && page.trace.hang !== null) drawStops(sight, this.rows, all[0], page.trace.hang);
+    if (page.trace !== null && page.trace.hang !== null && this.store.hung && this.store.measured !== null) {
+      drawStays(sight, this.rows, this.store.measured, page.trace.hang);
+    }
     if (this.store.measured !== null && state.activity !== null) drawActivity(sight, this.rows, this.store.measured, state.activity);
     this.drawChosen(sight);
     context.restore();
@@ -202,6 +209,16 @@ export class Chart {
    */
   revealRow(kind, worker, start, end) {
     this.show(this.rows.find((row) => row.kind === kind && row.index === worker) ?? null, start, end);
+  }
+
+  /**
+   * Shows a stretch of time alone.
+   * @param {number} start
+   * @param {number} end
+   */
+  frame(start, end) {
+    this.camera.frame(start, end);
+    this.later();
   }
 
   /**

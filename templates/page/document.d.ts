@@ -199,6 +199,7 @@ interface Trace {
   lines: string[]; // "F m3 s1", "wait recv m0 s0->s1"
   notes: string[];
   residuals: { worker: number; activity: number; predicted: number; measured: number }[]; // seconds of an update
+  measured: { seconds: number; bubble_ratio: number; updates: number } | null; // of an update, the mean of so many
   hang: StoppedRank[] | null; // where every rank stopped, of a run that ended early
 }
 
@@ -225,9 +226,11 @@ interface TracedUpdate {
 interface StoppedRank {
   rank: number;
   worker: number;
-  event: number; // -1: before its first operation, behind its last one, or unknown
+  event: number; // or the next one of its lane; -1: behind its last one, or unknown
   line: string; // "wait recv m0 s0->s1"; "" if its record is missing
-  update: number; // -1 if it is not known
+  update: number; // from 0, as in the record; -1 if it is not known
+  begun: boolean; // whether it was in the update; otherwise it was before `line`, not in it
+  awaited: number; // the worker whose message it waited for, or that was to take one; -1: none
   seconds: number; // how long it had been there; 0 if that is not known
   message: string; // with which it ended
 }

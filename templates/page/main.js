@@ -79,7 +79,9 @@ function showHint(chart, line) {
  * @param {HTMLElement} line
  */
 function showFigures(store, line) {
-  const update = () => line.replaceChildren(...store.all.filter(({ proven }) => proven).flatMap(figuresOf));
+  const measured = store.page.trace?.measured ?? null;
+  const shown = () => store.all.filter(({ proven }) => proven);
+  const update = () => line.replaceChildren(...shown().flatMap((played, place, all) => figuresOf(played, all, measured)));
   store.listen((changed) => {
     if (changed.has("played")) update();
   });
@@ -88,17 +90,22 @@ function showFigures(store, line) {
 
 /**
  * @param {Played} played
- * @param {number} place
  * @param {Played[]} all
+ * @param {Trace["measured"]} measured
  * @returns {HTMLElement[]}
  */
-function figuresOf({ schedule, update, bubbleRatio, plan, values }, place, all) {
+function figuresOf({ schedule, update, bubbleRatio, plan, values }, all, measured) {
   const figure = (/** @type {string} */ name, /** @type {string} */ value) => element("span", {}, `${name} `, element("b", {}, value));
   const beside = all.length > 1 ? [element("span", {}, schedule.name)] : [];
   const changed = values.some((value, slider) => value !== plan.values[slider]);
   const before = changed ? [element("span", {}, `compiled: ${timeText(schedule.unit, schedule.facts.makespan)}`)] : [];
   const stream = schedule.turn === null ? "makespan" : "time of an update";
-  const figures = [figure(stream, timeText(schedule.unit, update)), figure("bubble ratio", percent(bubbleRatio))];
+  const figures = [figure(stream, timeText(schedule.unit, update)), figure(measured === null ? "bubble ratio" : "bubble ratio, with steps", percent(bubbleRatio))];
+  if (measured !== null) {
+    figures.splice(1, 0, figure("measured", timeText("s", measured.seconds)));
+    const of = measured.updates === 1 ? "one update" : `${measured.updates} updates`;
+    figures.push(figure("measured", percent(measured.bubble_ratio)), element("span", {}, `mean of ${of}`));
+  }
   return [element("div", {}, ...beside, ...figures, ...before)];
 }
 

@@ -2,7 +2,7 @@
 
 import { element, table } from "./dom.js";
 import { spansOf } from "./measured.js";
-import { countedText, percent, timeText } from "./numbers.js";
+import { countedText, numberText, partOf, percent, timeText } from "./numbers.js";
 import { firstAbove, operationsAt } from "./search.js";
 
 /** Lines of the table, the longest first; more of them are behind a button. */
@@ -19,6 +19,7 @@ export function showRecorded(chart, bar, below, spoken) {
   const { store } = chart;
   const { trace } = store.page;
   if (trace === null) return;
+  if (store.measured !== null && trace.start > 0) chart.frame(trace.start, store.measured.end);
   if (trace.updates.length > 1) bar.insertBefore(choiceOf(store, trace), bar.lastElementChild);
   if (trace.residuals.length === 0) return;
   const section = element("section", { class: "broad" });
@@ -69,6 +70,8 @@ function choiceOf(store, { updates, typical, hang }) {
  */
 function residualTable(chart, trace, spoken, most) {
   const { activity: chosen } = chart.store.state;
+  const unit = partOf("s", Math.max(...trace.residuals.map(({ predicted, measured }) => Math.max(predicted, measured))) / 2);
+  const time = (/** @type {number} */ seconds) => numberText(seconds / unit.of);
   const differences = trace.residuals.map(({ predicted, measured }) => measured - predicted);
   const order = [...differences.keys()].sort((one, other) => Math.abs(differences[other]) - Math.abs(differences[one]));
   const rows = order.slice(0, most).map((row) => {
@@ -78,11 +81,11 @@ function residualTable(chart, trace, spoken, most) {
     const words = `P${worker}: ${trace.activities[activity].name}`;
     const button = element("button", { type: "button", class: "plain", "aria-pressed": String(pressed), click: press }, words);
     const sum = trace.residuals.reduce((total, other) => total + (other.worker === worker ? other.measured : 0), 0);
-    const difference = `${differences[row] < 0 ? "−" : "+"}${timeText("s", Math.abs(differences[row]))}`;
-    return [button, timeText("s", predicted), timeText("s", measured), difference, percent(sum > 0 ? measured / sum : 0)];
+    const difference = `${differences[row] < 0 ? "−" : "+"}${time(Math.abs(differences[row]))}`;
+    return [button, time(predicted), time(measured), difference, percent(sum > 0 ? measured / sum : 0)];
   });
   const heads = ["of an update", "predicted", "measured", "difference", "share"];
-  const made = table("Predicted and measured: a line shows its boxes", heads, rows);
+  const made = table(`Predicted and measured, in ${unit.name}: a line shows its boxes`, heads, rows);
   return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Predicted and measured" }, made);
 }
 

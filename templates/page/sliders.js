@@ -12,7 +12,8 @@ export function showSliders(store, section) {
   const all = store.sliders();
   section.hidden = all.length === 0 || store.page.mistake !== null;
   const unit = store.page.schedules[0]?.unit ?? "";
-  const words = unit === "" ? "Costs" : "Costs, as multiples of the profile's";
+  const source = store.page.trace === null ? "the profile's" : "the predicted ones";
+  const words = unit === "" ? "Costs" : `Costs, as multiples of ${source}`;
   const back = element("button", { type: "button", click: () => store.setValues(all.map(({ name, value }) => [name, value])) }, "Reset");
   const lines = all.map((slider) => lineOf(store, slider));
   const remarks = store.page.schedules.flatMap((schedule) => schedule.remarks);

@@ -15,14 +15,19 @@ export function showStopped(chart, box) {
   if (trace === null || trace.hang === null) return;
   box.hidden = false;
   box.append(element("h2", {}, "The run ended early"), element("p", {}, headline(trace.hang)));
-  const rows = trace.hang.map((stop) => {
-    const { rank, worker, line, update, seconds, message } = stop;
+  const stops = trace.hang;
+  const rows = stops.map((stop) => {
+    const { rank, worker, line, update, awaited, seconds, message } = stop;
     const operation = operationOfStop(chart, stop);
-    const words = line === "" ? "unknown" : line;
+    const words = line === "" ? "unknown" : placeOf(stop);
+    const alike = stops.filter((other) => other.message === message && message !== "");
+    const same = alike.find((other) => message.includes(`rank ${other.rank} (`)) ?? alike[0] ?? stop;
     const place = operation < 0 ? words : element("button", { type: "button", class: "plain", click: () => select(chart, { schedule: 0, operation }) }, words);
-    return [`rank ${rank}`, `P${worker}`, place, line === "" || update < 0 ? "" : String(update), seconds > 0 ? timeText("s", seconds) : "", message];
+    const number = line === "" || update < 0 ? "" : String(update + 1);
+    const ended = same === stop ? message : `as rank ${same.rank}`;
+    return [`rank ${rank}`, `P${worker}`, place, number, awaited < 0 ? "" : `P${awaited}`, timeOf(seconds), ended];
   });
-  const heads = ["rank", "worker", "stopped in", "update", "was there for", "ended with"];
+  const heads = ["rank", "worker", "stopped", "update", "waited for", "was there for", "ended with"];
   const made = table("Where every rank stopped", heads, rows);
   box.append(element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Where every rank stopped" }, made));
 }
@@ -35,12 +40,32 @@ export function showStopped(chart, box) {
  */
 function headline(stops) {
   const silent = stops.find(({ line }) => line === "");
-  if (silent !== undefined) return `Rank ${silent.rank}: ${silent.message}`;
+  if (silent !== undefined) return `Rank ${silent.rank} ${silent.message}.`;
   const longest = stops.reduce((one, other) => (other.seconds > one.seconds ? other : one));
-  const { rank, line, update, seconds } = stops.find((stop) => stop.seconds === 0 && !stop.line.startsWith("wait ")) ?? longest;
+  const first = stops.find((stop) => stop.seconds === 0 && !stop.line.startsWith("wait ")) ?? longest;
+  const { rank, update, seconds } = first;
   const alone = stops.every((stop) => stop.rank === rank || stop.seconds < seconds);
-  const time = seconds > 0 ? `, where it had been for ${timeText("s", seconds)}${alone ? ", longer than any other" : ""}` : "";
-  return `Rank ${rank} stopped ${update < 0 ? line : `in ${line} of update ${update}`}${time}.`;
+  const time = seconds > 0 ? `, where it had been for ${timeOf(seconds)}${alone ? ", longer than any other" : ""}` : "";
+  return `Rank ${rank} stopped ${placeOf(first)}${update < 0 ? "" : ` of update ${update + 1}`}${time}.`;
+}
+
+/**
+ * Where a rank was: in an operation or, of an update that it had not begun, before the first.
+ * @param {StoppedRank} stop
+ * @returns {string}
+ */
+function placeOf({ begun, line, update }) {
+  if (update < 0) return line;
+  return `${begun ? "in" : "before"} ${line}`;
+}
+
+/**
+ * How long a rank was where it stopped, if that is known, to three digits.
+ * @param {number} seconds
+ * @returns {string}
+ */
+function timeOf(seconds) {
+  return seconds > 0 ? timeText("s", Number(seconds.toPrecision(3))) : "";
 }
 
 /**
@@ -59,23 +84,28 @@ function operationOfStop(chart, { event, worker }) {
 }
 
 /**
- * Marks where every rank stopped: a line, and what it did not do any more stands back.
+ * Marks where every rank stopped: a flag, and what it did not do any more stands back. Arrows lead from waits to the
+ * lanes of the workers that were waited for.
  * @param {Sight} sight
  * @param {Row[]} rows
  * @param {Played} played
  * @param {StoppedRank[]} stops
  */
-export function drawStops(sight, rows, { run }, stops) {
+export function drawStops(sight, rows, { run, schedule }, stops) {
   const { context, theme, left, from, scale } = sight;
-  for (const { worker, event, line } of stops) {
+  const { lane_from } = schedule.events;
+  for (const { worker, event, line, begun, awaited } of stops) {
     const row = laneOf(rows, 0, worker);
     if (row === null) continue;
     const y = sight.top + row.top - sight.scrolled;
-    if (event < 0) {
-      if (line === "") unknown(sight, y, row.height);
+    if (line === "") {
+      unknown(sight, y, row.height);
       continue;
     }
-    const x = left + (run.end[event] - run.length[event] - from) * scale;
+    const last = lane_from[worker + 1] - 1;
+    if (last < lane_from[worker]) continue;
+    const reached = event < 0 ? run.end[last] : run.end[event] - run.length[event];
+    const x = left + (begun || schedule.turn !== null ? reached : 0) * scale - from * scale;
     context.fillStyle = theme.paper;
     context.globalAlpha = 0.72;
     context.fillRect(x, y, Math.max(0, left + (run.span - from) * scale - x), row.height);
@@ -84,6 +114,43 @@ export function drawStops(sight, rows, { run }, stops) {
     context.lineWidth = 3;
     context.stroke(new Path2D(`M${x} ${y - 3}V${y + row.height + 3}`));
     context.fill(new Path2D(`M${x} ${y - 4}h10l-3 5l3 5h-10z`));
+    const other = awaited < 0 ? null : laneOf(rows, 0, awaited);
+    if (other === null) continue;
+    const down = other.top > row.top;
+    const end = sight.top + other.top - sight.scrolled + (down ? 0 : other.height);
+    context.lineWidth = 1.5;
+    context.stroke(new Path2D(`M${x} ${down ? y + row.height : y}V${end}`));
+    context.fill(new Path2D(`M${x} ${end}l-4 ${down ? -8 : 8}h8z`));
+  }
+}
+
+/**
+ * Says behind the end of each recorded lane how long its rank was there; of several copies, those of the first.
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {import("./measured.js").Measured} measured
+ * @param {StoppedRank[]} stops
+ */
+export function drawStays({ context, theme, left, top, from, scale, width, scrolled }, rows, { boxes }, stops) {
+  const { first, end, idle } = boxes;
+  const said = new Set();
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  context.fillStyle = context.strokeStyle = theme.critical;
+  context.lineWidth = 1.5;
+  for (const { worker, seconds } of stops) {
+    const row = rows.find(({ kind, index }) => kind === "measured" && index === worker);
+    if (row === undefined || seconds <= 0 || said.has(worker)) continue;
+    said.add(worker);
+    const ofLane = idle.end.filter((_, at) => idle.worker[at] === worker);
+    const x = left + (Math.max(0, ...end.subarray(first[worker], first[worker + 1]), ...ofLane) - from) * scale;
+    const y = top + row.top - scrolled + row.height / 2;
+    const words = `${timeOf(seconds)} ..`;
+    context.fillText(words, x + 6, y);
+    context.setLineDash([2, 4]);
+    context.stroke(new Path2D(`M${x + 12 + context.measureText(words).width} ${y}H${width}`));
+    context.setLineDash([]);
   }
 }
 

@@ -69,6 +69,12 @@ export class Store {
     this.measured = trace === null || trace.updates.length === 0 ? null : measuredOf(trace, this.state.update, schedules[0]);
   }
 
+  /** Whether the update is shown in which the run ended early. */
+  get hung() {
+    const { trace } = this.page;
+    return trace !== null && trace.hang !== null && this.state.update === trace.updates.length - 1;
+  }
+
   /**
    * Sliders of all schedules, each name once.
    * @returns {Slider[]}

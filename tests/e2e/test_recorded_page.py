@@ -60,7 +60,7 @@ def test_any_update_can_be_chosen_and_the_selected_operation_says_when_it_was_re
     run.page.focus("#lanes")
     run.page.keyboard.press("ArrowRight")
     assert "20 µs to 820 µs, took 800 µs" in run.page.inner_text("#details")
-    run.page.select_option("select[aria-label='Recorded update']", label="update 0: 7.2 ms")
+    run.page.select_option("select[aria-label='Recorded update']", label="update 1: 7.2 ms")
     assert "20 µs to 1.02 ms, took 1 ms" in run.page.inner_text("#details")
     run.page.click("button[aria-label='Update after']")
     assert "20 µs to 920 µs, took 900 µs" in run.page.inner_text("#details")
@@ -86,7 +86,7 @@ def test_a_line_of_the_table_leads_to_its_boxes_and_keeps_names_and_axis(run: Ta
 def test_where_a_rank_stopped_is_said_and_found_on_its_lane(browser: Any, pages: dict[str, Path]) -> None:
     with tab(browser) as opened:
         page = opened.open(pages["hang"]).page
-        headline = "Rank 0 stopped in wait recv m0 s1->s0 of update 2, where it had been for 4 s."
+        headline = "Rank 0 stopped in wait recv m0 s1->s0 of update 3, where it had been for 4 s."
         assert page.inner_text("#mistake").startswith(f"The run ended early\n\n{headline}")
         assert TIMEOUT in page.inner_text("#mistake")
         page.get_by_role("button", name="F m0 s1", exact=True).first.click()

@@ -161,7 +161,7 @@ def test_a_rank_that_left_nothing_is_said_with_the_ranks_that_waited_for_it(
     assert ended.status == 0
     first, silent, *others = ended.out.splitlines()[1:5]
     assert first.startswith("rank 0 (worker 0): ")
-    assert first.endswith(" of update 5, for 8 s")
+    assert first.endswith(" of update 6, for 8 s")
     assert silent.startswith("rank 1 (worker 0): left no record: ")
     assert silent.endswith("; ranks 0, 2, 3 waited for it")
     assert [line[:20] for line in others] == ["rank 2 (worker 1): w", "rank 3 (worker 1): w"]

@@ -35,7 +35,7 @@ def test_every_update_has_all_spans_of_its_ranks_each_with_its_operation(tmp_pat
     assert tracer(directory).status == 0
     document = document_of(directory)
     trace, (schedule,) = document["trace"], document["schedules"]
-    assert [update["name"] for update in trace["updates"]] == [f"update {number}" for number in range(4)]
+    assert [update["name"] for update in trace["updates"]] == [f"update {number}" for number in range(1, 5)]
     assert (trace["start"], trace["hang"]) == (0.0, None)
     for update in trace["updates"]:
         spans = update["spans"]
@@ -98,12 +98,13 @@ def test_a_run_that_hung_shows_where_every_rank_stopped(tmp_path: Path, tracer: 
         (0, "wait recv m0 s1->s0", 2, 4.0),
         (1, "F m0 s1", 2, 4.0),
     ]
+    assert [(stop["begun"], stop["awaited"]) for stop in hang] == [(True, 1), (True, -1)]
     waiting, computing = (stop["event"] for stop in hang)
     assert events["verbs"][events["verb"][waiting]] == "wait recv"
     assert schedule["messages"]["words"][events["subject"][waiting]] == "m0 s1->s0"
     assert schedule["operations"]["words"][events["subject"][computing]] == "F m0 s1"
     last = document["trace"]["updates"][-1]
-    assert last["name"] == "update 2, in which the run ended"
+    assert last["name"] == "update 3, in which the run ended"
     assert document["trace"]["typical"] == len(document["trace"]["updates"]) - 1
     assert len(last["spans"]["worker"]) >= 4 + 3
 
@@ -118,6 +119,36 @@ def test_a_run_that_hung_in_its_first_update_has_a_page_without_a_comparison(tmp
     trace = document_of(directory)["trace"]
     assert [stop["line"] for stop in trace["hang"]] == ["wait recv m0 s1->s0", "wait recv m0 s0->s1"]
     assert trace["residuals"] == []
+
+
+@pytest.mark.parametrize("behind", [0, 1, 5])
+def test_every_update_that_all_ranks_finished_can_be_chosen(tmp_path: Path, tracer: Run, behind: int) -> None:
+    """However little of the next one was recorded."""
+    lengths = [
+        sum(operation[0] == 0 for block in traced.lines(rank)[1:-1] for operation in block["operations"])
+        for rank in range(2)
+    ]
+    directory = stopped_run(tmp_path / "t", *(2 * length + behind for length in lengths))
+    assert tracer(directory).status == 0
+    trace = document_of(directory)["trace"]
+    assert [update["name"] for update in trace["updates"][:-1]] == ["update 1", "update 2"]
+    assert trace["measured"]["updates"] == 1
+    assert trace["measured"]["seconds"] == pytest.approx(0.0072)
+
+
+def test_a_rank_that_had_not_begun_the_update_stopped_before_it(tmp_path: Path, tracer: Run) -> None:
+    """A post has no event of its own: the rank stopped at the next one of its lane."""
+    files = [traced.lines(rank) for rank in range(2)]
+    for lines in files:
+        lines[1:] = [{"operations": []}, {"ended": "train.py: the others have died", "clock": None, "at": 0}]
+    directory = traced.write_of(tmp_path / "t", traced.program(), files)
+    assert tracer(directory).status == 0
+    document = document_of(directory)
+    hang, events = document["trace"]["hang"], document["schedules"][0]["events"]
+    assert [(stop["begun"], stop["awaited"], stop["seconds"]) for stop in hang] == [(False, -1, 0.0)] * 2
+    assert hang[1]["line"].startswith("recv m0 s0->s1")
+    assert events["lane_from"][1] < hang[1]["event"] < events["lane_from"][2]
+    assert document["trace"]["measured"] is None
 
 
 def test_a_rank_that_was_killed_left_no_record(tmp_path: Path, tracer: Run) -> None:
