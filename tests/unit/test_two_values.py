@@ -3,7 +3,7 @@
 import pytest
 
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.kinds import FORWARD, GRADIENTS, KEPT, KINDS, Counted, Kind, Readers, Value
+from chimera_ir.ir.kinds import BACKWARD, FORWARD, KINDS, Counted, Kind, Readers, Value
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
 from chimera_ir.ir.ops import Compute, Send
 from chimera_ir.ir.text.printer import line, show
@@ -15,7 +15,10 @@ from tests.unit.test_ir_text import codes
 
 NORMS = Value("n", "norms", Readers.FEEDING, Counted.MESSAGE, "it needs those norms")
 NORMED = Kind(
-    "N", "backward with norms", (KEPT, GRADIENTS, NORMS), (GRADIENTS, NORMS), frees=(KEPT,), sums=True, cost=2
+    *("N", "backward with norms", (*BACKWARD.reads, NORMS), (*BACKWARD.makes, NORMS)),
+    frees=BACKWARD.frees,
+    sums=True,
+    cost=2,
 )
 HEADER = Header("normed", (), 2, 2, 2, (Pipe("down", (Worker(0), Worker(1)), (Micro(0), Micro(1))),))
 TEXT = """program normed
