@@ -56,24 +56,20 @@ def update_goldens(request: pytest.FixtureRequest) -> bool:
 TESTS = Path(__file__).resolve().parent
 
 LONGEST = (
-    *("e2e/test_failures", "e2e/test_differences", "e2e/test_strict", "e2e/test_benchmarks", "e2e/test_training"),
-    *("e2e/test_pages", "e2e/test_streams", "unit/test_waiting", "e2e/test_ties", "e2e/test_adoption"),
-    *("e2e/test_checkpoints", "e2e/test_old_bugs", "e2e/test_profiling", "e2e/test_packaging", "e2e/test_ends"),
-    *("property/test_stream_mutations", "e2e/test_examples", "e2e/test_transformers", "test_docs"),
-    *("e2e/test_split_backwards", "e2e/test_mini_batches", "unit/test_communicators", "e2e/test_meshes"),
-    *("e2e/test_trace", "property/test_pairs", "e2e/test_gallery", "unit/test_cli", "e2e/test_pipeline_streams"),
-    *("e2e/test_check", "e2e/test_data", "e2e/test_pipeline", "e2e/test_carries", "e2e/test_layers"),
-    *("unit/runtime/data/test_data_workers", "unit/runtime/tools/fail/test_faults", "e2e/test_torchtitan"),
-    *("e2e/test_page_lanes", "unit/test_limits", "unit/test_output", "e2e/test_run", "e2e/test_evaluation"),
-    *("unit/test_plan", "e2e/test_gpu", "e2e/test_memory", "unit/test_damaged_traces", "e2e/test_recorded_page"),
-    *("e2e/test_site", "property/test_communicators", "property/test_mutations", "e2e/test_twice"),
-    *("unit/test_standard_streams", "property/test_syntax_roundtrip", "unit/test_bundles", "property/test_replay"),
-    *("literature/test_tables", "e2e/test_torch_interface", "property/test_planned", "unit/test_bounds"),
-    *("unit/test_scripts", "property/test_bounds", "unit/test_profiler", "unit/test_gpu_steps", "e2e/test_nodes"),
-    *("unit/test_one_queue", "property/test_endless_schemes", "e2e/test_staging", "unit/test_measure"),
-    *("unit/test_codegen", "unit/test_syntax", "unit/test_caching", "unit/runtime/data/test_loader"),
-    *("test_architecture", "test_every_kind", "unit/test_commands", "unit/test_forwards"),
-    *("literature/test_several_stages", "property/test_formulas"),
+    *("e2e/test_failures", "e2e/test_training", "e2e/test_checkpoints", "e2e/test_strict", "e2e/test_transformers"),
+    *("e2e/test_examples", "e2e/test_adoption", "e2e/test_streams", "test_docs", "e2e/test_benchmarks"),
+    *("unit/test_cli", "property/test_stream_mutations", "unit/test_plan", "e2e/test_split_backwards"),
+    *("e2e/test_ties", "e2e/test_meshes", "e2e/test_packaging", "e2e/test_mini_batches", "e2e/test_pipeline_streams"),
+    *("unit/test_communicators", "unit/test_standard_streams", "unit/test_output", "e2e/test_profiling"),
+    *("e2e/test_ends", "e2e/test_evaluation", "unit/test_caching", "unit/test_scripts", "literature/test_tables"),
+    *("e2e/test_trace", "unit/test_codegen", "unit/test_limits", "e2e/test_check", "property/test_replay"),
+    *("e2e/test_memory", "e2e/test_pipeline", "e2e/test_data", "unit/runtime/data/test_loader", "e2e/test_site"),
+    *("unit/runtime/data/test_data_workers", "unit/runtime/tools/fail/test_faults", "e2e/test_torch_interface"),
+    *("e2e/test_gpu", "property/test_pairs", "e2e/test_run", "e2e/test_layers", "test_architecture"),
+    *("test_every_kind", "unit/test_commands", "unit/test_syntax", "property/test_planned", "unit/test_forwards"),
+    *("property/test_communicators", "property/test_syntax_roundtrip", "unit/test_profiler"),
+    *("unit/test_damaged_traces", "literature/test_several_stages", "property/test_mutations", "e2e/test_differences"),
+    *("unit/test_waiting", "property/test_bounds", "property/test_endless_schemes", "property/test_formulas"),
 )
 """Files in which a worker is longest, the longest first. A worker has a file to itself: one that began such a file last
 would work on while the others have nothing to do."""

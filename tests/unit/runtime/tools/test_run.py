@@ -236,8 +236,9 @@ def test_data_workers_a_stream_and_a_collate_of_ones_own_train_the_same(
 
 
 def test_a_rank_that_ends_leaves_no_data_workers(run: Callable[..., Run], compiled: Path) -> None:
+    others = multiprocessing.active_children()  # of tests before it in the same process
     looped(run("--data-workers=1"), compiled)
-    assert multiprocessing.active_children() == []
+    assert [child for child in multiprocessing.active_children() if child not in others] == []
 
 
 # Updates that overlap.
