@@ -30,7 +30,7 @@ READY = """(patience) => new Promise((done, fail) => {
 
 
 def missing() -> str:
-    """What the tests of pages need and is not here; empty if everything is."""
+    """Packages and programs that the tests of pages need and that are missing, as text; empty if none is."""
     if CHROMIUM is None:
         return "no Chromium here; tests/browser.sh installs it where it may"
     if not all(map(find_spec, ("playwright", "axe_playwright_python"))):
@@ -79,12 +79,12 @@ class Tab:
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def mistakes(self) -> list[str]:
-        """What a page must not do: say something, or ask for anything but itself and the data that it holds."""
+        """Lines on the console, and requests for anything but the page itself: a page must make none."""
         foreign = [url for url in self.asked_for[1:] if not url.startswith(("data:", "blob:", "about:"))]
         return [*self.said, *(f"asks for {url}" for url in foreign)]
 
     def inaccessible(self) -> list[str]:
-        """What axe-core finds: each rule with the elements that break it."""
+        """Rules of axe-core that the page breaks, each with the elements that break it."""
         from axe_playwright_python.sync_playwright import Axe
 
         found = Axe().run(self.page).response["violations"]

@@ -1,4 +1,4 @@
-"""What the tests of pages share: one browser."""
+"""Fixtures that the tests of pages share: one browser."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a notebook shows, in a real browser: a page in a frame, and tables."""
+"""Output of a notebook in a real browser: a page in a frame, and tables."""
 
 from pathlib import Path
 from typing import Any

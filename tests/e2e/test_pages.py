@@ -133,7 +133,7 @@ def test_the_policy_of_a_page_stops_every_other_script_and_every_load(pages: Map
 
 @pytest.mark.parametrize("name", ["two pipes", "pairs", "stream"])
 def test_a_slider_gives_the_compilers_makespan(name: str, pages: Mapping[str, Path], browser: Any) -> None:
-    """What stands on the page after the forwards' slider has moved is what ``--cost F=3`` gives."""
+    """The figures of the page after the forwards' slider has moved are those of ``--cost F=3``."""
     request = CASES[name]().request
     costly = chimera_ir.compile(request.source, options=Options(costs={"F": 3}), **request.settings)
     with tab(browser) as opened:

@@ -1,4 +1,4 @@
-"""What ranks of the tests with models of transformers import and compute, once: a rank is forked afterwards."""
+"""Imports and patterns for ranks with models of transformers, made once: a rank is forked afterwards."""
 
 from transformers import masking_utils, optimization
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping

@@ -59,7 +59,7 @@ def train_alone(example: ModuleType, steps: int) -> None:
 
 
 def held_out_texts(example: ModuleType) -> list[torch.Tensor]:
-    """What the example judges by, in one batch."""
+    """Inputs and targets of the example's held-out text, in one batch."""
     validation = islice(example.texts(ITEMS, seed=0, held_out=True), 4)
     return [torch.cat(parts) for parts in zip(*map(flat, validation), strict=True)]
 
