@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import report
-from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.text.printer import show
+from chimera_ir.diagnostics.model import titles
+from chimera_ir.errors import CompileError, TextError
 from chimera_ir.page import assembly, text_lines
 from chimera_ir.page.contents import ShownSchedule
 from chimera_ir.page.memory_tables import MemoryInBytes
@@ -46,13 +46,12 @@ def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparis
     Its schedule takes the times of the prediction of the ``comparison`` or, if it has none, those that the run's own
     operations took. Without a comparison the run ended before any update was complete.
     """
-    text = show(trace.program)
-    compilation = Compilation(Request(Source(PROGRAM, text), max_operations=sys.maxsize))
+    compilation = Compilation(Request(Source(PROGRAM, trace.text), max_operations=sys.maxsize))
     schedule = _schedule(compilation, trace, lanes, comparison)
-    tables = RunTables(schedule.program, is_barriered(trace.about, trace.header))
-    has_ended_early = any(rank.ended is not None for rank in trace.ranks)
-    recorded = tables.table(comparison, stopped(trace, lanes, schedule.events) if has_ended_early else None)
-    return _page("a recorded run", text, compilation, schedule, recorded)
+    operations = ((row.worker, row.operation) for row in schedule.rows)
+    tables = RunTables(schedule.header, operations, is_barriered(trace.about, trace.header))
+    recorded = tables.table(comparison, stopped(trace, lanes, schedule.events) if trace.ended_early else None)
+    return _page("a recorded run", trace.text, compilation, schedule, recorded)
 
 
 def stopped_page(bundle: Bundle) -> StoppedPage:
@@ -64,8 +63,9 @@ def stopped_page(bundle: Bundle) -> StoppedPage:
     try:
         verified, scripts = compilation.verified, compilation.scripts
         schedule = ShownSchedule.of(compilation)
-    except Rejected as error:
-        raise BadTrace(f"{bundle.path}: {PROGRAM} is not a program that chimera compile wrote ({error})") from error
+    except CompileError as error:
+        reason = titles(error.diagnostics) if isinstance(error, TextError) else error
+        raise BadTrace(f"{bundle.path}: {PROGRAM} is not a program that chimera compile wrote ({reason})") from error
     stops = stopped_ranks(bundle, verified, scripts, schedule.events)
     notes = [_NOT_MEASURED, *([_OTHER_TURNS] if schedule.header.asynchronous else [])]
     recorded = TraceTable([], 0, 0.0, [], [], notes, [], None, stops)

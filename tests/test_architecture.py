@@ -51,7 +51,7 @@ IMPORTS = {
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source", "escapes"},
     "recorded_page": {
-        *("compilation", "cost", "diagnostics", "ir", "page", "predict", "profile", "request", "source", "trace"),
+        *("compilation", "cost", "diagnostics", "errors", "page", "predict", "profile", "request", "source", "trace"),
     },
     "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},

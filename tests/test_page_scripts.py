@@ -30,7 +30,7 @@ LONGEST = 400
 
 
 def wrong_types(folder: Path) -> str:
-    """What TypeScript says about the scripts in a folder, by their comments and the declarations beside them."""
+    """Errors that TypeScript finds in the scripts of a folder, by their comments and the declarations beside them."""
     files = sorted([*folder.glob("*.js"), *folder.glob("*.d.ts")])
     command = [NODE, COMPILER, *OPTIONS, *files]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout

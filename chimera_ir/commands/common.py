@@ -63,20 +63,6 @@ FILE = GivenPath(path_type=Path)
 """A file or directory, which may be there or not."""
 
 
-class PagePath(GivenPath):
-    """The file of a page; ``-`` is not one, as what a command prints goes to standard output."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; a usage error if it is empty or ``-``."""
-        if value == "-":
-            self.fail("a page is written to a file; name one, such as page.html.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-PAGE = PagePath(path_type=Path)
-"""The file of a page, which may be there or not."""
-
-
 @contextmanager
 def as_misuse(*errors: type[Exception]) -> Iterator[None]:
     """Context in which errors of these types become errors of the command line, with the same text."""

@@ -6,21 +6,19 @@ from typing import Any
 
 import click
 
-from chimera_ir import library, output, progress, texts
+from chimera_ir import library, progress, texts
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import single_values
-from chimera_ir.commands.common import PAGE, WRONG_TEXT, write, write_json
+from chimera_ir.commands.common import WRONG_TEXT, write, write_json
 from chimera_ir.commands.compile_command import as_written, compile_command, option_errors
-from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark, report
-from chimera_ir.escapes import visible
+from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
+from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.options import Options
 from chimera_ir.request import Request
 from chimera_ir.source import ENDINGS, Source
 
 MARK = "<!DOCTYPE html>\n<!-- written by chimera compare -->\n"
-"""The first lines of a page; a file that begins with anything else is not written over."""
-
-_REMEDY = "choose another file, or remove it"
+"""The first lines of a page of this command."""
 
 AS_IN_COMPILE = (
     *("costs", "recompute", "max_operations", "library"),
@@ -61,7 +59,7 @@ def compare_command(
     from chimera_ir.sweeps.gallery_page import page
 
     if html is not None:
-        output.refuse_file(html, MARK, False, "--html", _REMEDY)
+        refuse_page(html, MARK)
     schemes = [word for word in words if "=" not in word or Path(word).suffix in ENDINGS]
     chosen = single_values((*settings, *(word for word in words if word not in schemes)))
     sources = _sources(schemes, options["library"])
@@ -75,8 +73,7 @@ def compare_command(
     exhibition = exhibition if schemes else exhibition.by_time()
     write_json(gallery_printing.as_json(exhibition)) if as_json else write(gallery_printing.text(exhibition))
     if html is not None:
-        output.write_file(html, page(exhibition), MARK, False, "--html", _REMEDY)
-        report(f"wrote {visible(str(html))}: open it in a browser\n")
+        write_page(html, page(exhibition), MARK)
     click.get_current_context().exit(0 if exhibition.shown else WRONG_TEXT)
 
 

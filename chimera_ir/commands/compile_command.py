@@ -14,7 +14,8 @@ from chimera_ir import cache, errors, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
-from chimera_ir.commands.common import DOES_NOT_FIT, FILE, PAGE, WRONG_TEXT, WrongCommand, run, write, write_json
+from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
+from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
 from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
 from chimera_ir.commands.stage_options import TIED, parse_split
 from chimera_ir.compilation import Compilation
@@ -64,7 +65,7 @@ def _described(name: str, further: tuple[Path, ...]) -> str:
 
 
 PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
-"""The first lines of a page; a file that begins with anything else is not written over."""
+"""The first lines of a page of this command."""
 
 compiling = all_of(
     click.option(
@@ -198,10 +199,10 @@ def compile_command(
         raise WrongCommand("Missing argument 'SCHEME'")
     if as_json and (emit not in (None, Level.REPORT.value) or table not in (None, TableForm.JSON.value)):
         raise WrongCommand(f"--json: leave {f'--emit {emit}' if emit else f'--table {table}'} out")
-    if html is not None and (conflicting := _said({"--emit": emit, "--out": out, "--json": as_json or None})):
+    if html is not None and (conflicting := _first_given({"--emit": emit, "--out": out, "--json": as_json or None})):
         raise WrongCommand(f"{conflicting}: --html writes the page and nothing else; leave one of them out")
     if table is not None or any(len(values) > 1 for values in settings.values()):
-        if conflicting := _said({"--out": out, "--emit": emit, "--html": html}):
+        if conflicting := _first_given({"--out": out, "--emit": emit, "--html": html}):
             raise WrongCommand(f"{conflicting}: a table is printed alone, and nothing is written")
         form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
         compiles = _sweep(scheme, settings, options, form)
@@ -236,24 +237,18 @@ def compile_command(
 
 def _show_page(file: Path, request: Request, no_cache: bool) -> None:
     """Writes the page of a request to ``file``; of a text with a mistake its page, before the error is raised."""
+    refuse_page(file, PAGE_MARK)
     try:
         page = _answer_to(request, Level.HTML, no_cache, details=False).printed
     except errors.TextError as error:
         if any(source is not request.source for source, _ in error.texts):
             raise
-        _write_page(file, Compilation(request).page_of_mistake(error))
+        write_page(file, Compilation(request).page_of_mistake(error), PAGE_MARK)
         raise
-    _write_page(file, page)
+    write_page(file, page, PAGE_MARK)
 
 
-def _write_page(file: Path, page: str) -> None:
-    """Writes a page to ``file``; an existing file that is no such page stays."""
-    remedy = "choose another file, or remove it"
-    output.write_file(file, page.removeprefix(PAGE_MARK), PAGE_MARK, force=False, option="--html", remedy=remedy)
-    report(f"wrote {visible(str(file))}: open it in a browser\n")
-
-
-def _said(options: Mapping[str, object]) -> str:
+def _first_given(options: Mapping[str, object]) -> str:
     """The first of some options that is given; empty if none is."""
     return next((name for name, value in options.items() if value is not None), "")
 

@@ -1,6 +1,5 @@
 """``chimera trace``: what ``train.py --trace`` recorded, compared with the prediction."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -98,12 +97,11 @@ def _write_stopped(bundle: Path, out: Path | None, inputs: Inputs | None, as_jso
     report(f"wrote {visible(str(target))}: trace.html\n")
 
 
-def _compared(trace: Trace, recorded: Sequence[Lane], inputs: Inputs | None) -> TraceComparison | None:
+def _compared(trace: Trace, recorded: tuple[Lane, ...], inputs: Inputs | None) -> TraceComparison | None:
     """The comparison; None for a run that ended before every rank had recorded an update."""
-    ended = any(rank.ended is not None for rank in trace.ranks)
-    if ended and not has_whole_updates(trace, recorded):
+    if trace.ended_early and not has_whole_updates(trace, recorded):
         return None
-    return compare(trace, profile_source(trace, inputs) if inputs else None)
+    return compare(trace, recorded, profile_source(trace, inputs) if inputs else None)
 
 
 def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:

@@ -102,5 +102,5 @@ def _changes(timeline: Timeline, timed: Timed) -> Iterator[_KeptChange]:
     """Yields the changes by an operation; operands alone take the place of the activations that are freed."""
     words = line(timed.operation, timeline.header)
     for operation, unit, amount in live.changes(timeline.header, singles([timed.operation]), COLUMN_OF):
-        at_end = amount < 0 or unit is Counted.OPERANDS
-        yield _KeptChange(timed.end if at_end else timed.start, words, unit, operation.stage, amount)
+        tick = timed.end if live.is_at_end(unit, amount) else timed.start
+        yield _KeptChange(tick, words, unit, operation.stage, amount)

@@ -101,6 +101,11 @@ def changes(
             yield operation, unit, per_micro * len(operation.micros)
 
 
+def is_at_end(unit: Counted, amount: int) -> bool:
+    """Whether a change counts from the end of its operation on: what is freed, and operands, which take its place."""
+    return amount < 0 or unit is Counted.OPERANDS
+
+
 def waiting(header: Header) -> dict[Kind, int]:
     """Number of values, of any unit, that an operation of each kind adds to what a stage keeps of a micro-batch."""
     effects = _effects(header, (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS, Counted.HOST))

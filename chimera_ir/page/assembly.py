@@ -8,14 +8,13 @@ by their hashes, and loads nothing.
 import gzip
 import re
 from base64 import b64encode
-from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 from chimera_ir.page.packing import packed
 from chimera_ir.page.tables import PageDocument
 from chimera_ir.picture.chart import filled
+from chimera_ir.picture.inlined import Inlined, policy_source
 from chimera_ir.resources import templates
 
 _FIRST, _MAIN = "start.js", "main.js"
@@ -25,23 +24,13 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+\.js)";\n', re.MULTILI
 _EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Inlined:
-    """A text that a template writes without escapes: a file of this project, or base64."""
-
-    text: str
-
-    def __html__(self) -> str:
-        return self.text
-
-
 def page(document: PageDocument) -> str:
     """The page of a document as HTML; every text of the document is in its compressed data, or escaped."""
     style, first, scripts = _style(_folder()), _script(_folder(), _FIRST), _script(_folder(), _MAIN)
     policy = {
         "default-src": "'none'",
-        "script-src": f"{_source(first)} {_source(scripts)}",
-        "style-src": _source(style),
+        "script-src": f"{policy_source(first)} {policy_source(scripts)}",
+        "style-src": policy_source(style),
         "base-uri": "'none'",
         "form-action": "'none'",
     }
@@ -64,11 +53,6 @@ def _compressed(text: str) -> Inlined:
 
 def _in_base64(data: bytes) -> Inlined:
     return Inlined(b64encode(data).decode())
-
-
-def _source(text: str) -> str:
-    """The hash of an inline text, as a content security policy names it."""
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def _folder() -> Path:

@@ -80,7 +80,9 @@ def document(levels: Levels) -> PageDocument:
     tables = [schedule.tables() for schedule in schedules]
     if compared:
         sources = levels.request.source.name, levels.opponent.request.source.name
-        tables = [replace(table, name=name) for table, name in zip(tables, _told_apart(tables, sources), strict=True)]
+        tables = [
+            replace(table, name=name) for table, name in zip(tables, _distinct_names(tables, sources), strict=True)
+        ]
     return PageDocument(
         title=operation_tables.name_of(shown.header),
         notes=list(_notes(levels)),
@@ -94,7 +96,7 @@ def document(levels: Levels) -> PageDocument:
     )
 
 
-def _told_apart(tables: Sequence[ScheduleTables], sources: Sequence[str]) -> list[str]:
+def _distinct_names(tables: Sequence[ScheduleTables], sources: Sequence[str]) -> list[str]:
     """Names that differ: where two schedules have one name, with the ends of the paths of their sources."""
     names = [table.name for table in tables]
     if len({*names}) > 1:
@@ -105,11 +107,6 @@ def _told_apart(tables: Sequence[ScheduleTables], sources: Sequence[str]) -> lis
         if len({*ends}) > 1:
             return [f"{name} ({end})" for name, end in zip(names, ends, strict=True)]
     return [f"{name} ({place})" for name, place in zip(names, ("first", "second"), strict=True)]
-
-
-def schedule_tables(levels: Levels) -> ScheduleTables:
-    """The tables of a compilation's own schedule."""
-    return ShownSchedule.of(levels).tables()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import assert_never
 from chimera_ir.cost.durations import Costs, duration_key
 from chimera_ir.ir.kinds import COSTED, PAIR
 from chimera_ir.ir.ops import AllReduce, Operation, Pair, Send
+from chimera_ir.page.operation_tables import share
 from chimera_ir.page.tables import LengthForm, Slider
 from chimera_ir.predict.charges import Charges, OperationCharges
 from chimera_ir.predict.events import Node, Role
@@ -27,7 +28,7 @@ class Lengths:
     """
 
     def __init__(self, charges: Charges) -> None:
-        self._charges = charges
+        self._charges, self._parts = charges, charges.header.parts
         durations = charges.durations if isinstance(charges, OperationCharges) else None
         self._costs = durations if isinstance(durations, Costs) else None
         self._forms: dict[_Terms, int] = {}
@@ -49,7 +50,7 @@ class Lengths:
     def forms(self) -> list[LengthForm]:
         """All forms, in the order of their indices."""
         numbers = {slider.name: number for number, slider in enumerate(self.sliders())}
-        return [LengthForm(0, tuple((numbers[name], by) for name, by in terms)) for terms in self._forms]
+        return [LengthForm(tuple((numbers[name], by) for name, by in terms)) for terms in self._forms]
 
     def _key(self, node: Node) -> object:
         """A key that is equal for events of one form."""
@@ -72,7 +73,7 @@ class Lengths:
                 yield (SUM if isinstance(instruction, AllReduce) else MESSAGE), seconds
             case Role.WIRE:
                 assert isinstance(instruction, Send)
-                yield MESSAGE, seconds if self._costs is None else self._share(len(instruction.message.micros))
+                yield MESSAGE, seconds if self._costs is None else share(len(instruction.message.micros), self._parts)
             case Role.NOTICE | Role.FLIGHT:
                 yield MESSAGE, seconds
             case Role.SUM:
@@ -98,10 +99,6 @@ class Lengths:
         if self._costs is not None:
             return PAIR.letter in self._costs.user_set
         return self._charges.setting.joint(pair, self._charges.header) is not None
-
-    def _share(self, micros: int) -> float:
-        """The number of whole micro-batches in ``micros`` parts of one."""
-        return micros / self._charges.header.parts
 
     def _slider(self, name: str) -> Slider:
         label = _LABELS[name] if name in _LABELS else COSTED[name].noun

@@ -10,7 +10,7 @@ from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import ChangeTable, MemoryTable
-from chimera_ir.predict.memory_need import MemoryNeed, sizes_by_unit
+from chimera_ir.predict.memory_need import MemoryNeed, worker_bytes
 from chimera_ir.predict.setting import Setting
 
 
@@ -66,15 +66,15 @@ def _bytes(
 
     What the first half of a split backward needs in addition while it runs is not among them.
     """
-    sizes = [sizes_by_unit(header, setting, worker) for worker in range(header.workers)]
+    workers = [worker_bytes(header, setting, worker, need) for worker, need in enumerate(needs)]
 
     def size(change: _ChangeOfRow) -> float:
-        return change.micros * sizes[change.row.worker](change.row.operation.stage)[change.unit] / header.parts
+        return change.micros * workers[change.row.worker].sizes(change.row.operation.stage)[change.unit] / header.parts
 
     return MemoryTable(
         "bytes",
         "memory",
-        [need.total - need.activations for need in needs],
+        [worker.at_first for worker in workers],
         [available] * header.workers,
         [need.total for need in needs],
         _table(changes, size),
@@ -88,7 +88,7 @@ def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOf
     """
     for number, row in enumerate(rows):
         for _, unit, amount in live.changes(header, (row.operation,), _UNITS):
-            yield _ChangeOfRow(row, number, amount < 0 or unit is Counted.OPERANDS, unit, amount)
+            yield _ChangeOfRow(row, number, live.is_at_end(unit, amount), unit, amount)
 
 
 def _table(changes: Sequence[_ChangeOfRow], size: _Size) -> ChangeTable:

@@ -47,11 +47,11 @@ def rows(lanes: Iterable[Iterable[Operation]]) -> list[OperationRow]:
 
 def matches(rows: Iterable[OperationRow], others: Iterable[OperationRow]) -> list[int]:
     """The row in ``others`` of the operation that does the same as each of ``rows``: -1 where there is none."""
-    numbers = {_deed(row.operation): number for number, row in enumerate(others)}
-    return [numbers.get(_deed(row.operation), -1) for row in rows]
+    numbers = {_work_key(row.operation): number for number, row in enumerate(others)}
+    return [numbers.get(_work_key(row.operation), -1) for row in rows]
 
 
-def _deed(operation: Compute) -> tuple[object, ...]:
+def _work_key(operation: Compute) -> tuple[object, ...]:
     return operation.kind.letter, operation.micros, operation.stage
 
 
@@ -68,7 +68,6 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
     operations = [row.operation for row in rows]
     kinds = kinds_of(operations)
     kind_numbers = {kind.letter: number for number, kind in enumerate(kinds)}
-    pipe_numbers = {pipe.name: number for number, pipe in enumerate(header.pipes)}
     painted = Looks(header)
     slices = [operation.micros[0] % header.slices for operation in operations]
     groups = [*zip(map(painted.group, operations), slices, strict=True)]
@@ -80,10 +79,8 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
         OperationTable(
             worker=[row.worker for row in rows],
             kind=[kind_numbers[operation.kind.letter] for operation in operations],
-            micro=[operation.micros[0] // header.slices for operation in operations],
-            size=[_share(operation.size, header.parts) for operation in operations],
+            size=[share(operation.size, header.parts) for operation in operations],
             stage=[operation.stage for operation in operations],
-            pipe=[pipe_numbers[header.pipe_of[operation.micros[0]].name] for operation in operations],
             look=[look_numbers[group] for group in groups],
             row=[int(row.height) for row in rows],
             event=events,
@@ -93,7 +90,7 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
     )
 
 
-def _share(micros: int, parts: int) -> float:
+def share(micros: int, parts: int) -> float:
     """The number of whole micro-batches in ``micros`` parts of one."""
     return micros // parts if micros % parts == 0 else micros / parts
 

@@ -67,9 +67,8 @@ class Slider:
 
 @dataclass(frozen=True, slots=True)
 class LengthForm:
-    """A length: a constant, and for each pair the value of a slider, by its index, times a coefficient."""
+    """A length: the sum over pairs of the value of a slider, by its index, times a coefficient."""
 
-    constant: float
     of: tuple[tuple[int, float], ...]
 
 
@@ -79,10 +78,8 @@ class OperationTable:
 
     worker: Column
     kind: Column
-    micro: Column
     size: Column
     stage: Column
-    pipe: Column
     look: Column
     row: Column
     event: Column

@@ -8,6 +8,7 @@ from itertools import accumulate, chain, count
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.picture import svg
 from chimera_ir.picture.chart import LEFT, filled
+from chimera_ir.picture.inlined import Inlined
 from chimera_ir.picture.shapes import Picture
 
 WIDTH = 1240
@@ -26,23 +27,13 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """An SVG document inside another one; the template writes it without escapes."""
-
-    document: str
-
-    def __html__(self) -> str:
-        return self.document
-
-
-@dataclass(frozen=True, slots=True)
 class PlacedPanel:
     """A panel with its place in pixels and its drawing."""
 
     x: int
     y: int
     caption: str
-    drawing: Drawing
+    drawing: Inlined
 
 
 def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
@@ -53,7 +44,7 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     lefts = _offsets(_columns(pictures))
     tops = _offsets(_HEAD + max(picture.chart.height for picture in row) for row in pictures)
     placed = tuple(
-        PlacedPanel(x, y, panel.caption, Drawing(svg.filled(picture)))
+        PlacedPanel(x, y, panel.caption, Inlined(svg.filled(picture)))
         for row, shown, y in zip(rows, pictures, tops, strict=False)
         for panel, picture, x in zip(row, shown, lefts, strict=False)
     )

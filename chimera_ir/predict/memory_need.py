@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 
-from chimera_ir.cost.curves import SizesByUnit
+from chimera_ir.cost.curves import WorkerBytes
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS, Counted, Value
 from chimera_ir.ir.levels import Header, Program
@@ -59,13 +60,15 @@ def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tup
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
-def sizes_by_unit(header: Header, setting: Setting, worker: int) -> SizesByUnit:
-    """The bytes that a worker keeps of a micro-batch on a stage, by unit, without values in receive buffers.
+def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed) -> WorkerBytes:
+    """All that a worker needs but activations, and the bytes that it keeps of a micro-batch on a stage, by unit.
 
-    What the first half of a split backward needs in addition while it runs is not among them.
+    Values in receive buffers are not in the second, and what the first half of a split backward needs in addition while
+    it runs is in neither.
     """
     sizes = _Worker(header, setting, worker)
 
+    @cache
     def by_unit(stage: int) -> Mapping[Counted, int]:
         of_stage = sizes.bytes_of(stage)
         return {
@@ -76,7 +79,7 @@ def sizes_by_unit(header: Header, setting: Setting, worker: int) -> SizesByUnit:
             Counted.CARRY_GRADIENTS: of_stage.carry_gradients,
         }
 
-    return by_unit
+    return WorkerBytes(need.total - need.activations, by_unit)
 
 
 class _Worker:

@@ -15,7 +15,7 @@ from chimera_ir.ir.streams import ProgramStream, ScheduleStream, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.measured import Measured
-from chimera_ir.predict.memory_need import MemoryNeed, memory, memory_of, sizes_by_unit
+from chimera_ir.predict.memory_need import MemoryNeed, memory, memory_of, worker_bytes
 from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.splits import LayerSplits, Split, loads_of
@@ -62,8 +62,7 @@ class Prediction:
 
     def bytes_of(self, worker: int) -> WorkerBytes:
         """Bytes of a worker: all that it needs but activations, and the sizes of what operations keep and free."""
-        need = self.memory[worker]
-        return WorkerBytes(need.total - need.activations, sizes_by_unit(self.replay.header, self.setting, worker))
+        return worker_bytes(self.replay.header, self.setting, worker, self.memory[worker])
 
     def as_json(self) -> dict[str, object]:
         """The prediction in the shape of ``prediction`` in report.json."""

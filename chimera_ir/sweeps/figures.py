@@ -19,3 +19,8 @@ def figures_of(report: Report) -> Mapping[str, int | str | Fraction]:
         **{name: max(getattr(report, name)) for name in ("weights", "activations", "stashed_inputs")},
         **{f"baseline_{name}": getattr(report.baseline, name) for name in ("scheme", "makespan", "bubble_ratio")},
     }
+
+
+def times_as_fast(report: Report) -> Fraction:
+    """The makespan of the baseline over that of the schedule, rounded to thousandths."""
+    return Fraction(round(1000 * report.baseline.makespan / report.makespan), 1000)

@@ -14,7 +14,8 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import Report
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.cost.window import beginning, steady_window
-from chimera_ir.diagnostics.model import Rejected, titles
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.elaborate.settings import parameter_names
 from chimera_ir.errors import CompileError, Incomparable, ParameterError
 from chimera_ir.ir.lane_parts import parts_of
 from chimera_ir.ir.levels import Header, Program
@@ -143,7 +144,7 @@ def _scheme_of(source: Source, ask: Ask) -> _Text:
         scheme = Compilation(ask(source, {})).scheme
     except CompileError:
         return _Text(source, name, frozenset())
-    return _Text(source, name, frozenset(parameter.name.text for parameter in scheme.parameters))
+    return _Text(source, name, frozenset(parameter_names(scheme)))
 
 
 def _exhibit(text: _Text, settings: Settings, like: Header, ask: Ask, further: Further) -> Exhibit:
@@ -165,7 +166,7 @@ def _fitted(text: _Text, settings: Settings, like: Header, ask: Ask) -> Mapping[
     fixed = {name: value for name, value in settings.items() if name in text.parameters}
     chosen = fitting(Compilation(request).scheme, like, request.max_operations, fixed)
     if isinstance(chosen, Rejected):
-        return Refused(chosen.diagnostics[0].code, titles(chosen.diagnostics))
+        return Refused.of(chosen.diagnostics)
     if chosen is None:
         workers, micros = counted(like.workers, "worker"), counted(like.whole_micro_batches, "micro-batch")
         return Refused(Incomparable.__name__, f"with no values of its parameters it has {workers} and {micros}")
@@ -174,9 +175,11 @@ def _fitted(text: _Text, settings: Settings, like: Header, ask: Ask) -> Mapping[
 
 def _shown(request: Request, like: Header) -> Shown:
     """Figures and timeline of the schedule of a request; costs are those of a stage of the header ``like``."""
-    header = Compilation(request).schedule.header
+    compilation = Compilation(request)
+    header = compilation.schedule.header
     require_same_size(header, like, request.source.name)
-    compilation = Compilation(replace(request, costs=request.costs.recut(like.stages, header.stages)))
+    if header.stages != like.stages:
+        compilation = Compilation(replace(request, costs=request.costs.recut(like.stages, header.stages)))
     report, prediction, size = compilation.report, compilation.prediction, Fraction(like.stages, header.stages)
     return Shown(
         report=report,

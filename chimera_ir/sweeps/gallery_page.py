@@ -1,16 +1,14 @@
 """A gallery as a page that needs no other file: a table, and for each exhibit its picture, all on one scale."""
 
 import re
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from hashlib import sha256
 
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.picture import svg
 from chimera_ir.picture.chart import filled
-from chimera_ir.picture.sheet import Drawing
+from chimera_ir.picture.inlined import Inlined, policy_source
 from chimera_ir.resources import templates
 from chimera_ir.sweeps.gallery import Gallery, Shown
 from chimera_ir.sweeps.gallery_printing import heading, words
@@ -32,7 +30,7 @@ class GallerySection:
     summary: str
     use: str
     reason: str
-    drawings: tuple[Drawing, ...]
+    drawings: tuple[Inlined, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def page(gallery: Gallery) -> str:
     unit = _unit(gallery.shown)
     panels = []
     for number, (exhibit, row) in enumerate(zip(gallery.exhibits, rows, strict=True)):
-        drawings: tuple[Drawing, ...] = ()
+        drawings: tuple[Inlined, ...] = ()
         reason = ""
         match exhibit.outcome:
             case Refused(code, why):
@@ -70,8 +68,8 @@ def page(gallery: Gallery) -> str:
     style = (templates() / "gallery.css").read_text(encoding="utf-8")
     return filled(
         "gallery.html.j2",
-        style=Drawing(style),
-        digest=b64encode(sha256(style.encode()).digest()).decode(),
+        style=Inlined(style),
+        source=policy_source(style),
         heading=heading(gallery),
         heads=heads,
         rows=table,
@@ -79,9 +77,9 @@ def page(gallery: Gallery) -> str:
     )
 
 
-def _drawing(timeline: Timeline, unit: Fraction, number: int) -> Drawing:
+def _drawing(timeline: Timeline, unit: Fraction, number: int) -> Inlined:
     """The picture of an exhibit, without the style sheet of a document of its own."""
-    return Drawing(_STYLES.sub("", svg.filled(svg.picture(timeline, unit, f"bubble-{number}"))))
+    return Inlined(_STYLES.sub("", svg.filled(svg.picture(timeline, unit, f"bubble-{number}"))))
 
 
 def _unit(shown: Sequence[Shown]) -> Fraction:

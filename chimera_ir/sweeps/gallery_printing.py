@@ -1,7 +1,6 @@
 """A gallery as a table for a terminal, and as JSON."""
 
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,6 +11,7 @@ from chimera_ir.cost.number_text import decimal, number, percent, seconds
 from chimera_ir.cost.report import Report
 from chimera_ir.plural import counted
 from chimera_ir.predict.prediction_table import size as in_bytes
+from chimera_ir.sweeps.figures import times_as_fast
 from chimera_ir.sweeps.gallery import Exhibit, Gallery, Shown
 from chimera_ir.sweeps.printing import grid, in_short, reasons
 from chimera_ir.sweeps.sweep import Refused
@@ -59,7 +59,7 @@ def _size(settings: Mapping[str, int]) -> str:
 
 def _figures(shown: Shown, report: Report) -> Iterator[tuple[str, str]]:
     yield "makespan", report.durations.unit.show(report.makespan)
-    yield "times as fast", decimal(Fraction(round(1000 * report.baseline.makespan / report.makespan), 1000))
+    yield "times as fast", decimal(times_as_fast(report))
     yield "bubble ratio", percent(report.bubble_ratio)
     yield "of own spans", percent(report.span_bubble_ratio) if report.spans else ""
     yield "M_theta", decimal(shown.weights)

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import assert_never
 
 from rich.box import SIMPLE_HEAD
@@ -17,6 +16,7 @@ from chimera_ir.console import printed
 from chimera_ir.cost.number_text import decimal, percent, rounded, seconds
 from chimera_ir.cost.report import Report
 from chimera_ir.sweeps import TableForm
+from chimera_ir.sweeps.figures import times_as_fast
 from chimera_ir.sweeps.sweep import Cell, Refused, SizeRow, Sweep
 
 
@@ -111,7 +111,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
     if any(report.stashed_inputs):
         yield "stashed", decimal(max(report.stashed_inputs))
     yield f"baseline: {baseline.scheme}", unit.show(baseline.makespan)
-    yield "times as fast", decimal(Fraction(round(1000 * baseline.makespan / report.makespan), 1000))
+    yield "times as fast", decimal(times_as_fast(report))
 
 
 def as_csv(sweep: Sweep) -> str:

@@ -45,11 +45,16 @@ class Refused:
     reason: str
 
     @staticmethod
+    def of(diagnostics: Sequence[Diagnostic]) -> "Refused":
+        """The refusal by the errors of a text."""
+        return Refused(diagnostics[0].code, titles(diagnostics))
+
+    @staticmethod
     def by(error: CompileError) -> "Refused":
         """The refusal that an error of a compilation is."""
         match error:
             case TextError():
-                return Refused(error.diagnostics[0].code, titles(error.diagnostics))
+                return Refused.of(error.diagnostics)
             case AboveMaxOperations():
                 return Refused(type(error).__name__, error.excess)
             case _:

@@ -24,7 +24,7 @@ from chimera_ir.predict.events import Events
 from chimera_ir.trace.fields import LONGEST, of_type, whole, word
 from chimera_ir.trace.spans import awaited_worker, words
 from chimera_ir.trace.stops import StoppedRank, event_at
-from chimera_ir.trace.trace_files import LOST, PROGRAM, BadTrace
+from chimera_ir.trace.trace_files import LOST, PROGRAM, BadTrace, place_of
 from chimera_ir.verify.scripts import CallPlace, call_places, script_name
 from chimera_ir.verify.verify import ProvenScripts, Verified
 
@@ -143,7 +143,7 @@ def stopped_ranks(bundle: Bundle, verified: Verified, scripts: ProvenScripts, ev
     before = max(0, max(turns, default=0) - header.updates // 2)
 
     def stop(number: int) -> StoppedRank:
-        worker = number % header.workers if first.layout == "pipeline" else number // first.copies
+        _, worker = place_of(number, first.layout, first.copies, header.workers)
         rank = recorded.get(number)
         if rank is None:
             return StoppedRank(number, worker, -1, "", -1, False, -1, 0.0, _silent(number, bundle.ranks))

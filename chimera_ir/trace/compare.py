@@ -13,7 +13,7 @@ from chimera_ir.ir.ops import Compute, Drop, Instruction, Pair, Stash, Step
 from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
 from chimera_ir.trace.forecast import PredictedLanes, like_typical, play, played_updates
-from chimera_ir.trace.match import lanes, whole_updates
+from chimera_ir.trace.match import whole_updates
 from chimera_ir.trace.profile_source import ProfileSource, predict_from_profile
 from chimera_ir.trace.spans import BUSY, Activity, Lane, LaneSpan, Load, UpdateWindow
 from chimera_ir.trace.trace_files import BadTrace, RunInfo, Trace
@@ -81,11 +81,6 @@ class TraceComparison:
     windows: Sequence[Sequence[UpdateWindow]]
     first_copy: tuple[int, ...]
 
-    @property
-    def barriered(self) -> bool:
-        """Whether a barrier precedes each update."""
-        return is_barriered(self.about, self.header)
-
     def measured_update(self, update: int) -> Side:
         """A recorded update of copy 0."""
         lanes = [self.recorded[rank] for rank in self.first_copy]
@@ -122,16 +117,17 @@ def has_whole_updates(trace: Trace, recorded: Sequence[Lane]) -> bool:
     return all(rank.is_recorded for rank in trace.ranks) and whole_updates(trace, recorded) > 0
 
 
-def compare(trace: Trace, source: ProfileSource | None = None) -> TraceComparison:
+def compare(trace: Trace, recorded: tuple[Lane, ...], source: ProfileSource | None = None) -> TraceComparison:
     """Comparison of a trace with a prediction from ``source`` or, if that is None, from the run's own operations.
 
-    Raises `BadTrace` if no update was recorded completely, or a rank did not do what the program says.
+    ``recorded`` are the lanes of all ranks.
+
+    Raises `BadTrace` if no update was recorded completely.
     """
     # The measured updates: all that were recorded completely, and the typical ones among them.
     header, about = trace.header, trace.about
     streams = header.asynchronous
     barriered = is_barriered(about, header)
-    recorded = lanes(trace)
     ended = next((rank.ended for rank in trace.ranks if rank.ended is not None), None)
     whole = windows(header, recorded, barriered)[: None if ended is None else whole_updates(trace, recorded)]
     if not whole:

@@ -43,13 +43,12 @@ def whole_updates(trace: Trace, lanes: Sequence[Lane]) -> int:
 
 def _first_ahead(trace: Trace, rank: Rank, lane: Lane) -> int:
     """The first update of which a rank had still something to do; one beyond the last if it had done everything."""
-    following = [update for update, _ in islice(ahead(trace, rank, lane), 1)]
-    if not following:
+    rest = (update for update, _ in ahead(trace, rank, lane))
+    first = next(rest, None)
+    if first is None:
         return trace.about.updates
     # A lane alternates between at most as many updates as there are workers.
-    latest = following[0] + trace.header.workers
-    near = takewhile(lambda update: update <= latest, (update for update, _ in ahead(trace, rank, lane)))
-    return min(near)
+    return min([first, *takewhile(lambda update: update <= first + trace.header.workers, rest)])
 
 
 def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:

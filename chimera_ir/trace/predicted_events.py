@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import accumulate, chain
 
 from chimera_ir.cost.number_text import Unit
-from chimera_ir.flow.live import changes
+from chimera_ir.flow.live import changes, is_at_end
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Pair, Send, WaitRecv
@@ -121,7 +121,8 @@ class _Drawn:
             for event in lane:
                 if isinstance(event.instruction, Compute | Pair):
                     for _, unit, amount in changes(header, event.instruction.parts, list(_KEPT)):
-                        changes_of[unit].append((self._at(event.start if amount > 0 else event.end), amount))
+                        time = event.end if is_at_end(unit, amount) else event.start
+                        changes_of[unit].append((self._at(time), amount))
             for unit, unit_changes in changes_of.items():
                 for time, amount in _amounts(unit_changes).items():
                     value = float(Fraction(amount, header.parts))

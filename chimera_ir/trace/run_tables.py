@@ -3,11 +3,11 @@
 Times are nanoseconds from the start of the update. Python's side of ``Trace`` in ``templates/page/document.d.ts``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chimera_ir.escapes import visible_lines
-from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.picture.words import shown_micro
 from chimera_ir.plural import counted
@@ -104,15 +104,16 @@ class TraceTable:
 
 
 class RunTables:
-    """Collects the tables of a run of ``program``; ``barriered`` says that a barrier follows each update.
+    """Collects the tables of a run; ``barriered`` says that a barrier follows each update.
 
-    Activities and lines are numbered as they come.
+    ``operations`` are the page's rows: the worker and the operation of each. Activities and lines are numbered as they
+    come.
     """
 
-    def __init__(self, program: Program, barriered: bool) -> None:
-        self._header = program.header
+    def __init__(self, header: Header, operations: Iterable[tuple[int, Compute]], barriered: bool) -> None:
+        self._header = header
         self._behind = Activity.FLUSH if barriered else Activity.BETWEEN
-        self._rows = _rows(program)
+        self._rows = _rows(header, operations)
         self._activities: dict[tuple[str, str], int] = {}
         self._lines: dict[str, int] = {}
 
@@ -123,6 +124,7 @@ class RunTables:
         it ended is shown first.
         """
         updates, residuals, notes, measured = [], [], [], None
+        typical = begins = 0
         if comparison is not None:
             chosen = _chosen(comparison)
             updates = [self._update(comparison, update) for update in chosen]
@@ -131,18 +133,18 @@ class RunTables:
                 for worker, rows in enumerate(comparison.rows)
                 for row in rows
             ]
+            typical = chosen.index(comparison.typical)
+            begins = comparison.begins if self._header.asynchronous else 0
             left_out = comparison.updates - len(chosen)
             measured = MeasuredFigures(comparison.steps[1], comparison.bubbles[1], len(comparison.chosen))
             notes = [basis(comparison), ground(comparison)]
             notes += [f"{counted(left_out, 'update')} of the run are not on this page"] if left_out else []
         if stopped is not None:
             updates.append(self._last(stopped))
-        begins = comparison.begins if comparison is not None and self._header.asynchronous else 0
+            typical = len(updates) - 1
         return TraceTable(
             updates=updates,
-            typical=chosen.index(comparison.typical)
-            if comparison is not None and stopped is None
-            else len(updates) - 1,
+            typical=typical,
             start=begins / 1e9,
             activities=[ActivityRow(cause_of(kind, reason), _WAITS.get(kind, "")) for kind, reason in self._activities],
             lines=[*self._lines],
@@ -221,17 +223,11 @@ def _filled(
 _OperationKey = tuple[int, str, tuple[int, ...], int]
 
 
-def _rows(program: Program) -> Mapping[_OperationKey, int]:
-    """The row of each operation in the page's table: lane by lane, both parts of a pair one after the other."""
-    keys = (
-        _key(program.header, worker, part)
-        for worker, lane in enumerate(program.parts)
-        for operation in lane.computes.lines
-        for part in operation.parts
-    )
+def _rows(header: Header, operations: Iterable[tuple[int, Compute]]) -> Mapping[_OperationKey, int]:
+    """The first row of each operation; those of a stream that differ by whole turns are one."""
     rows: dict[_OperationKey, int] = {}
-    for row, key in enumerate(keys):
-        rows.setdefault(key, row)
+    for row, (worker, operation) in enumerate(operations):
+        rows.setdefault(_key(header, worker, operation), row)
     return rows
 
 

@@ -91,9 +91,10 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace: the run, its program, and all ranks in order."""
+    """A trace: the run, its program, which is that of ``text``, and all ranks in order."""
 
     about: RunInfo
+    text: str
     program: Program | ProgramStream
     ranks: tuple[Rank, ...]
 
@@ -101,6 +102,11 @@ class Trace:
     def header(self) -> Header:
         """Header of the program or, for a stream, of the updates of it that are shown."""
         return view_of(self.program).header
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run ended early."""
+        return any(rank.ended is not None for rank in self.ranks)
 
 
 def read(directory: Path) -> Trace:
@@ -128,12 +134,12 @@ def read(directory: Path) -> Trace:
         raise BadTrace(
             f"{directory}: is of {counted(about.updates, 'update')}, and no rank recorded as many; trace the run again"
         )
-    return Trace(about, program, _on_one_clock(ranks))
+    return Trace(about, text, program, _on_one_clock(ranks))
 
 
 def _require_place(path: Path, rank: Rank, about: RunInfo, workers: int) -> None:
     """Checks that a file has the name of its rank, and that the layout puts the rank where the file says."""
-    place = _place(rank.rank, about, workers)
+    place = place_of(rank.rank, about.layout, about.copies, workers)
     if path.name != f"rank_{rank.rank}.jsonl" or place != (rank.copy, rank.worker) or rank.copy >= about.copies:
         raise BadTrace(
             f"{path}: says that it is of rank {rank.rank}, worker {rank.worker} of copy {rank.copy}, which this run "
@@ -141,17 +147,17 @@ def _require_place(path: Path, rank: Rank, about: RunInfo, workers: int) -> None
         )
 
 
-def _place(rank: int, about: RunInfo, workers: int) -> tuple[int, int]:
+def place_of(rank: int, layout: str, copies: int, workers: int) -> tuple[int, int]:
     """The copy and the worker of a rank."""
-    if about.layout == "pipeline":
+    if layout == "pipeline":
         return divmod(rank, workers)
-    worker, copy = divmod(rank, about.copies)
+    worker, copy = divmod(rank, copies)
     return copy, worker
 
 
 def _unrecorded(rank: int, about: RunInfo, workers: int) -> Rank:
     """A rank of a run that ended early, which left no complete file: it was killed."""
-    copy, worker = _place(rank, about, workers)
+    copy, worker = place_of(rank, about.layout, about.copies, workers)
     return Rank(rank, worker, copy, (), (), "left no record: it was killed", is_recorded=False)
 
 

@@ -75,10 +75,8 @@ interface Slider {
 interface Operations {
   worker: Column;
   kind: Column; // into kinds
-  micro: Column; // the first of its micro-batches
   size: Column; // how many whole micro-batches, as 0.5
   stage: Column;
-  pipe: Column;
   look: Column; // into looks
   row: Column; // 0 whole height, 1 upper half, 2 lower half (parts of a pair)
   event: Column; // into events; -1 in a schedule that is not proven
@@ -116,9 +114,8 @@ interface Ports {
   arriving: Column;
 }
 
-/** A length: `constant` plus, for each pair, the value of a slider (by its index) times a coefficient. */
+/** A length: the sum over pairs of the value of a slider (by its index) times a coefficient. */
 interface Form {
-  constant: number;
   of: [number, number][];
 }
 

@@ -93,8 +93,8 @@ export function play(plan, values) {
  * @returns {Float64Array}
  */
 export function lengths(plan, values) {
-  const lengthOf = Float64Array.from(plan.schedule.events.forms, ({ constant, of }) =>
-    of.reduce((sum, [slider, factor]) => sum + factor * values[slider], constant),
+  const lengthOf = Float64Array.from(plan.schedule.events.forms, ({ of }) =>
+    of.reduce((sum, [slider, factor]) => sum + factor * values[slider], 0),
   );
   const { form } = plan;
   const length = new Float64Array(plan.events);

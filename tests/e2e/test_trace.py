@@ -15,7 +15,6 @@ import pytest
 
 from chimera_ir.commands.trace_command import main
 from chimera_ir.ir.ops import AllReduce, Send, WaitAllReduce, WaitRecv
-from chimera_ir.trace.compare import compare
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.recorded_events import recorded_trace
 from chimera_ir.trace.trace_files import Trace, read
@@ -25,6 +24,7 @@ from tests.patience import PATIENCE
 from tests.programs import free_port
 from tests.unit.test_page_tables import document_in
 from tests.unit.trace_events import assert_valid
+from tests.unit.traced import compared
 
 FAILING = str(MODELS / "failing.py")
 REHEARSE = ("--rehearse", "F=0.01,B=0.02", "--steps", "5")
@@ -105,7 +105,7 @@ def test_the_kinds_account_for_all_of_the_time_of_every_worker(
     """The step times from the files themselves, of the updates that were chosen."""
     outcomes[name].assert_passed()
     trace = read(folder / f"{name}.trace")
-    found = compare(trace)
+    found = compared(trace)
     for worker in range(trace.program.header.workers):
         expected = step_seconds(trace, worker, found.chosen)
         assert found.step(worker)[1] == pytest.approx(expected, rel=1e-9)
@@ -133,7 +133,7 @@ def step_seconds(trace: Trace, worker: int, updates: tuple[int, ...]) -> float:
 def test_a_rehearsal_has_its_bubbles_where_they_were_predicted(folder: Path, outcomes: dict[str, Outcome]) -> None:
     """D = N = 4: makespan 16 of which 12 are busy (FACTS), so F = 10 ms gives 160 ms and a quarter; never less."""
     outcomes["rehearsed"].assert_passed()
-    found = compare(read(folder / "rehearsed.trace"))
+    found = compared(read(folder / "rehearsed.trace"))
     assert found.steps[0] == pytest.approx(0.16)
     assert found.bubbles[0] == pytest.approx(0.25)
     assert found.steps[1] > 0.97 * 0.16
@@ -182,7 +182,7 @@ def test_ctrl_c_keeps_what_there_is(two_stages: Path, tmp_path: Path) -> None:
     arguments = ("--model", FAILING, "--steps", "100000", "--trace", str(target))
     status, _, _ = interrupted(two_stages, 2, *arguments, when=" 5/100000")
     assert status != 0
-    found = compare(read(target))
+    found = compared(read(target))
     assert found.updates >= 4
     assert found.ended in ("train.py: interrupted", "train.py: rank 1: ended by torchrun: another rank has died")
 
@@ -244,4 +244,4 @@ def test_clocks_of_two_machines_are_brought_together(two_stages: Path, tmp_path:
     slack = max(each.uncertainty for each in trace.ranks[1].clock)
     assert waits
     assert all(sent[span.update, span.operation.message] <= span.end + slack for span in waits)
-    assert compare(trace).steps[1] < 60
+    assert compared(trace).steps[1] < 60

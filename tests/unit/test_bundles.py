@@ -193,7 +193,7 @@ def test_what_is_no_bundle_is_refused_in_one_line(two_workers: Path, tmp_path: P
     (tmp_path / "text.zip").write_text("no zip file")
     tracer(tmp_path / "text.zip").assert_refused(WRONG_TEXT, "is no zip file")
     tracer(changed(bundle, "schedule.sir", None)).assert_refused(WRONG_TEXT, "has no schedule.sir")
-    tracer(changed(bundle, "schedule.sir", "program x")).assert_refused(WRONG_TEXT, "schedule.sir")
+    tracer(changed(bundle, "schedule.sir", "program x")).assert_refused(WRONG_TEXT, "schedule.sir is not a program")
     tracer(changed(bundle, "rank_0.json", None)).assert_refused(WRONG_TEXT, "has no rank_<r>.json")
     for wrong, said in (
         ({"version": 9}, "another version of the format"),

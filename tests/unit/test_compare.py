@@ -28,7 +28,7 @@ def compared(*arguments: object) -> Result:
 
 
 def entries(*arguments: object) -> dict[str, dict[str, Any]]:
-    """What JSON has of each scheme."""
+    """Entries of the JSON, one for each scheme."""
     return {entry["name"]: entry for entry in json.loads(compared(*arguments, "--json").stdout)}
 
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a compilation and of a report, as HTML."""
+"""A compilation and a report as HTML, for a notebook."""
 
 from html.parser import HTMLParser
 from xml.etree import ElementTree

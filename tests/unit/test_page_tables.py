@@ -63,7 +63,7 @@ def times_of(schedule: Mapping[str, Any], values: Mapping[str, float]) -> list[t
     """Start and end of each event; ``values`` are those of sliders that do not stand where they stand at first."""
     events = schedule["events"]
     costs = [values.get(slider["name"], slider["value"]) for slider in schedule["sliders"]]
-    lengths = [form["constant"] + sum(by * costs[slider] for slider, by in form["of"]) for form in events["forms"]]
+    lengths = [sum(by * costs[slider] for slider, by in form["of"]) for form in events["forms"]]
     before = rows_of(events, "before")
     times = [(0.0, 0.0)] * len(before)
     for event in ordered(before):

@@ -113,7 +113,7 @@ def test_a_text_that_cannot_be_read_has_a_page_without_lanes() -> None:
 
 
 def test_every_text_of_the_examples_with_a_mistake_has_a_page() -> None:
-    """Those of the folder of mistakes, each of its own kind: no mistake is too odd for its page."""
+    """Texts of the folder of mistakes, each of its own kind: no mistake is too odd for its page."""
     drawn = 0
     for path in sorted((ROOT / "tests" / "errors" / "middle").rglob("*.err"))[::3]:
         (text,) = (other for other in path.parent.glob(f"{path.stem}.*") if other != path)

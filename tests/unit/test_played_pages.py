@@ -22,7 +22,7 @@ from chimera_ir.cost.simulate import earliest
 from chimera_ir.flow.net import reads_of
 from chimera_ir.ir.kinds import KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header
-from chimera_ir.page.contents import Levels, schedule_tables
+from chimera_ir.page.contents import Levels, ShownSchedule
 from chimera_ir.page.packing import packed
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle
@@ -69,7 +69,7 @@ def page(scheme: str) -> Page:
 
 def tables_of(levels: Levels) -> Mapping[str, Any]:
     """The tables of the schedule, as a page reads them."""
-    return unpacked(packed(schedule_tables(levels)))
+    return unpacked(packed(ShownSchedule.of(levels).tables()))
 
 
 def settings(sliders: Sequence[str], seed: str) -> list[list[Fraction]]:
@@ -119,7 +119,7 @@ FEW = 4
 
 @dataclass(frozen=True)
 class Answers:
-    """What the scripts compute of a page: for all settings the times, for a few of them everything."""
+    """Results of the scripts for a page: for all settings the times, for a few of them everything."""
 
     page: Page
     settings: Sequence[Sequence[Fraction]]

@@ -24,7 +24,7 @@ from chimera_ir.profile.choose import Inputs, Unfit, read_both
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
-from chimera_ir.trace.compare import TraceComparison, compare
+from chimera_ir.trace.compare import TraceComparison
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.profile_source import predict_from_profile, profile_source
 from chimera_ir.trace.spans import Activity, recorded
@@ -94,7 +94,7 @@ def inputs(profile: str = PROFILE, cluster: str = CLUSTER) -> Inputs:
 
 def compared(directory: Path, files: Inputs) -> TraceComparison:
     trace = read(directory)
-    return compare(trace, profile_source(trace, files))
+    return traced.compared(trace, profile_source(trace, files))
 
 
 def predicted(found: TraceComparison) -> list[dict[Activity, int]]:
@@ -114,7 +114,7 @@ def test_a_rehearsal_is_foretold_as_by_hand_whatever_times_the_profile_has(profi
 
 def test_what_is_measured_does_not_depend_on_what_was_predicted(tmp_path: Path) -> None:
     directory = traced.write(tmp_path / "t")
-    told, own = compared(directory, inputs()), compare(read(directory))
+    told, own = compared(directory, inputs()), traced.compared(read(directory))
     assert told.measured == own.measured
     assert [[(r.kind, r.cause, r.measured) for r in rows if r.measured] for rows in told.rows] == [
         [(r.kind, r.cause, r.measured) for r in rows if r.measured] for rows in own.rows
@@ -246,7 +246,7 @@ def about(**other: object) -> RunInfo:
 def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputing_or_not() -> None:
     """The profile has two micro-batches at once, quicker than twice one; that is no matter of a sleep."""
     _, program = compiled("chimera_doubling", D=2, N=4)
-    setting = profile_source(Trace(about(), program, ()), inputs()).setting
+    setting = profile_source(Trace(about(), "", program, ()), inputs()).setting
     taken = {
         (each.instruction.kind.letter, len(each.instruction.micros)): Fraction(each.end - each.start).limit_denominator(
             10_000
@@ -264,20 +264,20 @@ def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputi
     }
     assert {("F", 2), ("recompute", 1)} <= taken.keys()
     apart = about(rehearse={"F": 0.001, "B": 0.002, "recompute": 0.001})
-    assert profile_source(Trace(apart, program, ()), inputs()).setting.timing(0).seconds("recompute") == 0.001
+    assert profile_source(Trace(apart, "", program, ()), inputs()).setting.timing(0).seconds("recompute") == 0.001
 
 
 def test_copies_and_layout_are_those_of_the_run() -> None:
     _, program = compiled("dapple", D=2, N=2)
     big = inputs(cluster=CLUSTER.replace("workers = 2", "workers = 8"))
-    setting = profile_source(Trace(about(copies=3, layout="replica"), program, ()), big).setting
+    setting = profile_source(Trace(about(copies=3, layout="replica"), "", program, ()), big).setting
     assert (setting.copies, setting.micro_batch_size, setting.replica_layout) == (3, 1, True)
 
 
 @pytest.mark.parametrize(("rehearse", "shared"), [(None, True), ({"F": 0.001, "B": 0.003}, False)])
 def test_replicas_share_the_state_where_those_of_the_run_did_and_it_made_steps(rehearse: object, shared: bool) -> None:
     _, program = compiled("dapple", D=2, N=2)
-    trace = Trace(about(sharded_optimizer=True, rehearse=rehearse), program, ())
+    trace = Trace(about(sharded_optimizer=True, rehearse=rehearse), "", program, ())
     assert profile_source(trace, inputs()).setting.sharded_optimizer == shared
     assert not profile_source(replace(trace, about=about(rehearse=rehearse)), inputs()).setting.sharded_optimizer
 
@@ -285,7 +285,7 @@ def test_replicas_share_the_state_where_those_of_the_run_did_and_it_made_steps(r
 def test_training_needs_a_device_for_a_profile_that_counts_work() -> None:
     _, program = compiled("dapple", D=2, N=2)
     with pytest.raises(Unfit) as unfit:
-        profile_source(Trace(about(rehearse=None), program, ()), inputs(COUNTED))
+        profile_source(Trace(about(rehearse=None), "", program, ()), inputs(COUNTED))
     assert [(source.name, [each.code for each in found]) for source, found in unfit.value.texts] == [
         ("c.cluster.toml", ["CH716"])
     ]

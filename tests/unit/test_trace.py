@@ -18,7 +18,7 @@ from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.request import Request
 from chimera_ir.trace.account import windows
-from chimera_ir.trace.compare import choose, compare
+from chimera_ir.trace.compare import choose
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.spans import Activity
 from chimera_ir.trace.trace_files import ClockOffset, aligned, read
@@ -60,7 +60,7 @@ MEASURED = (
 
 
 def test_the_residuals_are_what_adding_up_by_hand_gives(tmp_path: Path) -> None:
-    found = compare(read(traced.write(tmp_path / "t")))
+    found = traced.compared(read(traced.write(tmp_path / "t")))
     for worker, rows in enumerate(found.rows):
         assert {row.kind: round(row.predicted * 1e6) for row in rows if row.predicted} == PREDICTED[worker]
         assert {row.kind: round(row.measured * 1e6) for row in rows if row.measured} == MEASURED[worker]
@@ -72,7 +72,7 @@ def test_the_residuals_are_what_adding_up_by_hand_gives(tmp_path: Path) -> None:
 
 
 def test_every_operation_has_its_residual(tmp_path: Path) -> None:
-    found = {(w, p.operation): (p, m) for w, p, m in compare(read(traced.write(tmp_path / "t"))).operations}
+    found = {(w, p.operation): (p, m) for w, p, m in traced.compared(read(traced.write(tmp_path / "t"))).operations}
     backward = next(pair for (w, each), pair in found.items() if w == 0 and what(each) is BACKWARD)
     assert [(span.start, span.end) for span in backward] == [(4_000_000, 6_000_000), (5_110_000, 7_150_000)]
     assert len(found) == sum(map(len, traced.LANES)) - 2, "all but what is loaded"
@@ -80,7 +80,7 @@ def test_every_operation_has_its_residual(tmp_path: Path) -> None:
 
 def test_without_a_barrier_an_update_lasts_from_the_end_of_the_one_before(tmp_path: Path) -> None:
     """The flush of one is waiting in the next: on worker 1 for its message, as on every worker in the steady state."""
-    found = compare(read(traced.write(tmp_path / "t", rehearse=None)))
+    found = traced.compared(read(traced.write(tmp_path / "t", rehearse=None)))
     step = 40 + 10 + 1000 + 1010 + 2080 + 2040
     for worker, rows in enumerate(found.rows):
         predicted = {row.kind: round(row.predicted * 1e6) for row in rows if row.predicted}

@@ -8,6 +8,10 @@ from typing import Any
 from click.testing import CliRunner
 
 from chimera_ir.commands.compile_command import compile_command
+from chimera_ir.trace.compare import TraceComparison, compare
+from chimera_ir.trace.match import lanes
+from chimera_ir.trace.profile_source import ProfileSource
+from chimera_ir.trace.trace_files import Trace
 
 LANES = (
     (
@@ -98,3 +102,8 @@ def write_of(directory: Path, schedule: str, files: list[list[dict[str, Any]]]) 
         content[0]["program"] = sha256(schedule.encode()).hexdigest()
         (directory / f"rank_{rank}.jsonl").write_text(text(content))
     return directory
+
+
+def compared(trace: Trace, source: ProfileSource | None = None) -> TraceComparison:
+    """The comparison of a trace with what its own operations, or the source, promise."""
+    return compare(trace, lanes(trace), source)

@@ -25,7 +25,7 @@ BOUNDARY = Boundary(ONE_TENSOR, (SHAPE,), (torch.float32,), (True,), (True,))
 
 
 def footprints(module: nn.Module, slices: int) -> list[Footprint]:
-    """Of each slice, as the probe has them."""
+    """Bytes of each slice, as the probe has them."""
     carry, of_slices = NO_CARRY, []
     for number in range(slices):
         call = StageCall(BOUNDARY, (torch.ones(SHAPE),), None, False, {}, carry, leaves_carry=number < slices - 1)
