@@ -14,8 +14,7 @@ from chimera_ir.codegen.statements import Scribe
 from chimera_ir.ir.ids import Micro, WeightGroup
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Instruction, Pair, singles
-from chimera_ir.ir.text.printer import Numbers, absolute, numbers_of
-from chimera_ir.ir.text.printer import line as instruction_line
+from chimera_ir.ir.text.printer import Numbers, absolute, numbered_line, numbers_of
 from chimera_ir.ir.turns import Initial, Turn, extent, lowest
 
 _COLUMN = 74
@@ -65,7 +64,7 @@ def lane_lines(scribe: Scribe, pieces: Iterable[Piece]) -> Iterator[str]:
     for number, piece in enumerate(pieces):
         yield from [""] if number else []
         if isinstance(piece, Straight):
-            yield from _commented(scribe, piece.instructions, absolute(scribe.header))
+            yield from _commented(scribe, piece.instructions, absolute(scribe.header.slices))
             continue
         first = _first_micro(piece)
         notation = Notation(first, piece.step, piece.rings, "m")
@@ -94,7 +93,7 @@ def _commented(
 
     ``numbers`` write the comments; ``indented`` is how many blanks will stand before a line.
     """
-    written = [(scribe.statement(line), instruction_line(line, numbers)) for line in instructions]
+    written = [(scribe.statement(line), numbered_line(line, numbers)) for line in instructions]
     width = max((len(code) for code, _ in written if len(code) <= _COLUMN), default=0)
     for code, comment in written:
         together = f"{code:<{width}}  # {comment}"

@@ -14,7 +14,7 @@ from chimera_ir.elaborate.read_versions import Readings
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.levels import Pipe, Planned
 from chimera_ir.ir.ops import Compute, Operation, Pair
-from chimera_ir.ir.text.printer import line as show
+from chimera_ir.ir.text.printer import absolute, micros_name, numbered_line
 from chimera_ir.syntax import ast
 
 Pipes = Mapping[str, tuple[Shape, Pipe]]
@@ -88,10 +88,7 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
         return list(map(Planned, clocks, workers, computes))
     # The operations of two columns are joined to pairs.
     pairs = zip(*(zip(*column, strict=True) for column in columns), strict=True)
-    return [
-        Planned(clock, both[0][0], _joined(line, both, shape.instance()))
-        for clock, both in zip(clocks, pairs, strict=True)
-    ]
+    return [Planned(clock, both[0][0], _joined(line, both, shape)) for clock, both in zip(clocks, pairs, strict=True)]
 
 
 _Placed = tuple[Worker, Compute]
@@ -137,23 +134,23 @@ def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, r
                     raise Rejected([_no_such(single, shape, frame)])
                 (operation,) = single.computes([batch], [Stage(stage)], line, reads)
                 placed.append((single.pipe.workers[stage], operation))
-            joined = _joined(line, placed, shape.instance(*values))
-            yield Planned(Clock(clock(frame)), placed[0][0], joined)
+            yield Planned(Clock(clock(frame)), placed[0][0], _joined(line, placed, shape, *values))
 
 
-def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instance) -> Operation:
-    """A line's only operation, or the pair of its two; raises ``Rejected`` if they cannot be a pair in ``instance``."""
+def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *values: tuple[str, int]) -> Operation:
+    """A line's only operation, or the pair of its two; raises ``Rejected`` if they cannot be one with ``values``."""
     if len(placed) == 1:
         return placed[0][1]
     (worker, first), (other, second) = placed
-    facts = line.span, (), instance, show(first), show(second)
+    numbers = absolute(shape.slices)
+    facts = line.span, (), shape.instance(*values), numbered_line(first, numbers), numbered_line(second, numbers)
     if worker != other:
         raise Rejected([groups.PairApart(*facts, worker, other)])
     if first.size != second.size:
         raise Rejected([groups.PairUneven(*facts, first.size, second.size)])
     common = {*first.micros} & {*second.micros}
     if common:
-        raise Rejected([groups.PairOfOne(*facts, min(common))])
+        raise Rejected([groups.PairOfOne(*facts, micros_name([min(common)], shape.slices))])
     forward, backward = (first, second) if first.kind.opens else (second, first)
     return Pair(forward, backward, line.span)
 

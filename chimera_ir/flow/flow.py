@@ -125,7 +125,7 @@ def _readable(
     return [
         (columns[kind, value], maker - stage - value.slices_on * header.stages)
         for value in kind.reads
-        if header.has_maker(value, place)
+        if value.is_made(place - value.slices_on, header.slices)
         for maker in header.makers(value, stage)
     ]
 
@@ -140,7 +140,7 @@ def follows(value: Value) -> tuple[Value, ...]:
     while pending:
         read = pending.pop()
         rows = [row for row in all_kinds() if read in row.reads]
-        made = [left for row in rows for left in row.keeps if not left.slices_on and left not in reached]
+        made = [left for row in rows for left in row.keeps_in_slice if left not in reached]
         reached.update(dict.fromkeys(made))
         pending += made
     return tuple(reached)

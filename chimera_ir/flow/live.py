@@ -107,8 +107,9 @@ def is_at_end(unit: Counted, amount: int) -> bool:
 
 
 def waiting(header: Header) -> dict[Kind, int]:
-    """Number of values, of any unit, that an operation of each kind adds to what a stage keeps of a micro-batch."""
-    effects = _effects(header, (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS, Counted.HOST))
+    """Number of values that an operation of each kind adds to what a stage keeps of a micro-batch, without carries."""
+    units = dict.fromkeys(value.counted for kind in header.kinds for value in kind.keeps_in_slice)
+    effects = _effects(header, tuple(units))
     return {kind: sum(per_micro for _, per_micro in effects[kind][0]) for kind in header.kinds}
 
 
@@ -126,9 +127,7 @@ def _effects_of(kinds: tuple[Kind, ...], units: tuple[Counted, ...], slices: int
     freed = {value for kind in kinds for value in kind.frees}
 
     def effects(kind: Kind, place: int) -> Iterator[tuple[Counted, int]]:
-        made = Counter(
-            value.counted for value in kind.keeps if value in freed and 0 <= place + value.slices_on < slices
-        )
+        made = Counter(value.counted for value in kind.keeps if value in freed and value.is_made(place, slices))
         gone = Counter(value.counted for value in kind.frees if _is_freed(kind, value, place, slices))
         operands = made.pop(Counted.OPERANDS, 0)
         yield from made.items()
@@ -144,7 +143,7 @@ def _effects_of(kinds: tuple[Kind, ...], units: tuple[Counted, ...], slices: int
 def _is_freed(kind: Kind, value: Value, place: int, slices: int) -> bool:
     """Whether there is the value that an operation on slice ``place`` frees: what it read, else what its slice made."""
     maker = place - value.slices_on if value in kind.reads else place
-    return 0 <= maker < slices and 0 <= maker + value.slices_on < slices
+    return value.is_made(maker, slices)
 
 
 class Peak(NamedTuple):

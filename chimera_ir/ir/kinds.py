@@ -71,13 +71,11 @@ class Resource(Enum):
 
 
 class Readers(Enum):
-    """The stages that read a value, seen from the stage that makes it; a slice's values for other slices stay on it."""
+    """The stages that read a value, seen from the stage that makes it."""
 
     FED = "the stages that it feeds"
     FEEDING = "the stages that feed it"
     OWN = "the stage itself"
-    NEXT_SLICE = "the stage itself, on the next slice"
-    SLICE_BEFORE = "the stage itself, on the slice before"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,7 +84,8 @@ class Value:
 
     ``readers`` are the stages that read it. ``counted`` is the unit in which it counts while it is kept. ``reason`` is
     the reason why an operation needs the value, as messages give it. Of a value for other stages, ``made`` is the
-    method of a stage that returns it, ``slots`` the name of its receive buffers in program.json.
+    method of a stage that returns it, ``slots`` the name of its receive buffers in program.json. ``slices_on`` is the
+    distance from the slice that makes it to the one that reads it: 1 for the next, -1 for that before.
     """
 
     letter: str
@@ -96,6 +95,7 @@ class Value:
     reason: str
     made: str = ""
     slots: str = ""
+    slices_on: int = 0
 
     def __repr__(self) -> str:
         return self.letter
@@ -107,15 +107,12 @@ class Value:
     @property
     def crosses(self) -> bool:
         """Whether the value is for other stages than the one that makes it."""
-        return self.readers in (Readers.FED, Readers.FEEDING)
+        return self.readers is not Readers.OWN
 
-    @property
-    def slices_on(self) -> int:
-        """Distance from the slice that makes the value to the one that reads it: 1 for the next, -1 for that before."""
-        return _SLICES_ON.get(self.readers, 0)
+    def is_made(self, place: int, slices: int) -> bool:
+        """Whether slice ``place`` of ``slices`` exists and makes the value for a slice that exists."""
+        return 0 <= place < slices and 0 <= place + self.slices_on < slices
 
-
-_SLICES_ON = {Readers.NEXT_SLICE: 1, Readers.SLICE_BEFORE: -1}
 
 ACTIVATIONS = Value(
     "y", "activations", Readers.FED, Counted.MESSAGE, "it needs those activations", made="outputs", slots="inputs"
@@ -139,13 +136,14 @@ OPERANDS = Value(
     "a weight gradient needs what its input gradient kept",
 )
 
-CARRY = Value("c", "carry", Readers.NEXT_SLICE, Counted.CARRIES, "a slice needs the carry of the slice before it")
+CARRY = Value("c", "carry", Readers.OWN, Counted.CARRIES, "a slice needs the carry of the slice before it", slices_on=1)
 CARRY_GRADIENT = Value(
     "dc",
     "gradient of the carry",
-    Readers.SLICE_BEFORE,
+    Readers.OWN,
     Counted.CARRY_GRADIENTS,
     "the backward of a slice needs the gradient of its carry, which that of the next slice makes",
+    slices_on=-1,
 )
 
 NOTHING = Value("-", "nothing", Readers.OWN, Counted.MESSAGE, "")
@@ -231,6 +229,11 @@ class Kind:
     def keeps(self) -> tuple[Value, ...]:
         """The values that an operation of this kind makes for a later operation of its own stage."""
         return tuple(value for value in self.makes if not value.crosses)
+
+    @cached_property
+    def keeps_in_slice(self) -> tuple[Value, ...]:
+        """The values that an operation of this kind makes for a later operation of its own stage and slice."""
+        return tuple(value for value in self.keeps if not value.slices_on)
 
 
 FORWARD = Kind("F", "forward", reads=(ACTIVATIONS, CARRY), makes=(ACTIVATIONS, KEPT, CARRY), opens=True)
@@ -358,7 +361,7 @@ def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
     Each value of the stage that an operation reads of its own slice has been made by one of its makers.
     """
     rows = tuple(kinds)
-    kept = [value for row in rows for value in row.keeps if not value.slices_on]
+    kept = [value for row in rows for value in row.keeps_in_slice]
     makers = {value: [row for row in rows if value in row.makes] for value in kept}
     before, changed = dict.fromkeys(rows, frozenset(rows)), True
     while changed:

@@ -167,8 +167,6 @@ class Header:
             Readers.FED: (self.fed, self.feeding),
             Readers.FEEDING: (self.feeding, self.fed),
             Readers.OWN: (themselves,) * 2,
-            Readers.NEXT_SLICE: (themselves,) * 2,
-            Readers.SLICE_BEFORE: (themselves,) * 2,
         }
         return {value: both[value.readers] for value in values()}
 
@@ -213,10 +211,6 @@ class Header:
     def parts(self) -> int:
         """The number of parts that a micro-batch is cut into; a `Micro` counts one part."""
         return 2 if self.halves else self.slices
-
-    def has_maker(self, value: Value, place: int) -> bool:
-        """Whether a value that slice ``place`` of a micro-batch reads comes from a slice that exists."""
-        return 0 <= place - value.slices_on < self.slices
 
     @property
     def asynchronous(self) -> bool:

@@ -116,7 +116,8 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops
             line = _shown(turn, shifted(instruction, micros, versions), number)
         # The origin of a line of text gets the micro-batch and version that m and v stand for, which messages name.
         of_text = instruction.origin.turn
-        yield number, replace(line, origin=line.origin._replace(turn=(micros, versions))) if of_text else line
+        named = micros // header.slices, versions
+        yield number, replace(line, origin=line.origin._replace(turn=named)) if of_text else line
 
 
 def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops.Instruction]]:

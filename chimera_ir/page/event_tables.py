@@ -157,7 +157,7 @@ class _Listed:
         }
         posted = [{nodes[event].workers[0]: number[event] for event in self.events.posted[wire]} for wire in wires]
         return MessageTable(
-            words=[message_text(message, absolute(header)) for message in self.messages],
+            words=[message_text(message, absolute(header.slices)) for message in self.messages],
             link=[links[link] for link in ends],
             bytes=[*map(sizes, self.messages)],
             maker=[*map(flow.producer, self.messages)],

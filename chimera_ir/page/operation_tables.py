@@ -8,7 +8,7 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import KEPT, Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Operation
-from chimera_ir.ir.text.printer import absolute, line
+from chimera_ir.ir.text.printer import line
 from chimera_ir.page.tables import BoxColours, Column, Look, OperationKind, OperationTable
 from chimera_ir.picture.legend import kinds_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, Shade, rows_of
@@ -85,7 +85,7 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
             row=[int(row.height) for row in rows],
             event=events,
             label=[painted.label(operation) for operation in operations],
-            words=[line(operation, absolute(header)) for operation in operations],
+            words=[line(operation, header) for operation in operations],
         ),
     )
 

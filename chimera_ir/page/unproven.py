@@ -15,7 +15,7 @@ from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.ir.levels import Header, Plan
 from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import Level, PlanStream, ProgramStream, ScheduleStream
-from chimera_ir.ir.text.printer import ABSOLUTE, Numbers, line
+from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.order import order
 from chimera_ir.page import operation_tables, text_lines
 from chimera_ir.page.operation_tables import OperationRow
@@ -56,10 +56,10 @@ class _Sketch:
     header: Header | None
     lanes: Sequence[Sequence[Instruction]]
 
-    @property
-    def words(self) -> Numbers | Header:
-        """Numbers as the lines of the text have them."""
-        return self.header or ABSOLUTE
+    def line(self, instruction: Instruction) -> str:
+        """An instruction of the lanes as in the text."""
+        assert self.header is not None, "lanes have a header"
+        return line(instruction, self.header)
 
     @cached_property
     def rows(self) -> list[OperationRow]:
@@ -72,7 +72,7 @@ class _Sketch:
     @cached_property
     def numbers(self) -> dict[str, int]:
         """The row of each operation, by its words; of an operation that is there twice the later one."""
-        return {line(row.operation, self.words): number for number, row in enumerate(self.rows)}
+        return {self.line(row.operation): number for number, row in enumerate(self.rows)}
 
     @cached_property
     def of_lines(self) -> dict[tuple[int, str], int]:
@@ -81,9 +81,9 @@ class _Sketch:
         for worker, lane in enumerate(self.lanes):
             following = None
             for instruction in (*reversed(lane), *lane):
-                following = self.numbers.get(line(instruction, self.words), following)
+                following = self.numbers.get(self.line(instruction), following)
                 if following is not None:
-                    rows.setdefault((worker, line(instruction, self.words)), following)
+                    rows.setdefault((worker, self.line(instruction)), following)
         return rows
 
     def tables(self, header: Header) -> ScheduleTables:
@@ -148,7 +148,7 @@ class _Sketch:
 
     def _launched(self, order: Launches) -> int | None:
         """The row of the operation next to the later launch of two."""
-        lines = (line(launch, self.words) for launch in self.lanes[order.worker] if launch.origin == order.span)
+        lines = (self.line(launch) for launch in self.lanes[order.worker] if launch.origin == order.span)
         return self.of_lines.get((order.worker, next(lines, "")))
 
     def _made_on(self, worker: int, user: str) -> int | None:

@@ -48,7 +48,7 @@ from chimera_ir.ir.ops import (
     WaitSend,
     singles,
 )
-from chimera_ir.ir.text.printer import line as line_text
+from chimera_ir.ir.text.printer import absolute, numbered_line
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Posting, Traffic, Transfer, communicate
 from chimera_ir.source import Source, Span
@@ -128,7 +128,7 @@ def _misplaced(header: Header, row: Sequence[Cell]) -> Iterator[Diagnostic]:
             if not (cell.stage < header.stages and _others(header, cell)):
                 yield say.NothingBeyond(cell.origin, str(cell), header.stages - 1)
             elif post is Recv and (part := read.get((value, cell.stage, cell.micro))):
-                yield say.ReceivedTooLate(cell.origin, str(cell), line_text(part), part.origin)
+                yield say.ReceivedTooLate(cell.origin, str(cell), numbered_line(part, absolute(1)), part.origin)
 
 
 def _others(header: Header, cell: MessageCell) -> tuple[Stage, ...]:
@@ -151,7 +151,7 @@ def _upkeep(row: Sequence[Cell]) -> Iterator[Diagnostic]:
             summed.update(cell.parts)
             for part in cell.parts:
                 if not states.get(part.stage, True):
-                    yield say.ComputedSharded(part.origin, line_text(part), part.stage)
+                    yield say.ComputedSharded(part.origin, numbered_line(part, absolute(1)), part.stage)
         elif isinstance(cell, WeightsCell):
             where = cell.origin, str(cell), cell.stage
             if cell.stage not in held:

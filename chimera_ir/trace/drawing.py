@@ -120,4 +120,4 @@ def _families(looks: Looks, lanes: Iterable[_DrawnLane], scale: Scale) -> Iterat
 def _title(header: Header, span: LaneSpan) -> str:
     waited = cause(header, span.operation)
     times = f"{span.start / 1e6:.3f} to {span.end / 1e6:.3f} ms ({(span.end - span.start) / 1e6:.3f} ms)"
-    return f"{words(span.operation)}: {times}{f', {waited}' if waited else ''}"
+    return f"{words(span.operation, header)}: {times}{f', {waited}' if waited else ''}"

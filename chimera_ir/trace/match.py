@@ -63,14 +63,14 @@ def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:
             following = next(operations, None)
         if following is None:
             if rank.ended is None:
-                missing = f"'{words(instruction)}' and what follows it are missing from its file"
+                missing = f"'{words(instruction, trace.header)}' and what follows it are missing from its file"
                 raise BadTrace(f"rank {rank.rank}: {missing}")
             return
         first_text, *other_texts = recorded(instruction)
         if (following.update, following.text) != (update, first_text):
             raise BadTrace(
                 f"rank {rank.rank}, update {update + 1}: recorded '{following.text}' of update {following.update + 1}, "
-                f"where the program has '{words(instruction)}'; "
+                f"where the program has '{words(instruction, trace.header)}'; "
                 f"the trace and {trace.about.scheme} do not belong together"
             )
         start, end = following.start, following.end

@@ -15,7 +15,7 @@ from chimera_ir.flow.live import changes, is_at_end
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Pair, Send, WaitRecv
-from chimera_ir.ir.text.printer import line, message_text
+from chimera_ir.ir.text.printer import absolute, line, message_text
 from chimera_ir.predict.replay import Event, Replay
 from chimera_ir.trace import event_format
 from chimera_ir.trace.event_format import TraceEvent, metadata
@@ -84,7 +84,11 @@ class _Drawn:
             assert isinstance(sent.instruction, Send)
             message = sent.instruction.message
             sender, receiver = sent.workers
-            name, start, end = message_text(message, self._replay.header), self._at(sent.start), self._at(sent.end)
+            name, start, end = (
+                message_text(message, absolute(self._replay.header.slices)),
+                self._at(sent.start),
+                self._at(sent.end),
+            )
             if start < end:
                 yield from event_format.stretch(name, "message", FIRST_PROCESS + sender, start, end)
             before = bisect_left(starts[sender], sent.start) - 1

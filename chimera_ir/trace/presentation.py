@@ -239,7 +239,7 @@ def _operations(comparison: TraceComparison) -> Iterator[dict[str, Any]]:
     for worker, predicted, measured in comparison.operations:
         yield {
             "worker": worker,
-            "operation": words(predicted.operation),
+            "operation": words(predicted.operation, comparison.header),
             "predicted": [predicted.start / 1e9, predicted.end / 1e9],
             "measured": [measured.start / 1e9, measured.end / 1e9],
         }

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv
 from chimera_ir.ir.text.printer import group_text
 from chimera_ir.trace.compare import TraceComparison
@@ -54,13 +55,13 @@ def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]
     for rank, lane in zip(trace.ranks, comparison.recorded, strict=True):
         summed = {(s.update, s.operation.group) for s in lane if isinstance(s.operation, WaitAllReduce)}
         for span in lane:
-            yield _slice(span, (rank.rank, MEASURED), {"update": span.update})
+            yield _slice(trace.header, span, (rank.rank, MEASURED), {"update": span.update})
             match span.operation:
                 case Send(message=message) if (rank.copy, span.update, message) in arrived:
-                    yield arrow("s", _id(rank.copy, span), (rank.rank, MEASURED), span.start)
+                    yield arrow("s", _id(trace.header, rank.copy, span), (rank.rank, MEASURED), span.start)
                 case WaitRecv():
                     last = max(span.start, span.end - 1)
-                    yield arrow("f", _id(rank.copy, span), (rank.rank, MEASURED), last)
+                    yield arrow("f", _id(trace.header, rank.copy, span), (rank.rank, MEASURED), last)
                 case AllReduce(group=group) if (span.update, group) in summed:
                     yield _sum("b", rank.rank, span.update, group, span.start)
                 case WaitAllReduce(group=group):
@@ -75,15 +76,15 @@ def _sum(phase: str, rank: int, update: int, group: WeightGroup, time: int) -> T
     return end_of_stretch(phase, name, "sum", (rank, MEASURED), time, number)
 
 
-def _id(copy: int, span: LaneSpan) -> str:
+def _id(header: Header, copy: int, span: LaneSpan) -> str:
     """The id of the message that ``span`` sends or waits for in a copy: its send and its wait share it, no others."""
     operation = span.operation
     assert isinstance(operation, Send | Recv | WaitRecv)
-    return f"{copy}/{span.update}/{words(WaitRecv(operation.message)).removeprefix('wait recv ')}"
+    return f"{copy}/{span.update}/{words(WaitRecv(operation.message), header).removeprefix('wait recv ')}"
 
 
-def _slice(span: LaneSpan, thread: tuple[int, int], about: dict[str, object]) -> TraceEvent:
-    return slice_of(words(span.operation), activity(span.operation), thread, span.start, span.end, about)
+def _slice(header: Header, span: LaneSpan, thread: tuple[int, int], about: dict[str, object]) -> TraceEvent:
+    return slice_of(words(span.operation, header), activity(span.operation), thread, span.start, span.end, about)
 
 
 def _predicted(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]:
@@ -92,4 +93,4 @@ def _predicted(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent
         for span in comparison.predicted.lanes[rank.worker]:
             if span.start < span.end:
                 shown = span._replace(start=span.start + comparison.origin, end=span.end + comparison.origin)
-                yield _slice(shown, (rank.rank, PREDICTED), {})
+                yield _slice(trace.header, shown, (rank.rank, PREDICTED), {})

@@ -9,7 +9,7 @@ from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.text.printer import ABSOLUTE, Numbers, group_name, line, message_text
+from chimera_ir.ir.text.printer import absolute, group_name, line, message_text, numbered_line
 from chimera_ir.picture.words import shown_micro
 
 
@@ -116,13 +116,17 @@ def _worker(header: Header, micro: int, stage: Stage) -> int:
     return int(header.worker(shown_micro(header, micro), stage))
 
 
-def words(operation: ops.Instruction | Load, numbers: Numbers | Header = ABSOLUTE) -> str:
-    """An operation in the words of schedule.sir; ``numbers``, or a header, name micro-batches and slices."""
-    return operation.text if isinstance(operation, Load) else line(operation, numbers)
+def words(operation: ops.Instruction | Load, header: Header) -> str:
+    """An operation in the words of schedule.sir, with the slices of its header."""
+    return operation.text if isinstance(operation, Load) else line(operation, header)
 
 
 def recorded(instruction: ops.Instruction) -> Iterator[str]:
-    """Yields the texts with which a rank records an instruction: one, or for a compute one per micro-batch."""
+    """Yields the texts with which a rank records an instruction: one, or for a compute one per micro-batch.
+
+    A rank counts slices like micro-batches.
+    """
+    counted = absolute(1)
     match instruction:
         case ops.Compute(kind, micros, stage):
             yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
@@ -130,13 +134,13 @@ def recorded(instruction: ops.Instruction) -> Iterator[str]:
             yield " & ".join(next(recorded(single)) for single in (forward, backward))
         case ops.Send(message) | ops.Recv(message):
             verb = "send" if isinstance(instruction, ops.Send) else "recv"
-            yield f"{verb} {message_text(_first(message))}"
+            yield f"{verb} {message_text(_first(message), counted)}"
         case ops.WaitSend(message) | ops.WaitRecv(message):
-            yield line(replace(instruction, message=_first(message)))
+            yield numbered_line(replace(instruction, message=_first(message)), counted)
         case ops.AllReduce() | ops.WaitAllReduce() | ops.Step():
-            yield line(replace(instruction, version=None))
+            yield numbered_line(replace(instruction, version=None), counted)
         case ops.Stash() | ops.Drop():
-            yield line(instruction)
+            yield numbered_line(instruction, counted)
         case _:
             assert_never(instruction)
 

@@ -19,9 +19,8 @@ from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import Kind, alternatives
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, Pair
-from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.text.printer import line, micros_name
 from chimera_ir.source import Span
-from chimera_ir.verify.wording import micro_batches
 
 _LISTED = 100_000
 """The most incomplete cells, each a micro-batch on a stage, that are counted for a pipe."""
@@ -113,7 +112,7 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
             version = present[0].version if present else None
             added = "` and `".join(line(Compute(kind, (micro,), stage, version=version), header) for kind in lacking)
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
-            which = micro_batches(header, (micro,))
+            which = micros_name((micro,), header.slices)
             facts = pipe.name, pipe.workers[stage], which, stage, tuple(kind.noun for kind in lacking), added
             yield (Missing if present else Skipped)(where, *facts, _directions(header), len(places))
 
@@ -153,7 +152,7 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
 def _linked(kind: Kind, other: Kind) -> bool:
     """Whether one of two kinds of operations frees values that the other one keeps for its own slice."""
     both = (*((value, other) for value in kind.frees), *((value, kind) for value in other.frees))
-    return any(value in maker.keeps for value, maker in both if not value.slices_on)
+    return any(value in maker.keeps_in_slice for value, maker in both)
 
 
 def _directions(header: Header) -> str:
@@ -174,6 +173,6 @@ def _mistakes(header: Header, pair: Pair) -> Iterator[Diagnostic]:
     facts = pair.origin, (), Instance(), line(forward, header), line(backward, header)
     common = {*forward.micros} & {*backward.micros}
     if common:
-        yield PairOfOne(*facts, min(common))
+        yield PairOfOne(*facts, micros_name([min(common)], header.slices))
     elif forward.size != backward.size:
         yield PairUneven(*facts, forward.size, backward.size)

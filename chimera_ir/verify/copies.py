@@ -112,10 +112,10 @@ def _surplus(
     ``where`` are the first fields of the diagnostic; ``last`` has the places of the last operations that read versions.
     """
     for version in peak.stashed:
-        stash, drop, end = Stash(group, version), line(Drop(group, version)), last.get((group, version), -1)
+        stash, drop, end = Stash(group, version), line(Drop(group, version), header), last.get((group, version), -1)
         step = _step_after(lane, lane.index(stash), group)
         if end < step:
-            return CopyInVain(*where, drop, line(lane[step], header), line(stash))
+            return CopyInVain(*where, drop, line(lane[step], header), line(stash, header))
         if end < peak.place:
             return CopyKeptTooLong(*where, drop, line(lane[end], header))
     step = _step_after(lane, peak.place, group)

@@ -41,11 +41,11 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, group: We
     exists = group in header.group_numbers
     if not exists and len(group) > 1:
         header_line = f"tied {' '.join(f's{stage}' for stage in group)}"
-        return of_program.NotTied(instruction.origin, worker, line(instruction), listed(group), header_line)
+        return of_program.NotTied(instruction.origin, worker, line(instruction, header), listed(group), header_line)
     if exists and worker in header.members(group):
         return None
     holders = workers(header.members(group)) if exists else "no worker"
-    return of_program.NotHeld(instruction.origin, worker, line(instruction), group_name(group), holders)
+    return of_program.NotHeld(instruction.origin, worker, line(instruction, header), group_name(group), holders)
 
 
 class _WorkerSums:
@@ -85,14 +85,14 @@ class _WorkerSums:
             return
         first = self._lines.setdefault((type(instruction), instruction.group, update_of(instruction)), place)
         if first != place:
-            where = instruction.origin, self._worker, line(instruction)
+            where = instruction.origin, self._worker, line(instruction, self._header)
             yield say.RepeatedLine(*where, summed(instruction), _DONE[type(instruction)], self._lane[first].origin)
 
     def _no_update(self, instruction: Synchronisation) -> Diagnostic | None:
         header = self._header
         if header.trains and instruction.version in header.made:
             return None
-        facts = instruction.origin, self._worker, line(instruction), header.updates
+        facts = instruction.origin, self._worker, line(instruction, header), header.updates
         if not header.trains:
             return of_program.UpdateOfForwards(*facts, kinds_line(header))
         return of_program.VersionOfOneStep(*facts) if None in header.made else of_program.NoSuchUpdate(*facts)
@@ -110,7 +110,7 @@ class _WorkerSums:
         messages: tuple[type[say.MissingStep], ...] = say.MissingSum, say.MissingWaitSum, last_step
         for kind, place, message in zip(_KINDS, places, messages, strict=True):
             if place is None:
-                missing = line(kind(group, version=version))
+                missing = line(kind(group, version=version), self._header)
                 yield message(origin, self._worker, missing, group_name(group), len(group) > 1)
 
     def _misplaced(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
@@ -133,7 +133,8 @@ class _WorkerSums:
         for place, needed, message in needs:
             if place is not None and needed is not None and place < needed:
                 before, after = self._lane[place], self._lane[needed]
-                yield message(before.origin, self._worker, line(before), line(after), after.origin)
+                texts = line(before, self._header), line(after, self._header)
+                yield message(before.origin, self._worker, *texts, after.origin)
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:

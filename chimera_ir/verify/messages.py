@@ -17,7 +17,7 @@ from chimera_ir.ir.ids import Micro, Slot, Worker
 from chimera_ir.ir.lane_parts import Lines
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, Instruction, Message, Pair, Recv, Send, Talk, WaitRecv, WaitSend
-from chimera_ir.ir.text.printer import line, message_text
+from chimera_ir.ir.text.printer import absolute, line, message_text
 from chimera_ir.source import Span
 from chimera_ir.verify.index import key, receiver, sender
 from chimera_ir.verify.wording import content
@@ -147,7 +147,9 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     micros = _handed_on_with(maker, message)
     if micros != message.micros:
         return say.PartOfMessage(
-            *where, line(maker, program.header), message_text(message._replace(micros=micros), program.header)
+            *where,
+            line(maker, program.header),
+            message_text(message._replace(micros=micros), absolute(program.header.slices)),
         )
     peer, verb = (start, "sends") if isinstance(instruction, Send | WaitSend) else (end, "receives")
     return None if peer == worker else say.MessageElsewhere(*where, peer, verb)

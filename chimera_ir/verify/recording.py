@@ -19,6 +19,7 @@ from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, KINDS, Kind, values
 from chimera_ir.ir.kinds import Value as HandedOn
 from chimera_ir.ir.levels import Header
+from chimera_ir.ir.text.printer import absolute
 from chimera_ir.ir.text.printer import line as text_of
 
 Group = tuple[int, ...]
@@ -96,7 +97,7 @@ class _RecordedLink:
     _preposition: str
 
     def __init__(self, next_line: NextLine, run: ScriptRun, header: Header, route: Route) -> None:
-        self._next_line, self._run = next_line, run
+        self._next_line, self._run, self._header = next_line, run, header
         self._source, self._target, self._worker = Stage(route[0]), Stage(route[1]), route[2]
         self._sent = header.value_between[self._source, self._target, route[3]]
         self._role = _role(self._sent)
@@ -110,7 +111,7 @@ class _RecordedLink:
         group = group_of(micros)
         line = self._next_line()
         if not isinstance(line, self._wait) or line.message != self._message(group) or group not in self._under_way:
-            done = _call_text(self._wait(self._message(group)))
+            done = _call_text(self._header, self._wait(self._message(group)))
             raise Differs(line, f"{done} {self._preposition} w{self._worker}")
         self._under_way.remove(group)
         self._over.add(group)
@@ -136,7 +137,7 @@ class RecordedOutgoing(_RecordedLink):
             or line.to != self._worker
             or tensors != (self._role, group, self._source)
         ):
-            raise Differs(line, _call_text(ops.Send(self._message(group), Worker(self._worker)), tensors))
+            raise Differs(line, _call_text(self._header, ops.Send(self._message(group), Worker(self._worker)), tensors))
         self._under_way.add(group)
 
 
@@ -161,7 +162,9 @@ class RecordedIncoming(_RecordedLink):
             or line.source != self._worker
             or line.slot != into
         ):
-            raise Differs(line, _call_text(ops.Recv(self._message(group), Worker(self._worker), Slot(into))))
+            raise Differs(
+                line, _call_text(self._header, ops.Recv(self._message(group), Worker(self._worker), Slot(into)))
+            )
         if into >= len(self._rooms) or len(group) > self._rooms[into]:
             raise Differs(line, f"has no room in slot {into}: program.json gives the slots {list(self._rooms)}")
         self._under_way.add(group)
@@ -173,9 +176,8 @@ class RecordedIncoming(_RecordedLink):
         group = group_of(micros)
         value = self._role, group, self._source
         if group not in self._over:
-            raise Differs(
-                self._next_line(), f"takes the {_value_text(value)} from w{self._worker}, which have not come"
-            )
+            text = _value_text(self._header, value)
+            raise Differs(self._next_line(), f"takes the {text} from w{self._worker}, which have not come")
         self._over.remove(group)
         return value
 
@@ -187,8 +189,10 @@ class RecordedWeights:
     with the second one are about the initial weights.
     """
 
-    def __init__(self, next_line: NextLine, run: ScriptRun, group: WeightGroup, initial: tuple[int, int]) -> None:
-        self._next_line, self._run, self._group = next_line, run, group
+    def __init__(
+        self, next_line: NextLine, run: ScriptRun, header: Header, group: WeightGroup, initial: tuple[int, int]
+    ) -> None:
+        self._next_line, self._run, self._header, self._group = next_line, run, header, group
         self._stashed, self._dropped = initial
 
     def stash(self, version: int) -> None:
@@ -214,7 +218,7 @@ class RecordedWeights:
     def _expect(self, done: ops.Instruction) -> None:
         line = self._next_line()
         if line != done:
-            raise Differs(line, _call_text(done))
+            raise Differs(line, _call_text(self._header, done))
 
 
 class RecordedStage(RecordedWeights):
@@ -223,8 +227,8 @@ class RecordedStage(RecordedWeights):
     def __init__(
         self, next_line: NextLine, run: ScriptRun, header: Header, stage: Stage, initial: tuple[int, int]
     ) -> None:
-        super().__init__(next_line, run, (stage,), initial)
-        self._header, self._stage = header, stage
+        super().__init__(next_line, run, header, (stage,), initial)
+        self._stage = stage
         self._version: int | None = None
         self._values: set[Value] = set()
         # Its methods, as the table of kinds names them, which run operations or return what operations have made.
@@ -243,14 +247,14 @@ class RecordedStage(RecordedWeights):
         matches = self._does(first, FORWARD, forward[0], (*forward[1:],))
         if not (matches and other._does(second, BACKWARD, backward[0], (*backward[1:],))):
             done = ops.Pair(self._operation(FORWARD, forward[0]), other._operation(BACKWARD, backward[0]))
-            raise Differs(line, _call_text(done, *forward[1:], *backward[1:]))
+            raise Differs(line, _call_text(self._header, done, *forward[1:], *backward[1:]))
 
     def _expect_operation(self, kind: Kind, micros: Micros, *arguments: object) -> None:
         if not self._run.has(micros):
             return
         line = self._next_line()
         if not self._does(line, kind, micros, arguments):
-            raise Differs(line, _call_text(self._operation(kind, micros), *arguments))
+            raise Differs(line, _call_text(self._header, self._operation(kind, micros), *arguments))
 
     def _does(self, line: ops.Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
         """Returns whether a call matches a line and ``arguments`` are right; if so, records the value that it makes."""
@@ -287,7 +291,8 @@ class RecordedStage(RecordedWeights):
             return None
         value = role, group_of(micros), self._stage
         if value not in self._values:
-            raise Differs(self._next_line(), f"reads the {_value_text(value)}, which are not on this worker")
+            text = _value_text(self._header, value)
+            raise Differs(self._next_line(), f"reads the {text}, which are not on this worker")
         self._values.remove(value)
         return value
 
@@ -320,7 +325,7 @@ class RecordedLane:
         self._groups = {
             group: RecordedStage(self.next_line, run, held.header, group[0], initial)
             if len(group) == 1
-            else RecordedWeights(self.next_line, run, group, initial)
+            else RecordedWeights(self.next_line, run, held.header, group, initial)
             for group, initial in held.initial.items()
         }
         self._incoming = {
@@ -363,16 +368,16 @@ def _role(value: HandedOn) -> str:
     return value.made.replace("_", " ")
 
 
-def _call_text(done: ops.Instruction, *arguments: object) -> str:
+def _call_text(header: Header, done: ops.Instruction, *arguments: object) -> str:
     """The words for a call: its line, and the values that it gets."""
-    values = [f"{_value_text(value)}" for value in arguments]
-    return f"does `{text_of(done)}`" + (f" with the {' and the '.join(values)}" if values else "")
+    values = [_value_text(header, value) for value in arguments]
+    return f"does `{text_of(done, header)}`" + (f" with the {' and the '.join(values)}" if values else "")
 
 
-def _value_text(value: object) -> str:
+def _value_text(header: Header, value: object) -> str:
     match value:
         case (str(kind), tuple(group), int(stage)):
-            micros = ",".join(f"m{micro}" for micro in group)
+            micros = ",".join(map(absolute(header.slices).micro, _micros(group)))
             return f"{kind} of {micros}" + ("" if stage == _DATASET else f" s{stage}")
         case _:
             return str(value)

@@ -51,7 +51,7 @@ def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> 
     the program of the forwards alone, ``files`` has the scripts ``rank_<worker>.py`` and program.json.
     """
     for worker, of_rank in enumerate(json.loads(files[FACTS])["ranks"]):
-        script = _Script(script_name(worker), files[script_name(worker)])
+        script = _Script(script_name(worker), files[script_name(worker)], program.header)
         yield from _trained(script, program.lanes[worker], program.header, of_rank)
         recorded = RecordedLane(evaluation.lanes[worker], _held_in_evaluations(program.header, of_rank), ScriptRun())
         yield from script.compared("evaluate", [()], recorded)
@@ -82,7 +82,7 @@ def _place(frame: FrameType) -> CallPlace:
 def _noted(program: Program, files: Mapping[str, str], note: Callable[[FrameType], _Note]) -> Iterator[list[_Note]]:
     """Runs the function that trains of each worker's script; yields what ``note`` says of it at each instruction."""
     for worker, of_rank in enumerate(json.loads(files[FACTS])["ranks"]):
-        script, notes = _Script(script_name(worker), files[script_name(worker)]), list[_Note]()
+        script, notes = _Script(script_name(worker), files[script_name(worker)], program.header), list[_Note]()
         lane = _with_callers(program.lanes[worker], script_name(worker), note, notes)
         assert not [*_trained(script, lane, program.header, of_rank)]
         yield notes
@@ -118,9 +118,8 @@ def _with_callers(
 
 
 class _Script:
-    def __init__(self, name: str, text: str) -> None:
-        self._name = name
-        self._text = text
+    def __init__(self, name: str, text: str, header: Header) -> None:
+        self._name, self._text, self._header = name, text, header
         self._defined: Mapping[str, Callable[..., None]] | None = None
 
     def compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
@@ -150,7 +149,7 @@ class _Script:
             function=function,
             number=number,
             text=lines[number - 1].split("  # ")[0].strip() if 0 < number <= len(lines) else "",
-            expected="" if expected is None else line(expected),
+            expected="" if expected is None else line(expected, self._header),
             done=done,
         )
 

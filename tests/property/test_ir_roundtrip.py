@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.levels import Plan, Planned, Program, Schedule
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
-from chimera_ir.ir.text.printer import line, numbers_of, show
+from chimera_ir.ir.text.printer import line, numbered_line, numbers_of, show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import shifted
 from chimera_ir.lower.lower import lower
@@ -65,7 +65,7 @@ def test_every_operation_knows_its_line(program):
     program = read(text)
     for lane in program.lanes:
         for each in lane:
-            assert text[each.origin.start : each.origin.end] == line(each)
+            assert text[each.origin.start : each.origin.end] == line(each, program.header)
 
 
 def test_every_operation_of_a_stream_knows_its_line_and_its_turn():
@@ -73,13 +73,15 @@ def test_every_operation_of_a_stream_knows_its_line_and_its_turn():
     level = read(text)
     for turn, lane in zip(level.turns, level.view(7).lanes, strict=True):
         for each in turn.instructions:
-            assert text[each.origin.start : each.origin.end] == line(each, numbers_of(level.header, turn))
+            assert text[each.origin.start : each.origin.end] == numbered_line(each, numbers_of(level.header, turn))
         for each in lane:
             micros, updates = each.origin.turn
             counted = shifted(each, -micros, -updates)
             here = text[each.origin.start : each.origin.end]
             if getattr(each, "version", None) != 0:  # version 0 may stand for one below it
-                assert here.split(" into ")[0] == line(counted, numbers_of(level.header, turn)).split(" into ")[0]
+                assert (
+                    here.split(" into ")[0] == numbered_line(counted, numbers_of(level.header, turn)).split(" into ")[0]
+                )
 
 
 @_FEW

@@ -124,7 +124,7 @@ def test_the_turns_of_a_script_do_its_lane_for_any_number_of_updates(stream: Str
         for updates in (1, 2, 3, shown(stream), 2 * shown(stream)):
             journal = journals(written)[worker]
             journal.run(script, updates)
-            assert journal.lines == [line(each) for each in level.view(updates).lanes[worker]]
+            assert journal.lines == [line(each, level.header) for each in level.view(updates).lanes[worker]]
 
 
 @pytest.mark.parametrize("stream", NAMED.values(), ids=NAMED)

@@ -130,6 +130,6 @@ def test_the_script_does_its_lane_for_any_number_of_updates() -> None:
             for worker, lane in enumerate(program.lanes):
                 journal = journals(written)[worker]
                 journal.run(loaded(written[f"rank_{worker}.py"]), updates)
-                assert journal.lines == [line(each) for each in lane], (seed, updates)
+                assert journal.lines == [line(each, header) for each in lane], (seed, updates)
         kept += sum(bool(initial(level.header, turn)) for turn in level.turns)
     assert kept >= 3

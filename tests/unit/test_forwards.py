@@ -14,7 +14,7 @@ from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitSend
 from chimera_ir.ir.streams import ScheduleStream
-from chimera_ir.ir.text.printer import absolute, line, show
+from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.forwards import forwards
 from chimera_ir.request import Request
@@ -180,7 +180,7 @@ def test_a_script_that_evaluates_does_its_lane_and_nothing_else(name: str, size:
     for journal in journals(written):
         journal.evaluate(loaded(written[f"rank_{journal.worker}.py"]))
         lane, facts = program.lanes[journal.worker], journal.facts.evaluation
-        assert journal.lines == [line(each, absolute(program.header)) for each in lane]
+        assert journal.lines == [line(each, program.header) for each in lane]
         sent = {Route(each.message.source, each.message.target, each.to) for each in lane if isinstance(each, Send)}
         assert {*facts.outgoing} == sent
         rooms = {stage: len(slots) for stage, slots in facts.slots.items()}

@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def lanes(program: Program) -> list[list[str]]:
-    return [[line(each) for each in lane] for lane in program.lanes]
+    return [[line(each, program.header) for each in lane] for lane in program.lanes]
 
 
 def read(text: str) -> Schedule:
@@ -97,7 +97,10 @@ worker 1:
 
 
 def posts_and_computes(program: Program) -> list[list[str]]:
-    return [[line(each) for each in lane if isinstance(each, Compute | Send | Recv)] for lane in program.lanes]
+    return [
+        [line(each, program.header) for each in lane if isinstance(each, Compute | Send | Recv)]
+        for lane in program.lanes
+    ]
 
 
 def test_with_a_communicator_for_both_directions_two_workers_post_their_messages_in_one_order():
@@ -264,7 +267,9 @@ def test_what_is_added_stands_on_the_line_of_the_operation_it_serves():
         (Compute(FORWARD, (0,), 1, Span(4, 5)), Compute(BACKWARD, (0,), 1, Span(6, 7))),
     )
     one, two = lower(Schedule(header, lanes_)).lanes
-    assert {line(each): each.origin.start for each in one if isinstance(each, Send | WaitSend | Recv | WaitRecv)} == {
+    assert {
+        line(each, header): each.origin.start for each in one if isinstance(each, Send | WaitSend | Recv | WaitRecv)
+    } == {
         "recv m0 s1->s0 from w1 into 0": 2,
         "send m0 s0->s1 to w1": 0,
         "wait recv m0 s1->s0": 2,

@@ -14,7 +14,7 @@ from chimera_ir import Compilation, Options
 from chimera_ir.flow.cycles import critical
 from chimera_ir.flow.engine import ordered
 from chimera_ir.ir.ops import Compute, Pair
-from chimera_ir.ir.text.printer import absolute, line
+from chimera_ir.ir.text.printer import line
 from chimera_ir.page import tables
 from chimera_ir.page.contents import document
 from chimera_ir.page.packing import packed
@@ -81,11 +81,11 @@ def operations_of(schedule: Mapping[str, Any], **values: float) -> Iterator[tupl
 
 def replayed(compiled: Compilation) -> Iterator[tuple[int, str, float, float]]:
     """The operations of a compilation with their times, as the replay has them."""
-    numbers = absolute(compiled.replay.header)
+    header = compiled.replay.header
     for worker, lane in enumerate(compiled.replay.lanes):
         for event in lane:
             if isinstance(event.instruction, Compute | Pair):
-                yield from ((worker, line(part, numbers), event.start, event.end) for part in event.instruction.parts)
+                yield from ((worker, line(part, header), event.start, event.end) for part in event.instruction.parts)
 
 
 def assert_equal(shown: Iterator[tuple[Any, ...]], expected: Iterator[tuple[Any, ...]]) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 import chimera_ir
+from chimera_ir.errors import TextError
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.source import Source
@@ -54,6 +55,23 @@ def test_slices_go_with_all_else_that_a_scheme_says(name: str) -> None:
     for level in (compilation.plan, compilation.schedule, compilation.program, evaluation):
         assert parse(Source("", show(level))) == level
     assert " q1 s0" in compilation.scripts.files["rank_0.py"]
+
+
+def test_messages_name_slices_as_texts_do() -> None:
+    """Of a pair in a scheme, and of a line of a turn, which counts from the turn's own m."""
+    pair = PIPE.format(stages="1", on="0", micros="3", lines="F(m, s, q) & B(m, s, q) @ k*m + q")
+    both = "`F m0 q0 s0` and `B m0 q0 s0` cannot run together: both are about slice 0 of micro-batch 0"
+    assert titles("scheme a(k = 2)\n" + pair) == [both]
+    twice = show(chimera_ir.compile(Source("a.chim", TEXTS["without a flush"])).program)
+    line = next(line for line in twice.splitlines() if line.startswith("  F m q2 s1"))
+    assert titles(twice.replace(line, f"{line}\n{line}")) == [f"`{line.strip()}` is there twice"]
+
+
+def titles(text: str) -> list[str]:
+    """The titles of the diagnostics of a text that is wrong."""
+    with pytest.raises(TextError) as error:
+        _ = chimera_ir.compile(Source("", text)).verified
+    return [diagnostic.fill(diagnostic.title) for diagnostic in error.value.diagnostics]
 
 
 def test_all_slices_of_a_micro_batch_read_one_version() -> None:

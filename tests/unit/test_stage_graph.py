@@ -96,7 +96,7 @@ def test_the_graph_says_which_value_an_edge_is_about() -> None:
 
 def test_lanes_receive_from_every_stage_that_feeds_them_and_scripts_hand_all_of_it_on() -> None:
     program = lower(SCHEDULE)
-    assert [line(instruction) for instruction in program.lanes[2]][:8] == [
+    assert [line(instruction, HEADER) for instruction in program.lanes[2]][:8] == [
         "recv m0 s0->s2 from w0 into 0",
         "recv m0 s1->s2 from w1 into 0",
         "wait recv m0 s0->s2",

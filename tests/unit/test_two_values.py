@@ -55,7 +55,7 @@ def program() -> Program:
 
 
 def test_each_value_is_sent_once_and_named_if_its_stages_imply_the_other(program: Program) -> None:
-    sends = [line(instruction) for instruction in program.lanes[1] if isinstance(instruction, Send)]
+    sends = [line(instruction, HEADER) for instruction in program.lanes[1] if isinstance(instruction, Send)]
     assert sends == [f"send {value}m{micro} s1->s0 to w0" for micro in range(2) for value in ("", "n ")]
 
 

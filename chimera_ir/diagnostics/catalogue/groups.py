@@ -94,12 +94,12 @@ class PairApart(InInstance, code="CH282"):
 class PairOfOne(InInstance, code="CH283"):
     """A pair of a forward and a backward of the same micro-batch."""
 
-    title = "`{first}` and `{second}` cannot run together: both are about micro-batch {micro}"
+    title = "`{first}` and `{second}` cannot run together: both are about {micro_batch}"
     label = "the same micro-batch"
     help = "join the forward with the backward of an earlier micro-batch, which needs nothing of it"
     first: str
     second: str
-    micro: int
+    micro_batch: str
 
 
 class PairUneven(InInstance, code="CH284"):

@@ -16,7 +16,8 @@ worker 1:
   B m0 s1
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
@@ -33,9 +34,8 @@ def show(level: Level) -> str:
     match level:
         case Plan():
             lines = [*_header("plan", level.header), ""]
-            numbers = absolute(level.header)
             lines += [
-                f"  {line(planned.operation, numbers)} @ {planned.clock} on w{planned.worker}"
+                f"  {line(planned.operation, level.header)} @ {planned.clock} on w{planned.worker}"
                 for planned in level.operations
             ]
         case Schedule():
@@ -59,30 +59,34 @@ class Numbers(NamedTuple):
     slot: Callable[[ops.Recv], str]
 
 
-ABSOLUTE = Numbers(lambda micro: f"m{micro}", lambda version: f"v{version}", lambda recv: str(recv.slot))
-"""Numbers as they are, as in ``m3``, ``v2``, ``0``, where micro-batches have no slices."""
-
-
-def absolute(header: Header) -> Numbers:
-    """Numbers as they are: of a slice its micro-batch and its place there, as in ``m3 q1``, else as in ``m3``."""
-    slices = header.slices
-    return ABSOLUTE if slices == 1 else ABSOLUTE._replace(micro=lambda micro: f"m{micro // slices} q{micro % slices}")
+@cache
+def absolute(slices: int) -> Numbers:
+    """Numbers as they are, as in ``m3``, ``v2``, ``0``; of one of several slices with its micro-batch: ``m3 q1``."""
+    micro = _of_slices(slices, lambda micro: f"m{micro}")
+    return Numbers(micro, lambda version: f"v{version}", lambda recv: str(recv.slot))
 
 
 def numbers_of(header: Header, turn: Turn) -> Numbers:
     """Numbers counted from the first micro-batch and version of a turn, as in ``m+3``, ``v-1``, ``0 of 4``."""
-    slices = header.slices
     return Numbers(
-        lambda micro: _counted("m", micro) if slices == 1 else f"{_counted('m', micro // slices)} q{micro % slices}",
+        _of_slices(header.slices, lambda micro: _counted("m", micro)),
         lambda version: _counted("v", version),
         lambda recv: f"{recv.slot} of {turn.rings[shelf(recv.message)].slots}",
     )
 
 
-def line(instruction: ops.Instruction, numbers: Numbers | Header = ABSOLUTE) -> str:
+def _of_slices(slices: int, whole: Callable[[int], str]) -> Callable[[Micro], str]:
+    """The function that writes a slice as its micro-batch, which ``whole`` writes, and its place there."""
+    return whole if slices == 1 else lambda micro: f"{whole(micro // slices)} q{micro % slices}"
+
+
+def line(instruction: ops.Instruction, header: Header) -> str:
     """An instruction as one line without indentation, such as ``send m0 s1->s2 to w2``, with the slices of a header."""
-    if isinstance(numbers, Header):
-        return line(instruction, absolute(numbers))
+    return numbered_line(instruction, absolute(header.slices))
+
+
+def numbered_line(instruction: ops.Instruction, numbers: Numbers) -> str:
+    """An instruction as one line without indentation, with its micro-batches, versions and slots as in ``numbers``."""
 
     def of(version: Version | None) -> str:
         return "" if version is None else f" {numbers.version(version)}"
@@ -91,7 +95,7 @@ def line(instruction: ops.Instruction, numbers: Numbers | Header = ABSOLUTE) -> 
         case ops.Compute(kind, micros, stage, version=version):
             return f"{kind.letter} {_micros(micros, numbers)} s{stage}{of(version)}"
         case ops.Pair(forward, backward):
-            return f"{line(forward, numbers)} & {line(backward, numbers)}"
+            return f"{numbered_line(forward, numbers)} & {numbered_line(backward, numbers)}"
         case ops.Send(sent, to):
             return f"send {message_text(sent, numbers)} to w{to}"
         case ops.Recv(received, source):
@@ -124,10 +128,16 @@ def group_name(group: WeightGroup) -> str:
     return f"the tie of stages {listed(group)}" if len(group) > 1 else f"stage {group[0]}"
 
 
-def message_text(message: ops.Message, numbers: Numbers | Header = ABSOLUTE) -> str:
+def micros_name(micros: Sequence[Micro], slices: int) -> str:
+    """Micro-batches as in messages: ``micro-batch 0``, ``micro-batches 0, 1``, or ``slice 2 of micro-batch 0``."""
+    if slices > 1:
+        return f"slice {micros[0] % slices} of micro-batch {micros[0] // slices}"
+    plural = "es" if len(micros) > 1 else ""
+    return f"micro-batch{plural} {', '.join(map(str, micros))}"
+
+
+def message_text(message: ops.Message, numbers: Numbers) -> str:
     """A message as in IR text, such as ``m0 s1->s2``, or ``z m0 s1->s2`` if the stages do not imply its value z."""
-    if isinstance(numbers, Header):
-        return message_text(message, absolute(numbers))
     value = "" if implied(message.value) else f"{message.value} "
     return f"{value}{_micros(message.micros, numbers)} s{message.source}->s{message.target}"
 
@@ -141,13 +151,14 @@ def _micros(micros: tuple[Micro, ...], numbers: Numbers) -> str:
 
 
 def _lanes(level: Schedule | Program) -> Iterator[str]:
-    numbers = absolute(level.header)
-    return _headed([line(instruction, numbers) for instruction in lane] for lane in level.lanes)
+    return _headed([line(instruction, level.header) for instruction in lane] for lane in level.lanes)
 
 
 def _turns(level: ScheduleStream | ProgramStream) -> Iterator[str]:
     for_turns = ((turn, numbers_of(level.header, turn)) for turn in level.turns)
-    return _headed([line(instruction, numbers) for instruction in turn.instructions] for turn, numbers in for_turns)
+    return _headed(
+        [numbered_line(instruction, numbers) for instruction in turn.instructions] for turn, numbers in for_turns
+    )
 
 
 def _headed(lanes: Iterable[list[str]]) -> Iterator[str]:
