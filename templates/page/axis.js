@@ -1,7 +1,7 @@
 // What stays while lanes move: the axis above them, the names of the rows before them.
 
 import { rowsBetween } from "./layout.js";
-import { amountText, numberText, partOf, roundStep, timeText } from "./numbers.js";
+import { amountText, partOf, roundStep, stepText, timeText } from "./numbers.js";
 
 /**
  * Draws the axis with round times, and lines through the lanes at the ends of the schedules.
@@ -32,7 +32,7 @@ export function drawAxis(sight, all, pointed) {
     context.strokeStyle = theme.muted;
     line(context, x, top - 6, x, top);
     const unitName = tick === 0 || tick === Math.ceil(from / step) ? part.name : "";
-    const text = `${numberText((tick * step) / part.of)}${unitName === "" ? "" : ` ${unitName}`}`;
+    const text = `${stepText((tick * step) / part.of, step / part.of)} ${unitName}`.trim();
     const half = context.measureText(text).width / 2;
     context.fillStyle = theme.muted;
     context.fillText(text, Math.min(Math.max(x, left + half), width - half - 2), top - 15);
@@ -43,8 +43,8 @@ export function drawAxis(sight, all, pointed) {
     context.setLineDash([2, 3]);
     line(context, x, top, x, sight.height);
     context.setLineDash([]);
-    const grain = roundStep(1 / scale / part.of) * part.of;
-    const text = timeText(unit, Math.round(pointed / grain) * grain);
+    const grain = roundStep(1 / scale / part.of);
+    const text = `${stepText(Math.round(pointed / part.of / grain) * grain, grain)} ${part.name}`.trim();
     const half = context.measureText(text).width / 2 + 4;
     const at = Math.min(Math.max(x, left + half), width - half);
     context.fillStyle = theme.ink;
@@ -80,9 +80,8 @@ export function drawEnds(sight, rows, all) {
  * @param {Sight} sight
  * @param {Row[]} rows
  * @param {Played[]} all
- * @param {State} state
  */
-export function drawNames(sight, rows, all, state) {
+export function drawNames(sight, rows, all) {
   const { context, theme, left, top, width } = sight;
   context.fillStyle = theme.paper;
   context.fillRect(0, top, left, sight.height - top);

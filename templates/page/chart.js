@@ -34,7 +34,6 @@ export class Chart {
     this.pointed = null; // time under the pointer
     this.pending = false;
     this.printing = false;
-    this.frames = 0;
     this.share = 1; // of how many messages one is drawn
     this.sheet = { top: 0, height: 0 }; // what of the rows is on a printed sheet
     /** @type {HTMLCanvasElement[]} */
@@ -42,7 +41,7 @@ export class Chart {
     store.listen((changed) => {
       if (changed.has("played") || changed.has("update")) this.limit();
       if (changed.has("shows") || changed.has("unit")) this.arrange();
-      this.later();
+      else this.later();
     });
     this.limit();
     scroller.addEventListener("scroll", () => this.later());
@@ -81,7 +80,7 @@ export class Chart {
 
   /** Draws before the next frame, once. */
   later() {
-    if (this.pending) return;
+    if (this.pending || this.size === undefined) return;
     this.pending = true;
     requestAnimationFrame(() => {
       if (this.pending) this.draw();
@@ -104,7 +103,6 @@ export class Chart {
 
   draw() {
     this.pending = false;
-    this.frames++;
     const sight = this.sight();
     const { context, theme, width, height, ratio, left, top, scrolled } = sight;
     const { all, state, page } = this.store;
@@ -135,7 +133,7 @@ export class Chart {
     if (this.store.measured !== null && state.activity !== null) drawActivity(sight, this.rows, this.store.measured, state.activity);
     this.drawChosen(sight);
     context.restore();
-    drawNames(sight, this.rows, all, state);
+    drawNames(sight, this.rows, all);
     drawAxis(sight, all, this.printing ? null : this.pointed);
     this.drawn();
   }

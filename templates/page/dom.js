@@ -48,3 +48,13 @@ export function table(caption, heads, rows) {
   made.append(element("tbody", {}, ...lines));
   return made;
 }
+
+/**
+ * A table that scrolls where it is too large.
+ * @param {HTMLTableElement} made
+ * @param {string} name
+ * @returns {HTMLElement}
+ */
+export function scrolled(made, name) {
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, made);
+}

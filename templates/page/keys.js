@@ -68,12 +68,12 @@ export function connectKeys(chart, dialog) {
 }
 
 /**
- * Turns a layer of the lanes on or off.
+ * Turns a layer of the lanes on or off, if the page has it.
  * @param {import("./store.js").Store} store
  * @param {keyof State["shows"]} name
  */
 export function toggle(store, name) {
-  store.change({ shows: { ...store.state.shows, [name]: !store.state.shows[name] } });
+  if (store.has[name]) store.change({ shows: { ...store.state.shows, [name]: !store.state.shows[name] } });
 }
 
 /**

@@ -41,14 +41,34 @@ export function numberText(value) {
 }
 
 /**
+ * A number on a scale, with the decimals that tell it from its neighbours.
+ * @param {number} value
+ * @param {number} step from one number of the scale to the next
+ * @returns {string}
+ */
+export function stepText(value, step) {
+  return String(Number(value.toFixed(Math.max(0, -Math.floor(Math.log10(step) + 1e-9)))));
+}
+
+/**
  * A difference with its sign: "+2", "−0.5", "0".
  * @param {"" | "s"} unit
  * @param {number} difference
  * @returns {string}
  */
 export function differenceText(unit, difference) {
-  if (Math.abs(difference) < 1e-12) return "0";
-  return (difference > 0 ? "+" : "−") + timeText(unit, Math.abs(difference));
+  return signed(difference, timeText(unit, Math.abs(difference)));
+}
+
+/**
+ * The text of a value's size with the value's sign; "0" where as much as the text says is 0.
+ * @param {number} value
+ * @param {string} size
+ * @returns {string}
+ */
+export function signed(value, size) {
+  if (parseFloat(size) === 0) return "0";
+  return `${value > 0 ? "+" : "−"}${size}`;
 }
 
 /**

@@ -29,6 +29,7 @@ export function connectPointer(chart, tip) {
   };
 
   canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
     held.set(event.pointerId, placeOf(event));
     moved = held.size > 1 ? Infinity : 0;
     canvas.setPointerCapture(event.pointerId);

@@ -1,8 +1,8 @@
 // What ranks recorded: the choice of an update, the table of what took longer or shorter than predicted, its boxes.
 
-import { element, table } from "./dom.js";
+import { element, scrolled, table } from "./dom.js";
 import { spansOf } from "./measured.js";
-import { countedText, numberText, partOf, percent, timeText } from "./numbers.js";
+import { countedText, numberText, partOf, percent, signed, timeText } from "./numbers.js";
 import { firstAbove, operationsAt } from "./search.js";
 
 /** Lines of the table, the longest first; more of them are behind a button. */
@@ -24,16 +24,17 @@ export function showRecorded(chart, bar, below, spoken) {
   if (trace.residuals.length === 0) return;
   const section = element("section", { class: "broad" });
   below.append(section);
-  let whole = false;
-  const update = () => {
-    const more = element("button", { type: "button", click: () => ((whole = true), update()) }, `All ${trace.residuals.length} lines`);
-    section.replaceChildren(residualTable(chart, trace, spoken, whole ? Infinity : FEW));
-    if (!whole && trace.residuals.length > FEW) section.append(more);
+  const lines = linesOfTable(chart, trace, spoken);
+  const build = (/** @type {number} */ most) => section.replaceChildren(residualTable(trace, lines.slice(0, most)));
+  const showAll = () => {
+    build(Infinity);
+    lines[FEW].button.focus();
   };
+  build(FEW);
+  if (lines.length > FEW) section.append(element("button", { type: "button", click: showAll }, `All ${lines.length} lines`));
   store.listen((changed) => {
-    if (changed.has("activity")) update();
+    if (changed.has("activity")) for (const { button, isChosen } of lines) button.setAttribute("aria-pressed", String(isChosen()));
   });
-  update();
 }
 
 /**
@@ -61,36 +62,53 @@ function choiceOf(store, { updates, typical, hang }) {
 }
 
 /**
- * Predicted and measured time of every activity of a worker, the largest difference first.
+ * Predicted and measured time of an activity of a worker. A press on its button shows its boxes, or nothing again.
+ * @typedef {Trace["residuals"][number] & { difference: number, share: number, button: HTMLButtonElement, isChosen: () => boolean }} Line
+ */
+
+/**
+ * The lines of the table, the largest difference first.
  * @param {import("./chart.js").Chart} chart
  * @param {Trace} trace
  * @param {HTMLElement} spoken
- * @param {number} most
- * @returns {HTMLElement}
+ * @returns {Line[]}
  */
-function residualTable(chart, trace, spoken, most) {
-  const { activity: chosen } = chart.store.state;
-  const unit = partOf("s", Math.max(...trace.residuals.map(({ predicted, measured }) => Math.max(predicted, measured))) / 2);
-  const time = (/** @type {number} */ seconds) => numberText(seconds / unit.of);
-  const differences = trace.residuals.map(({ predicted, measured }) => measured - predicted);
-  const order = [...differences.keys()].sort((one, other) => Math.abs(differences[other]) - Math.abs(differences[one]));
-  const rows = order.slice(0, most).map((row) => {
-    const { worker, activity, predicted, measured } = trace.residuals[row];
-    const pressed = chosen !== null && chosen.worker === worker && chosen.activity === activity;
-    const press = () => chooseActivity(chart, spoken, pressed ? null : { worker, activity });
-    const words = `P${worker}: ${trace.activities[activity].name}`;
-    const button = element("button", { type: "button", class: "plain", "aria-pressed": String(pressed), click: press }, words);
-    const sum = trace.residuals.reduce((total, other) => total + (other.worker === worker ? other.measured : 0), 0);
-    const difference = `${differences[row] < 0 ? "−" : "+"}${time(Math.abs(differences[row]))}`;
-    return [button, time(predicted), time(measured), difference, percent(sum > 0 ? measured / sum : 0)];
+function linesOfTable(chart, { residuals, activities }, spoken) {
+  const total = new Map();
+  for (const { worker, measured } of residuals) total.set(worker, (total.get(worker) ?? 0) + measured);
+  const lines = residuals.map((residual) => {
+    const { worker, activity, predicted, measured } = residual;
+    const isChosen = () => {
+      const chosen = chart.store.state.activity;
+      return chosen !== null && chosen.worker === worker && chosen.activity === activity;
+    };
+    const click = () => chooseActivity(chart, spoken, isChosen() ? null : { worker, activity });
+    const words = `P${worker}: ${activities[activity].name}`;
+    const button = element("button", { type: "button", class: "plain", "aria-pressed": "false", click }, words);
+    const share = total.get(worker) > 0 ? measured / total.get(worker) : 0;
+    return { ...residual, difference: measured - predicted, share, button, isChosen };
   });
-  const heads = ["of an update", "predicted", "measured", "difference", "share"];
-  const made = table(`Predicted and measured, in ${unit.name}: a line shows its boxes`, heads, rows);
-  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Predicted and measured" }, made);
+  return lines.sort((one, other) => Math.abs(other.difference) - Math.abs(one.difference));
 }
 
 /**
- * Outlines what a worker did in an activity, and moves the lanes to the longest stretch of it.
+ * @param {Trace} trace
+ * @param {Line[]} lines
+ * @returns {HTMLElement}
+ */
+function residualTable({ residuals }, lines) {
+  const unit = partOf("s", Math.max(...residuals.map(({ predicted, measured }) => Math.max(predicted, measured))) / 2);
+  const time = (/** @type {number} */ seconds) => numberText(seconds / unit.of);
+  const rows = lines.map(({ button, predicted, measured, difference, share }) => [
+    ...[button, time(predicted), time(measured), signed(difference, time(Math.abs(difference))), percent(share)],
+  ]);
+  const heads = ["of an update", "predicted", "measured", "difference", "share"];
+  const title = "Predicted and measured";
+  return scrolled(table(`${title}, in ${unit.name}: a line shows its boxes`, heads, rows), title);
+}
+
+/**
+ * Outlines what a worker did in an activity, and moves the lanes to the longest span of it.
  * @param {import("./chart.js").Chart} chart
  * @param {HTMLElement} spoken
  * @param {Chosen | null} chosen
@@ -108,12 +126,12 @@ function chooseActivity(chart, spoken, chosen) {
     return;
   }
   const length = timeText("s", longest.end - longest.start);
-  spoken.textContent = `P${chosen.worker}, ${name}: ${countedText(spans.length, "stretch")}, the longest of ${length}`;
+  spoken.textContent = `P${chosen.worker}, ${name}: ${countedText(spans.length, "span")}, the longest of ${length}`;
   chart.revealRow("measured", chosen.worker, longest.start, longest.end);
 }
 
 /**
- * Outlines the stretches of the chosen activity.
+ * Outlines the spans of the chosen activity.
  * @param {Sight} sight
  * @param {Row[]} rows
  * @param {import("./measured.js").Measured} measured

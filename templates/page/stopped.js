@@ -1,7 +1,7 @@
 // A run that ended early: where every rank stopped, on the lanes that were promised.
 
-import { element, table } from "./dom.js";
-import { select } from "./keys.js";
+import { jump } from "./details.js";
+import { element, scrolled, table } from "./dom.js";
 import { laneOf } from "./layout.js";
 import { timeText } from "./numbers.js";
 
@@ -22,14 +22,14 @@ export function showStopped(chart, box) {
     const words = line === "" ? "unknown" : placeOf(stop);
     const alike = stops.filter((other) => other.message === message && message !== "");
     const same = alike.find((other) => message.includes(`rank ${other.rank} (`)) ?? alike[0] ?? stop;
-    const place = operation < 0 ? words : element("button", { type: "button", class: "plain", click: () => select(chart, { schedule: 0, operation }) }, words);
+    const place = operation < 0 ? words : jump(chart, { schedule: 0, operation }, words);
     const number = line === "" || update < 0 ? "" : String(update + 1);
     const ended = same === stop ? message : `as rank ${same.rank}`;
     return [`rank ${rank}`, `P${worker}`, place, number, awaited < 0 ? "" : `P${awaited}`, timeOf(seconds), ended];
   });
   const heads = ["rank", "worker", "stopped", "update", "waited for", "was there for", "ended with"];
-  const made = table("Where every rank stopped", heads, rows);
-  box.append(element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Where every rank stopped" }, made));
+  const title = "Where every rank stopped";
+  box.append(scrolled(table(title, heads, rows), title));
 }
 
 /**

@@ -69,6 +69,19 @@ export class Store {
     this.measured = trace === null || trace.updates.length === 0 ? null : measuredOf(trace, this.state.update, schedules[0]);
   }
 
+  /** The layers that the page has, which can be turned on and off. */
+  get has() {
+    const links = this.page.schedules.some(({ messages }) => messages.links.length > 0);
+    return {
+      critical: this.all.some(({ proven }) => proven),
+      messages: links,
+      memory: this.all.some(({ memory }) => memory.length > 0),
+      links,
+      differences: this.differences !== null,
+      measured: this.measured !== null,
+    };
+  }
+
   /** Whether the update is shown in which the run ended early. */
   get hung() {
     const { trace } = this.page;

@@ -1,9 +1,9 @@
 // Tables below the lanes: idle time by cause, memory, messages; two schedules stand beside each other.
 
 import { jump } from "./details.js";
-import { element, table } from "./dom.js";
+import { element, scrolled, table } from "./dom.js";
 import { CAUSES } from "./idle.js";
-import { amountText, countedText, differenceText, numberText, partOf, percent, timeText } from "./numbers.js";
+import { amountText, countedText, differenceText, numberText, partOf, percent, signed, timeText } from "./numbers.js";
 import { idleLook, swatch } from "./theme.js";
 import { reason } from "./words.js";
 
@@ -46,9 +46,10 @@ function summary({ store: { all, differences } }) {
   if (all.length < 2) return [];
   const [first, second] = all;
   const { unit } = first.schedule;
+  const ratio = second.bubbleRatio - first.bubbleRatio;
   const rows = [
     ["time of an update", timeText(unit, first.update), timeText(unit, second.update), differenceText(unit, second.update - first.update)],
-    ["bubble ratio", percent(first.bubbleRatio), percent(second.bubbleRatio), points(second.bubbleRatio - first.bubbleRatio)],
+    ["bubble ratio", percent(first.bubbleRatio), percent(second.bubbleRatio), signed(ratio, percent(Math.abs(ratio)))],
     ["operations", String(first.start.length), String(second.start.length), ""],
   ];
   const made = table("Beside each other", ["figure", first.schedule.name, second.schedule.name, "difference"], rows);
@@ -65,14 +66,6 @@ function summary({ store: { all, differences } }) {
   ];
   const notes = element("ul", { class: "notes" }, ...words.map((line) => element("li", {}, line)));
   return [...parts, element("h3", {}, `Of ${countedText(match.length, "operation")}`), notes];
-}
-
-/**
- * @param {number} difference of shares
- * @returns {string}
- */
-function points(difference) {
-  return Math.abs(difference) < 5e-5 ? "0" : `${difference > 0 ? "+" : "−"}${percent(Math.abs(difference))}`;
 }
 
 /**
@@ -184,14 +177,4 @@ function linkTable({ store: { all } }) {
     const heads = ["link", "messages", ...(sized ? ["bytes"] : []), "most on the way"];
     return [scrolled(table(title, heads, rows), title)];
   });
-}
-
-/**
- * A table that scrolls where it is too large.
- * @param {HTMLTableElement} made
- * @param {string} name
- * @returns {HTMLElement}
- */
-function scrolled(made, name) {
-  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, made);
 }

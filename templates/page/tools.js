@@ -32,7 +32,7 @@ export function showTools(chart, bar, dialog) {
     button("Farther", zoom(() => camera.zoom(1.5))),
     button("Whole", zoom(() => camera.showAll())),
   );
-  const layers = layersOf(store).map(({ name, words }) => ({ name, made: button(words, () => toggle(store, name)) }));
+  const layers = LAYERS.filter(({ name }) => store.has[name]).map(({ name, words }) => ({ name, made: button(words, () => toggle(store, name)) }));
   bar.append(zooms, ...(layers.length > 0 ? [element("span", { class: "group" }, ...layers.map(({ made }) => made))] : []));
   const units = store.page.schedules[0]?.memory ?? [];
   if (units.length > 1) {
@@ -53,23 +53,6 @@ export function showTools(chart, bar, dialog) {
     if (changed.has("shows") || changed.has("dark")) update();
   });
   update();
-}
-
-/**
- * Layers that the schedules have.
- * @param {import("./store.js").Store} store
- * @returns {typeof LAYERS}
- */
-function layersOf({ all, differences, measured }) {
-  const has = {
-    critical: all.some(({ proven }) => proven),
-    messages: all.some(({ schedule }) => schedule.messages.links.length > 0),
-    memory: all.some(({ memory }) => memory.length > 0),
-    links: all.some(({ schedule }) => schedule.messages.links.length > 0),
-    differences: differences !== null,
-    measured: measured !== null,
-  };
-  return LAYERS.filter(({ name }) => has[name]);
 }
 
 /**

@@ -194,6 +194,58 @@ def test_zooming_keeps_the_names_of_lanes_and_the_axis(pages: Mapping[str, Path]
         assert part(opened, 64, AXIS) == lanes
 
 
+WRITTEN = """(() => {
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  window.written = [];
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...room) {
+    if (y < 30) written.push(text);
+    write.call(this, text, x, y, ...room);
+  };
+})()"""
+"""Keeps the texts that are written on the axis."""
+
+
+def test_the_axis_tells_its_times_apart_at_the_closest_look(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.page.add_init_script(WRITTEN)
+        opened.open(pages["texts"])
+        opened.page.get_by_label("forward, as a number").fill("20000")
+        opened.page.keyboard.press("Tab")
+        opened.page.locator("#lanes").focus()
+        for key in ("End", *["+"] * 40):
+            opened.page.keyboard.press(key)
+        opened.frame()
+        opened.page.evaluate("written = []")
+        opened.page.keyboard.press("Escape")
+        opened.frame()
+        times = opened.page.evaluate("written")
+        assert len(times) > 4
+        assert len(set(times)) == len(times), times
+
+
+def test_only_the_first_button_moves_and_only_layers_that_there_are_can_be_shown(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        lanes = opened.page.locator("#lanes")
+        lanes.focus()
+        for key in ("+", "+"):
+            lanes.press(key)
+        before = part(opened, 64, AXIS)
+        for button in ("right", "left"):
+            box = lanes.bounding_box()
+            opened.page.mouse.move(box["x"] + 300, box["y"] + 60)
+            opened.page.mouse.down(button=button)
+            opened.page.mouse.move(box["x"] + 200, box["y"] + 60)
+            opened.page.mouse.up(button=button)
+            opened.page.mouse.move(0, 0)
+            assert (part(opened, 64, AXIS) == before) == (button == "right")
+        tall = opened.page.evaluate("tall.offsetHeight")
+        lanes.press("r")
+        assert opened.page.evaluate("tall.offsetHeight") == tall, "nothing was recorded"
+
+
 def test_two_fingers_zoom_and_one_finger_moves(pages: Mapping[str, Path], browser: Any) -> None:
     with tab(browser, width=400, has_touch=True) as opened:
         opened.open(pages["texts"])
@@ -238,6 +290,8 @@ def test_a_mistake_is_drawn_on_lanes_without_times(pages: Mapping[str, Path], br
         opened.open(pages["no lanes"])
         assert not opened.page.locator("#lanes").is_visible()
         assert opened.inaccessible() == []
+        opened.page.emulate_media(color_scheme="dark")
+        opened.frame()
         assert opened.mistakes() == []
 
 

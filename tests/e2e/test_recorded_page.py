@@ -76,7 +76,8 @@ def test_a_line_of_the_table_leads_to_its_boxes_and_keeps_names_and_axis(run: Ta
     assert run.page.screenshot(clip=names) == before
     line.click()
     assert line.get_attribute("aria-pressed") == "true"
-    assert run.page.inner_text("#spoken") == "P1, wait for sends to worker 0: 1 stretch, the longest of 40 µs"
+    assert line.evaluate("button => button === document.activeElement")
+    assert run.page.inner_text("#spoken") == "P1, wait for sends to worker 0: 1 span, the longest of 40 µs"
     chosen = run.page.locator("#canvas").screenshot()
     line.click()
     assert line.get_attribute("aria-pressed") == "false"
