@@ -43,11 +43,11 @@ def test_the_types_in_comments_hold(tmp_path: Path) -> None:
     assert wrong_types(SCRIPTS) == ""
     shutil.copytree(SCRIPTS, tmp_path, dirs_exist_ok=True)
     engine = (tmp_path / "engine.js").read_text(encoding="utf-8")
-    assert "workers" in engine
+    assert "plan.schedule.events" in engine
     (tmp_path / "engine.js").write_text(
-        engine.replace("plan.schedule.workers", "plan.schedule.wrokers"), encoding="utf-8"
+        engine.replace("plan.schedule.events", "plan.schedule.evenst"), encoding="utf-8"
     )
-    assert "'wrokers' does not exist" in wrong_types(tmp_path)
+    assert "'evenst' does not exist" in wrong_types(tmp_path)
 
 
 def test_a_script_is_short_enough_to_be_read_at_once() -> None:

@@ -1,6 +1,6 @@
 // What stays while lanes move: the axis above them, the names of the rows before them.
 
-import { rowsBetween } from "./layout.js";
+import { rowsBetween, xOf, yOf } from "./layout.js";
 import { amountText, partOf, roundStep, stepText, timeText } from "./numbers.js";
 
 /**
@@ -28,7 +28,7 @@ export function drawAxis(sight, all, pointed) {
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let tick = Math.ceil(from / step - 1e-9); tick * step <= last; tick++) {
-    const x = left + (tick * step - from) * scale;
+    const x = xOf(sight, tick * step);
     context.strokeStyle = theme.muted;
     line(context, x, top - 6, x, top);
     const unitName = tick === 0 || tick === Math.ceil(from / step) ? part.name : "";
@@ -38,7 +38,7 @@ export function drawAxis(sight, all, pointed) {
     context.fillText(text, Math.min(Math.max(x, left + half), width - half - 2), top - 15);
   }
   if (pointed !== null && pointed >= 0) {
-    const x = left + (pointed - from) * scale;
+    const x = xOf(sight, pointed);
     context.strokeStyle = theme.muted;
     context.setLineDash([2, 3]);
     line(context, x, top, x, sight.height);
@@ -61,17 +61,16 @@ export function drawAxis(sight, all, pointed) {
  * @param {Played[]} all
  */
 export function drawEnds(sight, rows, all) {
-  const { context, theme, left, from, scale } = sight;
+  const { context, theme, left } = sight;
   all.forEach((played, number) => {
     const own = rows.filter((row) => row.schedule === number && row.kind !== "heading" && row.kind !== "link");
     if (own.length === 0 || !played.proven) return;
-    const x = Math.round(left + (played.run.span - from) * scale) + 0.5;
+    const x = Math.round(xOf(sight, played.run.span)) + 0.5;
     const bottom = own[own.length - 1];
-    const shift = sight.top - sight.scrolled;
     if (x < left || x > sight.width) return;
     context.strokeStyle = theme.ink;
     context.lineWidth = 1;
-    line(context, x, shift + own[0].top - 2, x, shift + bottom.top + bottom.height + 2);
+    line(context, x, yOf(sight, own[0]) - 2, x, yOf(sight, bottom) + bottom.height + 2);
   });
 }
 
@@ -88,7 +87,7 @@ export function drawNames(sight, rows, all) {
   context.strokeStyle = theme.line;
   line(context, left - 0.5, top, left - 0.5, sight.height);
   for (const row of rowsBetween(rows, sight.scrolled, sight.scrolled + sight.height - top)) {
-    const y = top + row.top - sight.scrolled + row.height / 2;
+    const y = yOf(sight, row) + row.height / 2;
     const played = all[row.schedule];
     context.textBaseline = "middle";
     if (row.kind === "heading") {

@@ -2,8 +2,9 @@
 
 import { drawAxis, drawEnds, drawNames, leftOf } from "./axis.js";
 import { Camera } from "./camera.js";
+import { listOf } from "./engine.js";
 import { drawLane } from "./lanes.js";
-import { AXIS, laneOf, rowAt, rowsBetween, rowsOf, sheetsOf } from "./layout.js";
+import { AXIS, rowAt, rowOf, rowsBetween, rowsOf, sheetsOf, xOf, yOf } from "./layout.js";
 import { drawCritical, drawMessages, drawNeeds, drawOutline } from "./lines.js";
 import { drawMarks } from "./marks.js";
 import { drawMistake } from "./mistake_lines.js";
@@ -195,18 +196,17 @@ export class Chart {
   reveal({ schedule, operation }) {
     const played = this.store.all[schedule];
     const worker = played.schedule.operations.worker[operation];
-    this.show(laneOf(this.rows, schedule, worker), played.start[operation], played.end[operation]);
+    this.show(rowOf(this.rows, "lane", schedule, worker), played.start[operation], played.end[operation]);
   }
 
   /**
-   * Moves lanes so that a stretch of time is seen in the row of a worker.
-   * @param {Row["kind"]} kind
+   * Moves lanes so that a stretch of time is seen in the recorded lane of a worker.
    * @param {number} worker
    * @param {number} start
    * @param {number} end
    */
-  revealRow(kind, worker, start, end) {
-    this.show(this.rows.find((row) => row.kind === kind && row.index === worker) ?? null, start, end);
+  revealMeasured(worker, start, end) {
+    this.show(rowOf(this.rows, "measured", 0, worker), start, end);
   }
 
   /**
@@ -290,25 +290,18 @@ function copyBefore(canvas) {
  * @param {Row} row
  * @param {Played} played
  */
-function drawSums(sight, row, played) {
-  const { context, theme, left, from, scale } = sight;
-  const { sums, events } = played.schedule;
+function drawSums(sight, row, { plan, run, schedule: { sums, events } }) {
+  const { context, theme, scale } = sight;
+  const y = yOf(sight, row);
   context.fillStyle = theme.sum;
-  for (let at = 0; at < sums.event.length; at++) {
-    const event = sums.event[at];
-    for (let place = sums.launches_from[at]; place < sums.launches_from[at + 1]; place++) {
-      const launch = sums.launches[place];
-      if (events.worker[launch] !== row.index) continue;
-      const y = sight.top + row.top - sight.scrolled;
-      const x = left + (played.run.end[launch] - from) * scale;
-      context.beginPath();
-      context.moveTo(x, y + 1);
-      context.lineTo(x + 4, y + row.height);
-      context.lineTo(x - 4, y + row.height);
-      context.fill();
-      if (event < 0) continue;
-      const start = left + (played.run.end[event] - played.run.length[event] - from) * scale;
-      context.fillRect(start, y + 2, played.run.length[event] * scale, row.height - 3);
-    }
+  for (const launch of listOf(plan.launches, row.index)) {
+    const x = xOf(sight, run.end[launch]);
+    context.beginPath();
+    context.moveTo(x, y + 1);
+    context.lineTo(x + 4, y + row.height);
+    context.lineTo(x - 4, y + row.height);
+    context.fill();
+    const event = sums.event[events.subject[launch]];
+    if (event >= 0) context.fillRect(xOf(sight, run.start[event]), y + 2, run.length[event] * scale, row.height - 3);
   }
 }

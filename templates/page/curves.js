@@ -42,9 +42,8 @@ export function memoryCurves(plan, run, memory) {
  */
 export function linkCurves(plan, run) {
   const { messages } = plan.schedule;
-  const rows = grouped(messages.link, messages.links.length);
   return messages.links.map((_, link) => {
-    const own = listOf(rows, link);
+    const own = listOf(plan.messages, link);
     const changes = new Int32Array(2 * own.length);
     changes.set(own);
     changes.set(own, own.length);
@@ -69,13 +68,8 @@ export function linkCurves(plan, run) {
  * @returns {number[]} rows of messages
  */
 export function underWay(plan, run, link, time) {
-  const { messages } = plan.schedule;
-  const rows = [];
-  for (let row = 0; row < messages.link.length; row++) {
-    if (messages.link[row] !== link) continue;
-    if (run.start[messages.wire[row]] <= time && time < run.end[messages.flight[row]]) rows.push(row);
-  }
-  return rows;
+  const { wire, flight } = plan.schedule.messages;
+  return [...listOf(plan.messages, link)].filter((row) => run.start[wire[row]] <= time && time < run.end[flight[row]]);
 }
 
 /**

@@ -1,10 +1,11 @@
 // The selected operation: its time, what it waits for, what waits for it, and its lines in the texts.
 
 import { element } from "./dom.js";
+import { listOf } from "./engine.js";
 import { select } from "./keys.js";
 import { makerOf, takerOf } from "./lines.js";
 import { recordedTime } from "./measured.js";
-import { timeText } from "./numbers.js";
+import { spanText } from "./numbers.js";
 import { differenceWords, needText, shortName, slackText, whenText } from "./words.js";
 
 /**
@@ -59,8 +60,7 @@ function detailsOf(chart, place, openText) {
   const event = operations.event[operation];
   /** @type {[string, Node | string][]} */
   const facts = [["is", looks[operations.look[operation]].name]];
-  const { from, rows } = played.plan.operations;
-  for (const other of event < 0 ? [] : rows.subarray(from[event], from[event + 1])) {
+  for (const other of event < 0 ? [] : listOf(played.plan.operations, event)) {
     if (other !== operation) facts.push(["pair with", jump(chart, { schedule: place.schedule, operation: other }, shortName(played, other))]);
   }
   if (played.proven) {
@@ -69,10 +69,7 @@ function detailsOf(chart, place, openText) {
     if (played.isCritical[event] === 1) facts.push(["", "on the critical path"]);
   }
   const recorded = store.measured === null || place.schedule !== 0 ? null : recordedTime(store.measured, operation);
-  if (recorded !== null) {
-    const { start, end } = recorded;
-    facts.push(["recorded", `${timeText(unit, start)} to ${timeText(unit, end)}, took ${timeText(unit, end - start)}`]);
-  }
+  if (recorded !== null) facts.push(["recorded", spanText(unit, recorded.start, recorded.end, "took")]);
   if (store.differences !== null) facts.push(comparison(chart, place, store.differences));
   const lines = place.schedule === 0 ? linesOf(store, operation, openText) : [];
   if (lines.length > 0) facts.push(["lines", element("span", {}, ...lines)]);
@@ -81,20 +78,7 @@ function detailsOf(chart, place, openText) {
   if (!played.proven) return parts;
   const before = played.needs.filter((need) => need.to === event);
   const after = played.needs.filter((need) => need.from === event);
-  return [...parts, ...needsList(chart, place, before, false), ...needsList(chart, place, after, true), begins(unit, played, operation)];
-}
-
-/**
- * @param {"" | "s"} unit
- * @param {Played} played
- * @param {number} operation
- * @returns {HTMLElement}
- */
-function begins(unit, played, operation) {
-  const event = played.schedule.operations.event[operation];
-  const { start, length, end } = played.run;
-  const differs = Math.abs(end[event] - length[event] - start[event]) > played.run.rounding;
-  return element("p", { class: "muted", hidden: !differs }, `its worker is there at ${timeText(unit, start[event])}`);
+  return [...parts, ...needsList(chart, place, before, false), ...needsList(chart, place, after, true)];
 }
 
 /**

@@ -1,7 +1,5 @@
 // A second schedule beside the first: which of its operations are the same, and how they differ.
 
-import { busyTimes } from "./engine.js";
-
 /**
  * Differences of one operation of the first schedule, by the matched one of the second schedule.
  * @typedef {Object} Differences
@@ -10,14 +8,6 @@ import { busyTimes } from "./engine.js";
  * @property {Uint8Array} reordered whether the matched one follows another operation on its lane
  * @property {Float64Array} later by how much the matched one starts later; 0 without a match
  * @property {Int32Array} added operations of the second schedule that match none of the first
- */
-
-/**
- * The sums that stand beside each other.
- * @typedef {Object} Totals
- * @property {number} span
- * @property {number} idle time of all workers together
- * @property {number} idleShare of the span of all workers
  */
 
 /**
@@ -56,15 +46,4 @@ export function differences(matches, first, firstRun, second, secondRun) {
  */
 function precedent(operations, operation) {
   return operation > 0 && operations.worker[operation - 1] === operations.worker[operation] ? operation - 1 : -1;
-}
-
-/**
- * @param {import("./engine.js").Plan} plan
- * @param {import("./engine.js").Run} run
- * @returns {Totals}
- */
-export function totals(plan, run) {
-  const whole = run.span * plan.schedule.workers;
-  const idle = whole - busyTimes(plan, run).reduce((sum, time) => sum + time, 0);
-  return { span: run.span, idle, idleShare: whole > 0 ? idle / whole : 0 };
 }

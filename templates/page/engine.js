@@ -35,6 +35,10 @@ export const ROLE = Object.freeze({
  * @property {Int32Array} order every event after all that it waits for
  * @property {Uint8Array} role
  * @property {Int32Array} form
+ * @property {Int32Array} first the operations of worker w are first[w] up to, not including, first[w + 1]
+ * @property {Lists} messages of each link
+ * @property {Lists} launches events that launch sums, of each worker
+ * @property {Float64Array} preference weight of each event among critical paths of equal length
  * @property {Int32Array} laneFrom the events of worker w are laneFrom[w] up to, not including, laneFrom[w + 1]
  * @property {Lists} operations the operations of each event: two of a pair
  * @property {Int32Array} like computes of the same kinds and sizes have the same number; -1 for other events
@@ -56,11 +60,12 @@ export const ROLE = Object.freeze({
  * @returns {Plan}
  */
 export function prepare(schedule) {
-  const { events, operations } = schedule;
+  const { events, operations, messages, sums, workers } = schedule;
   const count = events.form.length;
   const before = { from: new Int32Array(events.before_from), rows: new Int32Array(events.before) };
   const after = inverted(before);
   const rows = grouped(operations.event, count);
+  const launches = grouped(Array.from(sums.launches, (event) => events.worker[event]), workers);
   return {
     schedule,
     events: count,
@@ -70,6 +75,10 @@ export function prepare(schedule) {
     role: new Uint8Array(events.role),
     form: new Int32Array(events.form),
     laneFrom: new Int32Array(events.lane_from),
+    first: grouped(operations.worker, workers).from,
+    messages: grouped(messages.link, messages.links.length),
+    launches: { from: launches.from, rows: launches.rows.map((place) => sums.launches[place]) },
+    preference: preferences(schedule, rows),
     operations: rows,
     like: numbered(operations, rows, count),
     values: Float64Array.from(schedule.sliders, (slider) => slider.value),
@@ -128,22 +137,6 @@ export function played(plan, length) {
 }
 
 /**
- * Time of each worker in which it computes, steps or posts.
- * @param {Plan} plan
- * @param {Run} run
- * @returns {Float64Array} per worker
- */
-export function busyTimes(plan, run) {
-  const busy = new Float64Array(plan.schedule.workers);
-  for (let worker = 0; worker < busy.length; worker++) {
-    for (let event = plan.laneFrom[worker]; event < plan.laneFrom[worker + 1]; event++) {
-      if (plan.role[event] !== ROLE.WAIT) busy[worker] += run.length[event];
-    }
-  }
-  return busy;
-}
-
-/**
  * @param {Lists} lists
  * @param {number} number
  * @returns {Int32Array}
@@ -184,7 +177,7 @@ function owners(lists) {
  * @param {Lists} lists
  * @returns {Lists}
  */
-export function inverted(lists) {
+function inverted(lists) {
   const owner = owners(lists);
   const { from, rows } = grouped(lists.rows, lists.from.length - 1);
   return { from, rows: rows.map((place) => owner[place]) };
@@ -210,6 +203,27 @@ function numbered(operations, rows, count) {
     like[event] = number;
   }
   return like;
+}
+
+/**
+ * Weight of every event among critical paths of equal length, by the rule of the compiler: the path with the most
+ * micro-batches of preference 3, then the one with the most pairs, then the one with the most of preference 1.
+ * @param {Schedule} schedule
+ * @param {Lists} rows of the operations of each event
+ * @returns {Float64Array}
+ */
+function preferences({ kinds, operations }, rows) {
+  let unit = 1;
+  for (let row = 0; row < operations.size.length; row++) unit += operations.size[row];
+  const weight = new Float64Array(rows.from.length - 1);
+  for (let event = 0; event < weight.length; event++) {
+    const parts = listOf(rows, event);
+    for (const row of parts) {
+      const rank = parts.length > 1 ? 2 : kinds[operations.kind[row]].preference;
+      if (rank > 0) weight[event] += unit ** (rank - 1) * operations.size[row];
+    }
+  }
+  return weight;
 }
 
 /**

@@ -21,7 +21,6 @@ const [FILL, DRAIN, DEPENDENCY, LINK, IMBALANCE, SUM] = CAUSES.keys();
  * @property {number[]} start
  * @property {number[]} end
  * @property {number[]} cause into CAUSES
- * @property {number[]} event the wait, or -1 at the end of a lane
  * @property {Float64Array[]} totals per worker and cause
  */
 
@@ -34,17 +33,16 @@ export function idleTimes(plan, run) {
   const { workers } = plan.schedule;
   const totals = Array.from({ length: workers }, () => new Float64Array(CAUSES.length));
   /** @type {Idle} */
-  const idle = { worker: [], start: [], end: [], cause: [], event: [], totals };
+  const idle = { worker: [], start: [], end: [], cause: [], totals };
   const excess = excesses(plan, run);
   for (let worker = 0; worker < workers; worker++) {
-    /** @param {number} cause @param {number} start @param {number} end @param {number} event */
-    const add = (cause, start, end, event) => {
+    /** @param {number} cause @param {number} start @param {number} end */
+    const add = (cause, start, end) => {
       if (end <= start) return;
       idle.worker.push(worker);
       idle.start.push(start);
       idle.end.push(end);
       idle.cause.push(cause);
-      idle.event.push(event);
       totals[worker][cause] += end - start;
     };
     addLane(plan, run, worker, excess, add);
@@ -57,7 +55,7 @@ export function idleTimes(plan, run) {
  * @param {import("./engine.js").Run} run
  * @param {number} worker
  * @param {Float64Array | null} excess
- * @param {(cause: number, start: number, end: number, event: number) => void} add
+ * @param {(cause: number, start: number, end: number) => void} add
  */
 function addLane(plan, run, worker, excess, add) {
   const [from, until] = [plan.laneFrom[worker], plan.laneFrom[worker + 1]];
@@ -72,16 +70,16 @@ function addLane(plan, run, worker, excess, add) {
     const { awaited, posted, cause } = awaitedBy(plan, run, event);
     const [start, end] = [run.start[event], run.end[event]];
     const middle = Math.min(Math.max(posted, start), end);
-    if (event < first) add(FILL, start, middle, event);
-    else if (event > last) add(DRAIN, start, middle, event);
+    if (event < first) add(FILL, start, middle);
+    else if (event > last) add(DRAIN, start, middle);
     else {
       const slow = excess === null ? 0 : Math.min(excessWithin(plan, run, excess, awaited, start, middle), middle - start);
-      add(DEPENDENCY, start, middle - slow, event);
-      add(IMBALANCE, middle - slow, middle, event);
+      add(DEPENDENCY, start, middle - slow);
+      add(IMBALANCE, middle - slow, middle);
     }
-    add(cause, middle, end, event);
+    add(cause, middle, end);
   }
-  add(DRAIN, until > from ? run.end[until - 1] : 0, run.span, -1);
+  add(DRAIN, until > from ? run.end[until - 1] : 0, run.span);
 }
 
 /**

@@ -2,7 +2,8 @@
 // is a strip whose pixels have the mean colour of what is there; so a frame never draws more boxes than it has room for.
 
 import { CAUSES } from "./idle.js";
-import { firstAbove } from "./search.js";
+import { xOf, yOf } from "./layout.js";
+import { firstAbove, idleOfWorker } from "./search.js";
 import { idleLook, lookPattern, paint } from "./theme.js";
 
 /** Pixels of the mean operation below which a lane is a strip. */
@@ -25,7 +26,7 @@ export function drawLane(sight, played, row, dimmed) {
   const first = firstAbove(played.end, from, low, high);
   const last = Math.max(first, firstAbove(played.start, to, first, high));
   const idle = idleBetween(played, row.index, from, to);
-  const y = sight.top + row.top - sight.scrolled;
+  const y = yOf(sight, row);
   context.fillStyle = theme.stripe;
   context.fillRect(left, y, width - left, row.height);
   if (last - first > 40 && (width - left) / (last - first) < NARROW) {
@@ -46,8 +47,7 @@ export function drawLane(sight, played, row, dimmed) {
  */
 function idleBetween(played, worker, from, to) {
   const { idle } = played;
-  const low = firstAbove(idle.worker, worker - 1, 0, idle.worker.length);
-  const high = firstAbove(idle.worker, worker, low, idle.worker.length);
+  const [low, high] = idleOfWorker(idle, worker);
   const first = firstAbove(idle.end, from, low, high);
   return [first, Math.max(first, firstAbove(idle.start, to, first, high))];
 }
@@ -62,8 +62,8 @@ function idleBetween(played, worker, from, to) {
 function drawIdle(sight, played, y, height, [first, last]) {
   const { context, theme, left, from, scale } = sight;
   for (let at = first; at < last; at++) {
-    const x = Math.max(left, left + (played.idle.start[at] - from) * scale);
-    const end = Math.min(sight.width, left + (played.idle.end[at] - from) * scale);
+    const x = Math.max(left, xOf(sight, played.idle.start[at]));
+    const end = Math.min(sight.width, xOf(sight, played.idle.end[at]));
     const { pattern, ground } = idleLook((played.idle.names ?? CAUSES)[played.idle.cause[at]], theme.dark);
     context.fillStyle = paint(context, pattern, ground, left - from * scale);
     context.fillRect(x, y, end - x, height);
@@ -80,7 +80,7 @@ function drawIdle(sight, played, y, height, [first, last]) {
  * @param {Uint8Array | null} dimmed
  */
 function drawBoxes(sight, played, y, height, first, last, dimmed) {
-  const { context, theme, left, from, scale } = sight;
+  const { context, theme, left, scale } = sight;
   const { operations, looks } = played.schedule;
   const font = Math.min(height < 40 ? 13 : 15, Math.max(9, height - 10));
   context.textAlign = "center";
@@ -90,7 +90,7 @@ function drawBoxes(sight, played, y, height, first, last, dimmed) {
   for (let at = first; at < last; at++) longest = Math.max(longest, operations.label[at].length);
   for (let at = first; at < last; at++) {
     const { fill, ink } = looks[operations.look[at]][theme.mode];
-    const x = left + (played.start[at] - from) * scale;
+    const x = xOf(sight, played.start[at]);
     const wide = Math.max(1, (played.end[at] - played.start[at]) * scale);
     const gap = wide > 6 ? 1 : 0;
     const [top, tall] = heightOf(operations.row[at], y, height);
@@ -178,9 +178,12 @@ function drawStrip(sight, played, y, height, first, last, idle, dimmed) {
   const halves = operations.row[first] > 0 || operations.row[last - 1] > 0 ? 2 : 1;
   const sums = new Float32Array(columns * halves * 4);
   const grain = scale * ratio;
+  const idleColours = (played.idle.names ?? CAUSES).map((cause) => {
+    const { ground, pattern } = idleLook(cause, theme.dark);
+    return mean(rgb(ground), mean(rgb(ground), rgb(pattern.mark)));
+  });
   for (let at = idle[0]; at < idle[1]; at++) {
-    const { ground, pattern } = idleLook((played.idle.names ?? CAUSES)[played.idle.cause[at]], theme.dark);
-    const colour = mean(rgb(ground), mean(rgb(ground), rgb(pattern.mark)));
+    const colour = idleColours[played.idle.cause[at]];
     const [start, end] = [(played.idle.start[at] - from) * grain, (played.idle.end[at] - from) * grain];
     for (let half = 0; half < halves; half++) spread(sums, half * columns, columns, start, end, colour);
   }

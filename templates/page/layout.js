@@ -98,12 +98,43 @@ export function rowsBetween(rows, from, to) {
 }
 
 /**
- * The lane of an operation.
+ * The row of a worker or a link, or null if it is not shown.
  * @param {Row[]} rows
+ * @param {Row["kind"]} kind
  * @param {number} schedule
- * @param {number} worker
+ * @param {number} index
  * @returns {Row | null}
  */
-export function laneOf(rows, schedule, worker) {
-  return rows.find((row) => row.kind === "lane" && row.schedule === schedule && row.index === worker) ?? null;
+export function rowOf(rows, kind, schedule, index) {
+  return rows.find((row) => row.kind === kind && row.schedule === schedule && row.index === index) ?? null;
+}
+
+/**
+ * The lanes of a schedule's workers.
+ * @param {Row[]} rows
+ * @param {number} schedule
+ * @returns {Row[]}
+ */
+export function lanesOf(rows, schedule) {
+  return rows.filter((row) => row.kind === "lane" && row.schedule === schedule);
+}
+
+/**
+ * The place of a time on the canvas, in pixels.
+ * @param {Sight} sight
+ * @param {number} time
+ * @returns {number}
+ */
+export function xOf({ left, from, scale }, time) {
+  return left + (time - from) * scale;
+}
+
+/**
+ * The upper edge of a row on the canvas, in pixels.
+ * @param {Sight} sight
+ * @param {Row} row
+ * @returns {number}
+ */
+export function yOf({ top, scrolled }, row) {
+  return top + row.top - scrolled;
 }

@@ -1,25 +1,11 @@
 // Lines over the lanes: messages, the critical path, what an operation waits for, and what is wrong.
 
-import { grouped, listOf, ROLE } from "./engine.js";
+import { listOf, ROLE } from "./engine.js";
 import { heightOf } from "./lanes.js";
-import { laneOf } from "./layout.js";
+import { lanesOf, rowOf, xOf, yOf } from "./layout.js";
 
 /** Messages that are drawn at most; with more of them between its edges a picture would be grey. */
 const MOST_MESSAGES = 3000;
-
-/** @type {WeakMap<Schedule, import("./engine.js").Lists>} */
-const messagesOfLinks = new WeakMap();
-
-/**
- * The messages of each link.
- * @param {Schedule} schedule
- * @returns {import("./engine.js").Lists}
- */
-export function messagesByLink(schedule) {
-  const known = messagesOfLinks.get(schedule) ?? grouped(schedule.messages.link, schedule.messages.links.length);
-  messagesOfLinks.set(schedule, known);
-  return known;
-}
 
 /**
  * The box of an operation on the canvas, or null if its lane has no row.
@@ -31,13 +17,22 @@ export function messagesByLink(schedule) {
  */
 export function boxOf(sight, rows, all, place) {
   const played = all[place.schedule];
-  const { worker, row: part } = played.schedule.operations;
-  const row = laneOf(rows, place.schedule, worker[place.operation]);
-  if (row === null) return null;
-  const x = sight.left + (played.start[place.operation] - sight.from) * sight.scale;
-  const width = Math.max(1, (played.end[place.operation] - played.start[place.operation]) * sight.scale);
-  const [y, height] = heightOf(part[place.operation], sight.top + row.top - sight.scrolled, row.height);
-  return { x, y, width, height };
+  const lane = rowOf(rows, "lane", place.schedule, played.schedule.operations.worker[place.operation]);
+  return lane === null ? null : boxIn(sight, lane, played, place.operation);
+}
+
+/**
+ * The box of an operation in its lane.
+ * @param {Sight} sight
+ * @param {Row} lane
+ * @param {Played} played
+ * @param {number} operation
+ * @returns {{ x: number, y: number, width: number, height: number }}
+ */
+export function boxIn(sight, lane, { schedule, start, end }, operation) {
+  const width = Math.max(1, (end[operation] - start[operation]) * sight.scale);
+  const [y, height] = heightOf(schedule.operations.row[operation], yOf(sight, lane), lane.height);
+  return { x: xOf(sight, start[operation]), y, width, height };
 }
 
 /**
@@ -54,13 +49,12 @@ export function drawMessages(sight, rows, played, schedule) {
   const { messages } = played.schedule;
   const to = from + (sight.width - left) / scale;
   const { start, end } = played.run;
-  const tops = lanesOf(rows, schedule, played.schedule.workers);
+  const tops = lanesOf(rows, schedule);
   const [above, below] = [sight.scrolled, sight.scrolled + sight.height - sight.top];
-  const lists = messagesByLink(played.schedule);
   const links = messages.links.flatMap(({ from: source, to: target }, link) => {
     const [one, other] = [tops[source], tops[target]];
     const seen = Math.max(one.top + one.height, other.top + other.height) >= above && Math.min(one.top, other.top) <= below;
-    return seen ? [{ source: one, target: other, own: listOf(lists, link) }] : [];
+    return seen ? [{ source: one, target: other, own: listOf(played.plan.messages, link) }] : [];
   });
   const isShown = (/** @type {number} */ row) => end[messages.flight[row]] >= from && start[messages.wire[row]] <= to;
   const count = links.reduce((sum, { own }) => own.reduce((shown, row) => shown + Number(isShown(row)), sum), 0);
@@ -82,20 +76,6 @@ export function drawMessages(sight, rows, played, schedule) {
 }
 
 /**
- * The lanes of a schedule's workers.
- * @param {Row[]} rows
- * @param {number} schedule
- * @param {number} workers
- * @returns {Row[]}
- */
-function lanesOf(rows, schedule, workers) {
-  /** @type {Row[]} */
-  const lanes = new Array(workers);
-  for (const row of rows) if (row.kind === "lane" && row.schedule === schedule) lanes[row.index] = row;
-  return lanes;
-}
-
-/**
  * Adds a line between the facing edges of two lanes.
  * @param {Path2D} path
  * @param {Sight} sight
@@ -106,9 +86,8 @@ function lanesOf(rows, schedule, workers) {
  */
 function arrow(path, sight, start, source, end, target) {
   const down = target.top > source.top;
-  const shift = sight.top - sight.scrolled;
-  path.moveTo(sight.left + (start - sight.from) * sight.scale, shift + source.top + (down ? source.height : 0));
-  path.lineTo(sight.left + (end - sight.from) * sight.scale, shift + target.top + (down ? 0 : target.height));
+  path.moveTo(xOf(sight, start), yOf(sight, source) + (down ? source.height : 0));
+  path.lineTo(xOf(sight, end), yOf(sight, target) + (down ? 0 : target.height));
 }
 
 /**
@@ -119,9 +98,9 @@ function arrow(path, sight, start, source, end, target) {
  * @param {number} schedule
  */
 export function drawCritical(sight, rows, played, schedule) {
-  const { context, theme, left, from, scale } = sight;
+  const { context, theme, from, scale } = sight;
   const { events } = played.schedule;
-  const lanes = lanesOf(rows, schedule, played.schedule.workers);
+  const lanes = lanesOf(rows, schedule);
   const path = new Path2D();
   /** @type {{ lane: Row, end: number } | null} */
   let last = null;
@@ -129,11 +108,11 @@ export function drawCritical(sight, rows, played, schedule) {
     const role = played.plan.role[event];
     if (role !== ROLE.COMPUTE && role !== ROLE.STEP && role !== ROLE.POST && role !== ROLE.SUM) continue;
     const lane = lanes[events.worker[event]];
-    const [start, end] = [played.run.end[event] - played.run.length[event], played.run.end[event]];
+    const [start, end] = [played.run.start[event], played.run.end[event]];
     if (last !== null && last.lane !== lane && start >= last.end) arrow(path, sight, last.end, last.lane, start, lane);
-    const x = left + (start - from) * scale;
-    for (const { top, height } of role === ROLE.SUM ? sumRows(rows, played, schedule, event) : [lane]) {
-      if (x < sight.width && end >= from) outline(path, x, sight.top + top - sight.scrolled, (end - start) * scale, height);
+    const x = xOf(sight, start);
+    for (const row of role === ROLE.SUM ? sumRows(rows, played, schedule, event) : [lane]) {
+      if (x < sight.width && end >= from) outline(path, x, yOf(sight, row), (end - start) * scale, row.height);
     }
     last = { lane, end };
   }
@@ -153,9 +132,9 @@ export function drawCritical(sight, rows, played, schedule) {
  */
 function sumRows(rows, played, schedule, event) {
   const { sums, events } = played.schedule;
-  const sum = Array.prototype.indexOf.call(sums.event, event);
-  const launches = Array.from(sums.launches).slice(sums.launches_from[sum], sums.launches_from[sum + 1]);
-  const members = new Set(launches.map((launch) => events.worker[launch]));
+  const sum = events.subject[event];
+  const members = new Set();
+  for (let place = sums.launches_from[sum]; place < sums.launches_from[sum + 1]; place++) members.add(events.worker[sums.launches[place]]);
   return rows.filter((row) => row.kind === "sums" && row.schedule === schedule && members.has(row.index));
 }
 
@@ -220,9 +199,8 @@ export function takerOf(played, { by, to, row }) {
  * @param {number} event
  * @returns {number}
  */
-function operationOf(played, event) {
-  const { from, rows } = played.plan.operations;
-  return from[event] < from[event + 1] ? rows[from[event]] : -1;
+export function operationOf({ plan }, event) {
+  return listOf(plan.operations, event)[0] ?? -1;
 }
 
 /**

@@ -1,5 +1,8 @@
 // Recorded updates, made to look like a played schedule, so that lanes are drawn by the same functions.
 
+import { grouped } from "./engine.js";
+import { idleOfWorker } from "./search.js";
+
 /**
  * The lanes of a recorded update. Boxes are operations, idle time is everything else; `operation`, `activity` and `line`
  * belong to boxes, `idleActivity` and `idleLine` to the stretches of idle time.
@@ -22,20 +25,9 @@ export function measuredOf(trace, update, schedule) {
   const { spans } = trace.updates[update];
   const time = (/** @type {number} */ nanoseconds) => trace.start + nanoseconds / NANOSECONDS;
   const { operations, workers } = schedule;
-  const first = new Int32Array(workers + 1);
-  /** @type {number[]} */
-  const computing = [];
-  /** @type {number[]} */
-  const waiting = [];
-  for (let span = 0; span < spans.worker.length; span++) {
-    if (spans.operation[span] < 0) {
-      waiting.push(span);
-      continue;
-    }
-    computing.push(span);
-    first[spans.worker[span] + 1]++;
-  }
-  for (let worker = 0; worker < workers; worker++) first[worker + 1] += first[worker];
+  const [computing, waiting] = [true, false].map((computes) =>
+    [...Array(spans.worker.length).keys()].filter((span) => spans.operation[span] >= 0 === computes),
+  );
   const operation = computing.map((span) => spans.operation[span]);
   const names = [...new Set(trace.activities.map(({ wait }) => wait))];
   return {
@@ -50,7 +42,7 @@ export function measuredOf(trace, update, schedule) {
           event: operation.map((row) => operations.event[row]),
         },
       },
-      first,
+      first: grouped(computing.map((span) => spans.worker[span]), workers).from,
       start: Float64Array.from(computing, (span) => time(spans.start[span])),
       end: Float64Array.from(computing, (span) => time(spans.end[span])),
       idle: {
@@ -87,17 +79,17 @@ function labelOf({ operations }, operation, line) {
  * The stretches of time that a worker spent in an activity.
  * @param {Measured} measured
  * @param {Chosen} chosen
- * @returns {{ start: number, end: number, part: number }[]}
+ * @returns {{ start: number, end: number }[]}
  */
 export function spansOf({ boxes, activity, idleActivity }, { worker, activity: wanted }) {
-  const { first, start, end, idle, schedule } = boxes;
+  const { first, start, end, idle } = boxes;
   const spans = [];
   for (let box = first[worker]; box < first[worker + 1]; box++) {
-    if (activity[box] === wanted) spans.push({ start: start[box], end: end[box], part: schedule.operations.row[box] });
+    if (activity[box] === wanted) spans.push({ start: start[box], end: end[box] });
   }
-  for (let at = 0; at < idleActivity.length; at++) {
-    if (idle.worker[at] !== worker || idleActivity[at] !== wanted) continue;
-    spans.push({ start: idle.start[at], end: idle.end[at], part: 0 });
+  const [low, high] = idleOfWorker(idle, worker);
+  for (let at = low; at < high; at++) {
+    if (idleActivity[at] === wanted) spans.push({ start: idle.start[at], end: idle.end[at] });
   }
   return spans;
 }

@@ -31,6 +31,18 @@ export function timeText(unit, time) {
 }
 
 /**
+ * A stretch of time: "3 to 5, took 2".
+ * @param {"" | "s"} unit
+ * @param {number} start
+ * @param {number} end
+ * @param {string} verb
+ * @returns {string}
+ */
+export function spanText(unit, start, end, verb) {
+  return `${timeText(unit, start)} to ${timeText(unit, end)}, ${verb} ${timeText(unit, end - start)}`;
+}
+
+/**
  * A number with five digits, or with as many as a whole one has.
  * @param {number} value
  * @returns {string}

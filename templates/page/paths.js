@@ -1,34 +1,7 @@
 // What decides the end: the critical path, the slack of every event, and what an operation waits for.
 
 import { criticalCycle } from "./period.js";
-import { listOf, ROLE } from "./engine.js";
-
-/** @type {WeakMap<import("./engine.js").Plan, Float64Array>} */
-const KNOWN_PREFERENCES = new WeakMap();
-
-/**
- * Weight of every event among critical paths of equal length, by the rule of the compiler: the path with the most
- * micro-batches of preference 3, then the one with the most pairs, then the one with the most of preference 1.
- * @param {import("./engine.js").Plan} plan
- * @returns {Float64Array}
- */
-export function preferences(plan) {
-  const known = KNOWN_PREFERENCES.get(plan);
-  if (known !== undefined) return known;
-  const { kinds, operations } = plan.schedule;
-  let unit = 1;
-  for (let row = 0; row < operations.size.length; row++) unit += operations.size[row];
-  const weight = new Float64Array(plan.events);
-  for (let event = 0; event < plan.events; event++) {
-    const rows = listOf(plan.operations, event);
-    for (const row of rows) {
-      const rank = rows.length > 1 ? 2 : kinds[operations.kind[row]].preference;
-      if (rank > 0) weight[event] += unit ** (rank - 1) * operations.size[row];
-    }
-  }
-  KNOWN_PREFERENCES.set(plan, weight);
-  return weight;
-}
+import { ROLE } from "./engine.js";
 
 /**
  * Events from the first to the last of a critical path: each starts when the one before it ends. Without a flush they
@@ -39,9 +12,8 @@ export function preferences(plan) {
  */
 export function criticalPath(plan, run) {
   const { turn } = plan.schedule;
-  const weight = preferences(plan);
-  if (turn !== null) return criticalCycle(turn, run.length, weight).events;
-  const { before, order } = plan;
+  if (turn !== null) return criticalCycle(turn, run.length, plan.preference).events;
+  const { before, order, preference } = plan;
   const best = new Float64Array(plan.events);
   const previous = new Int32Array(plan.events).fill(-1);
   let last = -1;
@@ -56,7 +28,7 @@ export function criticalPath(plan, run) {
         previous[event] = other;
       }
     }
-    best[event] = Math.max(most, 0) + weight[event];
+    best[event] = Math.max(most, 0) + preference[event];
     if (run.end[event] >= run.span - run.rounding && (last < 0 || best[event] > best[last])) last = event;
   }
   const path = [];

@@ -20,7 +20,7 @@ export function playedWith(schedule, values, kept, plan = prepare(schedule)) {
   const count = schedule.operations.event.length;
   const start = new Float64Array(count);
   const end = new Float64Array(count);
-  const first = firstOfWorkers(schedule);
+  const { first } = plan;
   if (proven) {
     for (let row = 0; row < count; row++) {
       const event = schedule.operations.event[row];
@@ -42,7 +42,7 @@ export function playedWith(schedule, values, kept, plan = prepare(schedule)) {
   return {
     ...{ schedule, plan, values, run, proven, start, end, first, update, kept, memory },
     bubbleRatio: proven ? bubbleRatioOf(plan, run, update) : 0,
-    idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], event: [], totals: [] },
+    idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], totals: [] },
     get critical() {
       return critical();
     },
@@ -82,17 +82,6 @@ function marked(count, rows) {
   const marks = new Uint8Array(count);
   for (const row of rows) marks[row] = 1;
   return marks;
-}
-
-/**
- * @param {Schedule} schedule
- * @returns {Int32Array} per worker its first operation, and the number of all operations
- */
-function firstOfWorkers({ workers, operations }) {
-  const first = new Int32Array(workers + 1);
-  for (let row = 0; row < operations.worker.length; row++) first[operations.worker[row] + 1]++;
-  for (let worker = 0; worker < workers; worker++) first[worker + 1] += first[worker];
-  return first;
 }
 
 /**

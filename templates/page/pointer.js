@@ -1,9 +1,11 @@
 // Mouse and touch: moving, zooming, pointing and choosing.
 
+import { listOf } from "./engine.js";
 import { CAUSES } from "./idle.js";
+import { yOf } from "./layout.js";
 import { amountText, countedText, timeText } from "./numbers.js";
 import { recordedAt } from "./recorded.js";
-import { firstAbove, operationsAt } from "./search.js";
+import { firstAbove, idleOfWorker, operationAt } from "./search.js";
 import { amountAt } from "./steps.js";
 import { underWay } from "./curves.js";
 import { reason, sentence } from "./words.js";
@@ -118,12 +120,8 @@ function operationUnder(chart, { x, y }) {
     return operation < 0 ? null : { schedule: 0, operation };
   }
   if (row === null || row.kind !== "lane") return null;
-  const played = chart.store.all[row.schedule];
-  const near = operationsAt(played, row.index, time, 3 / chart.camera.scale);
-  if (near.length === 0) return null;
-  const half = isLower(chart, row, y) ? 2 : 1;
-  const part = near.find((operation) => played.schedule.operations.row[operation] === half);
-  return { schedule: row.schedule, operation: part ?? near[0] };
+  const operation = operationAt(chart.store.all[row.schedule], row.index, time, 3 / chart.camera.scale, isLower(chart, row, y));
+  return operation < 0 ? null : { schedule: row.schedule, operation };
 }
 
 /**
@@ -133,8 +131,7 @@ function operationUnder(chart, { x, y }) {
  * @returns {boolean} whether a point is in the lower half of a row
  */
 function isLower(chart, row, y) {
-  const { top, scrolled } = chart.sight();
-  return y - top + scrolled > row.top + row.height / 2;
+  return y > yOf(chart.sight(), row) + row.height / 2;
 }
 
 /**
@@ -202,22 +199,19 @@ function textOf({ store, camera }, row, time) {
   }
   if (row.kind === "lane") {
     const { idle } = played;
-    const low = firstAbove(idle.worker, row.index - 1, 0, idle.worker.length);
-    const high = firstAbove(idle.worker, row.index, low, idle.worker.length);
+    const [low, high] = idleOfWorker(idle, row.index);
     const at = firstAbove(idle.end, time, low, high);
     if (at === high || idle.start[at] > time) return "";
     const when = `${timeText(unit, idle.start[at])} to ${timeText(unit, idle.end[at])}`;
     return `P${row.index} is idle, ${when}\n${CAUSES[idle.cause[at]]}: ${reason(idle.cause[at])}`;
   }
   if (row.kind === "sums") {
-    for (let at = 0; at < sums.event.length; at++) {
-      for (let place = sums.launches_from[at]; place < sums.launches_from[at + 1]; place++) {
-        const launch = sums.launches[place];
-        if (played.schedule.events.worker[launch] !== row.index) continue;
-        const over = sums.event[at] < 0 ? played.run.end[launch] : played.run.end[sums.event[at]];
-        if (time < played.run.end[launch] - 5 / camera.scale || time > over + 5 / camera.scale) continue;
-        return `sum of the gradients of ${sums.words[at]}, launched at ${timeText(unit, played.run.end[launch])}, over at ${timeText(unit, over)}`;
-      }
+    for (const launch of listOf(played.plan.launches, row.index)) {
+      const sum = played.schedule.events.subject[launch];
+      const launched = played.run.end[launch];
+      const over = sums.event[sum] < 0 ? launched : played.run.end[sums.event[sum]];
+      if (time < launched - 5 / camera.scale || time > over + 5 / camera.scale) continue;
+      return `sum of the gradients of ${sums.words[sum]}, launched at ${timeText(unit, launched)}, over at ${timeText(unit, over)}`;
     }
   }
   return "";
@@ -231,11 +225,6 @@ function textOf({ store, camera }, row, time) {
  * @param {number} slack
  * @returns {number[]}
  */
-function atOnce({ run, schedule: { messages } }, link, time, slack) {
-  const near = [];
-  for (let row = 0; row < messages.link.length; row++) {
-    if (messages.link[row] !== link) continue;
-    if (Math.abs(run.end[messages.flight[row]] - time) <= slack) near.push(row);
-  }
-  return near;
+function atOnce({ plan, run, schedule: { messages } }, link, time, slack) {
+  return [...listOf(plan.messages, link)].filter((row) => Math.abs(run.end[messages.flight[row]] - time) <= slack);
 }

@@ -1,9 +1,10 @@
 // What ranks recorded: the choice of an update, the table of what took longer or shorter than predicted, its boxes.
 
 import { element, scrolled, table } from "./dom.js";
+import { rowOf, xOf, yOf } from "./layout.js";
 import { spansOf } from "./measured.js";
-import { countedText, numberText, partOf, percent, signed, timeText } from "./numbers.js";
-import { firstAbove, operationsAt } from "./search.js";
+import { countedText, numberText, partOf, percent, signed, spanText, timeText } from "./numbers.js";
+import { firstAbove, idleOfWorker, operationAt } from "./search.js";
 
 /** Lines of the table, the longest first; more of them are behind a button. */
 const FEW = 12;
@@ -127,7 +128,7 @@ function chooseActivity(chart, spoken, chosen) {
   }
   const length = timeText("s", longest.end - longest.start);
   spoken.textContent = `P${chosen.worker}, ${name}: ${countedText(spans.length, "span")}, the longest of ${length}`;
-  chart.revealRow("measured", chosen.worker, longest.start, longest.end);
+  chart.revealMeasured(chosen.worker, longest.start, longest.end);
 }
 
 /**
@@ -138,14 +139,13 @@ function chooseActivity(chart, spoken, chosen) {
  * @param {Chosen} chosen
  */
 export function drawActivity(sight, rows, measured, chosen) {
-  const row = rows.find(({ kind, index }) => kind === "measured" && index === chosen.worker);
-  if (row === undefined) return;
-  const { context, theme, left, from, scale } = sight;
-  const y = sight.top + row.top - sight.scrolled;
+  const row = rowOf(rows, "measured", 0, chosen.worker);
+  if (row === null) return;
+  const { context, theme, scale } = sight;
   context.strokeStyle = theme.select;
   context.lineWidth = 2;
   for (const { start, end } of spansOf(measured, chosen)) {
-    context.strokeRect(left + (start - from) * scale - 1, y - 1, Math.max(2, (end - start) * scale + 2), row.height + 2);
+    context.strokeRect(xOf(sight, start) - 1, yOf(sight, row) - 1, Math.max(2, (end - start) * scale + 2), row.height + 2);
   }
 }
 
@@ -161,28 +161,17 @@ export function drawActivity(sight, rows, measured, chosen) {
 export function recordedAt({ measured, page: { trace } }, worker, time, slack, lower) {
   if (measured === null || trace === null) return { words: "", operation: -1 };
   const { boxes, operation, line, idleLine, idleActivity } = measured;
-  const near = operationsAt(boxes, worker, time, slack);
-  const box = near.find((part) => boxes.schedule.operations.row[part] === (lower ? 2 : 1)) ?? near[0];
-  if (box !== undefined) {
-    const words = `${trace.lines[line[box]]} as recorded on P${worker}, ${whenOf(boxes.start[box], boxes.end[box])}`;
+  const box = operationAt(boxes, worker, time, slack, lower);
+  if (box >= 0) {
+    const words = `${trace.lines[line[box]]} as recorded on P${worker}, ${spanText("s", boxes.start[box], boxes.end[box], "took")}`;
     return { words, operation: operation[box] };
   }
   const { idle } = boxes;
-  const low = firstAbove(idle.worker, worker - 1, 0, idle.worker.length);
-  const high = firstAbove(idle.worker, worker, low, idle.worker.length);
+  const [low, high] = idleOfWorker(idle, worker);
   const at = firstAbove(idle.end, time - slack, low, high);
   if (at === high || idle.start[at] > time + slack) return { words: "", operation: -1 };
   const { name } = trace.activities[idleActivity[at]];
   const did = trace.lines[idleLine[at]];
   const words = did === name ? did : `${did}\n${name}`;
-  return { words: `P${worker}, ${whenOf(idle.start[at], idle.end[at])}\n${words}`, operation: -1 };
-}
-
-/**
- * @param {number} start
- * @param {number} end
- * @returns {string}
- */
-function whenOf(start, end) {
-  return `${timeText("s", start)} to ${timeText("s", end)}, took ${timeText("s", end - start)}`;
+  return { words: `P${worker}, ${spanText("s", idle.start[at], idle.end[at], "took")}\n${words}`, operation: -1 };
 }

@@ -35,22 +35,32 @@ export function operationNear(played, worker, time) {
 }
 
 /**
- * The operations of a lane whose boxes a point may be in: one, two of a pair, or none.
+ * The operation of a lane whose box a point is in, of a pair the part under it; -1 for none.
  * @param {Boxes} played
  * @param {number} worker
  * @param {number} time
  * @param {number} slack of time around boxes that are too narrow to be hit
- * @returns {number[]}
+ * @param {boolean} lower whether the point is in the lower half of the lane
+ * @returns {number}
  */
-export function operationsAt(played, worker, time, slack) {
+export function operationAt(played, worker, time, slack, lower) {
   const { first, start, end } = played;
   const near = operationNear(played, worker, time);
-  if (near === -1 || start[near] > time + slack || end[near] < time - slack) return [];
-  const event = played.schedule.operations.event;
-  const all = [near];
-  for (const other of [near - 1, near + 1]) {
-    const inside = other >= first[worker] && other < first[worker + 1];
-    if (inside && event[other] === event[near] && event[near] >= 0) all.push(other);
-  }
-  return all.sort((one, other) => one - other);
+  if (near === -1 || start[near] > time + slack || end[near] < time - slack) return -1;
+  const { event, row } = played.schedule.operations;
+  const isOfPair = (/** @type {number} */ part) => part >= first[worker] && part < first[worker + 1] && event[part] === event[near];
+  const half = lower ? 2 : 1;
+  const parts = event[near] < 0 ? [] : [near - 1, near + 1].filter(isOfPair);
+  return parts.find((part) => row[part] === half) ?? near;
+}
+
+/**
+ * The rows of idle time of a worker.
+ * @param {Boxes["idle"]} idle
+ * @param {number} worker
+ * @returns {[number, number]} the first of them, and one behind the last
+ */
+export function idleOfWorker({ worker: workers }, worker) {
+  const low = firstAbove(workers, worker - 1, 0, workers.length);
+  return [low, firstAbove(workers, worker, low, workers.length)];
 }

@@ -1,7 +1,7 @@
 // Amounts over time below the lanes: what a worker keeps, and what is on its way on a link.
 
 import { listOf } from "./engine.js";
-import { messagesByLink } from "./lines.js";
+import { xOf, yOf } from "./layout.js";
 import { firstAbove } from "./search.js";
 
 /**
@@ -13,8 +13,8 @@ import { firstAbove } from "./search.js";
  * @param {number | null} bound
  */
 export function drawMemory(sight, row, curve, most, bound) {
-  const { context, theme, left, from, scale } = sight;
-  const y = sight.top + row.top - sight.scrolled;
+  const { context, theme, left } = sight;
+  const y = yOf(sight, row);
   /** @param {number} amount */
   const level = (amount) => y + row.height - 1 - (most > 0 ? (amount / most) * (row.height - 4) : 0);
   drawSteps(sight, curve, level, y + row.height - 1, theme.memory, theme.memoryFill);
@@ -28,7 +28,7 @@ export function drawMemory(sight, row, curve, most, bound) {
     context.setLineDash([]);
   }
   const place = peakPlace(curve);
-  const x = left + (curve.times[place] - from) * scale;
+  const x = xOf(sight, curve.times[place]);
   if (curve.peak > 0 && x >= left - 3 && x <= sight.width) {
     context.fillStyle = theme.memory;
     context.beginPath();
@@ -55,7 +55,7 @@ function peakPlace({ amounts, peak }) {
 export function drawLink(sight, row, played) {
   const { context, theme, left } = sight;
   const curve = played.links[row.index];
-  const y = sight.top + row.top - sight.scrolled;
+  const y = yOf(sight, row);
   context.fillStyle = theme.stripe;
   context.fillRect(left, y, sight.width - left, row.height);
   const most = Math.max(1, curve.peak);
@@ -75,14 +75,15 @@ const APART = 4;
  * @param {Played} played
  * @param {number} y
  */
-function drawAtOnce({ context, theme, left, from, scale, width }, row, { schedule, run }, y) {
-  const { messages } = schedule;
+function drawAtOnce(sight, row, { plan, run }, y) {
+  const { context, theme, left, width } = sight;
+  const { messages } = plan.schedule;
   context.fillStyle = theme.link;
   let last = -APART;
-  for (const message of listOf(messagesByLink(schedule), row.index)) {
+  for (const message of listOf(plan.messages, row.index)) {
     const arrived = run.end[messages.flight[message]];
     if (arrived - run.start[messages.wire[message]] > run.rounding) continue;
-    const x = Math.round(left + (arrived - from) * scale);
+    const x = Math.round(xOf(sight, arrived));
     if (Math.abs(x - last) < APART || x < left || x > width) continue;
     context.fillRect(x - 0.75, y + row.height / 2, 1.5, row.height / 2 - 1);
     last = x;
@@ -108,9 +109,9 @@ function drawSteps(sight, curve, level, bottom, ink, fill) {
   let y = level(amountAt(curve, Math.max(from, 0)));
   line.moveTo(x, y);
   for (let at = first + 1; at < last; ) {
-    const pixel = left + (times[at] - from) * scale;
+    const pixel = xOf(sight, times[at]);
     let [low, high] = [y, y];
-    for (; at < last && left + (times[at] - from) * scale < pixel + 0.7; at++) {
+    for (; at < last && xOf(sight, times[at]) < pixel + 0.7; at++) {
       const next = level(amounts[at]);
       low = Math.min(low, next);
       if (times[at + 1] !== times[at]) high = Math.max(high, next);

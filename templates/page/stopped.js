@@ -2,8 +2,10 @@
 
 import { jump } from "./details.js";
 import { element, scrolled, table } from "./dom.js";
-import { laneOf } from "./layout.js";
+import { rowOf, xOf, yOf } from "./layout.js";
+import { operationOf } from "./lines.js";
 import { timeText } from "./numbers.js";
+import { idleOfWorker } from "./search.js";
 
 /**
  * Says above the lanes where every rank stopped.
@@ -75,11 +77,10 @@ function timeOf(seconds) {
  * @returns {number}
  */
 function operationOfStop(chart, { event, worker }) {
-  const { plan, schedule, first } = chart.store.all[0];
+  const [played] = chart.store.all;
   if (event < 0) return -1;
-  const { from, rows } = plan.operations;
-  const end = schedule.events.lane_from[worker + 1];
-  for (let at = event; at < end; at++) if (from[at] < from[at + 1]) return rows[from[at]];
+  const { laneFrom, first } = played.plan;
+  for (let at = event; at < laneFrom[worker + 1]; at++) if (operationOf(played, at) >= 0) return operationOf(played, at);
   return first[worker + 1] - 1;
 }
 
@@ -92,12 +93,12 @@ function operationOfStop(chart, { event, worker }) {
  * @param {StoppedRank[]} stops
  */
 export function drawStops(sight, rows, { run, schedule }, stops) {
-  const { context, theme, left, from, scale } = sight;
+  const { context, theme } = sight;
   const { lane_from } = schedule.events;
   for (const { worker, event, line, begun, awaited } of stops) {
-    const row = laneOf(rows, 0, worker);
+    const row = rowOf(rows, "lane", 0, worker);
     if (row === null) continue;
-    const y = sight.top + row.top - sight.scrolled;
+    const y = yOf(sight, row);
     if (line === "") {
       unknown(sight, y, row.height);
       continue;
@@ -105,19 +106,19 @@ export function drawStops(sight, rows, { run, schedule }, stops) {
     const last = lane_from[worker + 1] - 1;
     if (last < lane_from[worker]) continue;
     const reached = event < 0 ? run.end[last] : run.end[event] - run.length[event];
-    const x = left + (begun || schedule.turn !== null ? reached : 0) * scale - from * scale;
+    const x = xOf(sight, begun || schedule.turn !== null ? reached : 0);
     context.fillStyle = theme.paper;
     context.globalAlpha = 0.72;
-    context.fillRect(x, y, Math.max(0, left + (run.span - from) * scale - x), row.height);
+    context.fillRect(x, y, Math.max(0, xOf(sight, run.span) - x), row.height);
     context.globalAlpha = 1;
     context.strokeStyle = context.fillStyle = theme.critical;
     context.lineWidth = 3;
     context.stroke(new Path2D(`M${x} ${y - 3}V${y + row.height + 3}`));
     context.fill(new Path2D(`M${x} ${y - 4}h10l-3 5l3 5h-10z`));
-    const other = awaited < 0 ? null : laneOf(rows, 0, awaited);
+    const other = awaited < 0 ? null : rowOf(rows, "lane", 0, awaited);
     if (other === null) continue;
     const down = other.top > row.top;
-    const end = sight.top + other.top - sight.scrolled + (down ? 0 : other.height);
+    const end = yOf(sight, other) + (down ? 0 : other.height);
     context.lineWidth = 1.5;
     context.stroke(new Path2D(`M${x} ${down ? y + row.height : y}V${end}`));
     context.fill(new Path2D(`M${x} ${end}l-4 ${down ? -8 : 8}h8z`));
@@ -131,7 +132,8 @@ export function drawStops(sight, rows, { run, schedule }, stops) {
  * @param {import("./measured.js").Measured} measured
  * @param {StoppedRank[]} stops
  */
-export function drawStays({ context, theme, left, top, from, scale, width, scrolled }, rows, { boxes }, stops) {
+export function drawStays(sight, rows, { boxes }, stops) {
+  const { context, theme, width } = sight;
   const { first, end, idle } = boxes;
   const said = new Set();
   context.font = "11px system-ui, sans-serif";
@@ -140,12 +142,13 @@ export function drawStays({ context, theme, left, top, from, scale, width, scrol
   context.fillStyle = context.strokeStyle = theme.critical;
   context.lineWidth = 1.5;
   for (const { worker, seconds } of stops) {
-    const row = rows.find(({ kind, index }) => kind === "measured" && index === worker);
-    if (row === undefined || seconds <= 0 || said.has(worker)) continue;
+    const row = rowOf(rows, "measured", 0, worker);
+    if (row === null || seconds <= 0 || said.has(worker)) continue;
     said.add(worker);
-    const ofLane = idle.end.filter((_, at) => idle.worker[at] === worker);
-    const x = left + (Math.max(0, ...end.subarray(first[worker], first[worker + 1]), ...ofLane) - from) * scale;
-    const y = top + row.top - scrolled + row.height / 2;
+    const [low, high] = idleOfWorker(idle, worker);
+    const lastBox = first[worker + 1] > first[worker] ? end[first[worker + 1] - 1] : 0;
+    const x = xOf(sight, Math.max(lastBox, high > low ? idle.end[high - 1] : 0));
+    const y = yOf(sight, row) + row.height / 2;
     const words = `${timeOf(seconds)} ..`;
     context.fillText(words, x + 6, y);
     context.setLineDash([2, 4]);

@@ -18,7 +18,6 @@ const LIGHT = {
   link: "#3b6f9c",
   linkFill: "#c9dff0",
   sum: "#8a7f72",
-  step: "#4d4d4d",
   difference: "#a3006d",
   select: "#000000",
 };
@@ -40,7 +39,6 @@ const DARK = {
   link: "#7fb9e6",
   linkFill: "#24405a",
   sum: "#a99c8c",
-  step: "#c2c2c2",
   difference: "#f08ac8",
   select: "#ffffff",
 };
@@ -59,7 +57,7 @@ export function themeOf(dark) {
  * @typedef {{ size: number, path: string, width: number, mark: string }} Pattern
  * @type {Record<string, Pattern & { dark: string }>}
  */
-export const WAITS = {
+const WAITS = {
   bubble: { size: 7, path: "M-1 1L1 -1M0 7L7 0M6 8L8 6", width: 0.7, mark: "#555555", dark: "#464646" },
   message: { size: 5, path: "M1.5 0V5", width: 2, mark: "#4400bb", dark: "#5555ff" },
   sum: { size: 5, path: "M0 1.5H5", width: 2, mark: "#994400", dark: "#783000" },
@@ -172,11 +170,9 @@ function tile({ size, path, width, mark }, ground) {
  * A sample of a colour and its pattern, for legends and tables.
  * @param {string} ground
  * @param {Pattern | null} pattern
- * @param {string} text
- * @param {string} ink of the text
  * @returns {HTMLCanvasElement}
  */
-export function swatch(ground, pattern, text = "", ink = "") {
+export function swatch(ground, pattern) {
   const canvas = document.createElement("canvas");
   canvas.width = 22 * GRAIN;
   canvas.height = 16 * GRAIN;
@@ -191,9 +187,5 @@ export function swatch(ground, pattern, text = "", ink = "") {
     context.fillStyle = paint(context, pattern, "");
     context.fillRect(0, 0, 22, 16);
   }
-  context.fillStyle = ink;
-  context.font = "11px system-ui, sans-serif";
-  context.textAlign = "center";
-  context.fillText(text, 11, 12);
   return canvas;
 }

@@ -97,7 +97,6 @@ interface Theme {
   link: string;
   linkFill: string;
   sum: string;
-  step: string;
   difference: string;
   select: string;
 }

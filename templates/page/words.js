@@ -1,7 +1,7 @@
 // What the page says about an operation, a stretch of idle time, a message.
 
 import { CAUSES } from "./idle.js";
-import { numberText, timeText } from "./numbers.js";
+import { spanText, timeText } from "./numbers.js";
 
 /**
  * An operation in a few words: "F m3 s1 on P2".
@@ -20,8 +20,7 @@ export function shortName({ schedule: { operations } }, operation) {
  */
 export function whenText({ schedule: { unit }, start, end, proven }, operation) {
   if (!proven) return "without a time: the text is not proven";
-  const [from, to] = [start[operation], end[operation]];
-  return `${timeText(unit, from)} to ${timeText(unit, to)}, takes ${timeText(unit, to - from)}`;
+  return spanText(unit, start[operation], end[operation], "takes");
 }
 
 /**
@@ -73,7 +72,7 @@ export function reason(cause) {
  */
 export function needText(played, need, after) {
   const { run, schedule } = played;
-  if (need.by === "lane" && after) return `after it on the lane, starts at ${timeText(schedule.unit, run.end[need.to] - run.length[need.to])}`;
+  if (need.by === "lane" && after) return `after it on the lane, starts at ${timeText(schedule.unit, run.start[need.to])}`;
   if (need.by === "lane") return `before it on the lane, ends at ${timeText(schedule.unit, run.end[need.from])}`;
   if (need.by === "sum") return `sum of ${schedule.sums.words[need.row]}, over at ${timeText(schedule.unit, run.end[need.from])}`;
   const arrives = run.end[schedule.messages.flight[need.row]];
@@ -97,14 +96,4 @@ export function differenceWords(second, { match, moved, reordered, later }, oper
   const late = later[operation];
   if (late !== 0) parts.push(`starts ${timeText(unit, Math.abs(late))} ${late > 0 ? "later" : "earlier"}`);
   return parts.length === 0 ? "the same" : parts.join(", ");
-}
-
-/**
- * @param {Slider} slider
- * @param {"" | "s"} unit
- * @param {number} value
- * @returns {string}
- */
-export function sliderText(slider, unit, value) {
-  return `${slider.label}: ${unit === "" ? numberText(value) : `× ${numberText(value)}`}`;
 }

@@ -9,12 +9,12 @@ import { pathToFileURL } from "node:url";
 
 const [folder, input, output] = process.argv.slice(2);
 const script = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
-const { listOf, played, play, prepare, busyTimes, ROLE } = await script("engine");
-const { criticalPath, needs, preferences, slacks } = await script("paths");
+const { listOf, played, play, prepare, ROLE } = await script("engine");
+const { criticalPath, needs, slacks } = await script("paths");
 const { criticalCycle, updateTime } = await script("period");
 const { linkCurves, memoryCurves, underWay } = await script("curves");
 const { CAUSES, idleTimes } = await script("idle");
-const { differences, totals } = await script("differences");
+const { differences } = await script("differences");
 
 const QUESTIONS = {
   update: (plan, run) => updateTime(plan, run),
@@ -27,7 +27,7 @@ const QUESTIONS = {
       start: run.end[event] - run.length[event],
       end: run.end[event],
     })),
-  turns: (plan, run) => (plan.schedule.turn ? criticalCycle(plan.schedule.turn, run.length, preferences(plan)).turns : 1),
+  turns: (plan, run) => (plan.schedule.turn ? criticalCycle(plan.schedule.turn, run.length, plan.preference).turns : 1),
   slack: (plan, run) => {
     const slack = slacks(plan, run);
     const spanWith = (event, more) => played(plan, run.length.map((length, row) => (row === event ? length + more : length))).span;
@@ -48,12 +48,24 @@ const QUESTIONS = {
     const { wire, flight } = plan.schedule.messages;
     return Array.from(wire, (event, row) => [run.start[event], run.end[flight[row]]]);
   },
-  busy: (plan, run) => [...busyTimes(plan, run)],
+  busy: busyTimes,
   idle: (plan, run) => {
     const idle = idleTimes(plan, run);
     return { ...idle, cause: idle.cause.map((cause) => CAUSES[cause]), totals: idle.totals.map((row) => named(row)) };
   },
 };
+
+// Time of each worker in which it computes, steps or posts.
+function busyTimes({ laneFrom, role, schedule }, { length }) {
+  const timeOf = (worker) => [...length.keys()].slice(laneFrom[worker], laneFrom[worker + 1]).filter((event) => role[event] !== ROLE.WAIT);
+  return Array.from({ length: schedule.workers }, (_, worker) => timeOf(worker).reduce((sum, event) => sum + length[event], 0));
+}
+
+function totals(plan, run) {
+  const whole = run.span * plan.schedule.workers;
+  const idle = whole - busyTimes(plan, run).reduce((sum, time) => sum + time, 0);
+  return { span: run.span, idle, idleShare: idle / whole };
+}
 
 const named = (row) => Object.fromEntries(CAUSES.map((cause, number) => [cause, row[number]]));
 const plain = (curve) => ({ ...curve, times: [...curve.times], amounts: [...curve.amounts] });
