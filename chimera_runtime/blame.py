@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, ScriptPlace
+from chimera_runtime.errors import PeerLost, PlacedError, ScriptPlace
 
 _OURS = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -61,13 +61,13 @@ def micro_text(micro: int, slices: int) -> str:
     return f"m{micro}" if slices == 1 else f"m{micro // slices} q{micro % slices}"
 
 
-class ModelError(Exception):
+class ModelError(PlacedError):
     """Error that wraps an error of the user's code: the cause, whose traceback begins in the user's code.
 
     ``doing`` says in words what the user's code was called for, such as ``the loss``; ``status`` is the exit status
     with which this rank of train.py ends. ``operation`` is the operation of the schedule that called the user's code,
-    None outside of the schedule, set by `during`. ``rank`` and ``worker`` are those that called it, and ``place`` is
-    the line of this rank's script that did, if one did; `Located` sets them.
+    None outside of the schedule, set by `during`. ``rank`` and ``worker`` are those that called it; `Located` sets
+    them.
     """
 
     def __init__(self, doing: str, status: int) -> None:
@@ -77,7 +77,6 @@ class ModelError(Exception):
         self.operation: LaneOperation | None = None
         self.rank: int | None = None
         self.worker: int | None = None
-        self.place: ScriptPlace | None = None
 
     def __str__(self) -> str:
         """Returns a line: rank, worker, purpose of the call, operation, place in the user's code, and the error."""
@@ -160,9 +159,8 @@ class Located:
             error.add_note(self.memory_report())
         if isinstance(error, ModelError):
             error.rank, error.worker = self.rank, self.worker
-        if isinstance(error, ModelError | PeerLost):
+        if isinstance(error, PlacedError):
             error.place = error.place or place_of_error(error.__traceback__)
-        if isinstance(error, ModelError | PeerLost | BadModel | Misuse | BadCheckpoint):
             error.__traceback__ = None
 
 

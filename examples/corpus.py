@@ -24,6 +24,20 @@ def characters() -> torch.Tensor:
     return torch.frombuffer(bytearray(text()), dtype=torch.uint8).long()
 
 
+class NextByte(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Item i: ``context`` bytes of the text, and the same shifted by one."""
+
+    def __init__(self, context: int) -> None:
+        self.text, self.context = characters(), context
+
+    def __len__(self) -> int:
+        return (len(self.text) - 1) // self.context
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        window = self.text[i * self.context : (i + 1) * self.context + 1]
+        return window[:-1], window[1:]
+
+
 def ranks(words: list[str], most: int) -> torch.Tensor:
     """Each word as its rank by frequency, from 1 on, or 0 where it is none of the ``most`` frequent ones.
 

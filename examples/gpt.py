@@ -72,20 +72,6 @@ def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-class NextByte(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Item i: CONTEXT bytes of the corpus, and the same shifted by one."""
-
-    def __init__(self) -> None:
-        self.text = corpus.characters()
-
-    def __len__(self) -> int:
-        return (len(self.text) - 1) // CONTEXT
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        window = self.text[i * CONTEXT : (i + 1) * CONTEXT + 1]
-        return window[:-1], window[1:]
-
-
-def dataset() -> NextByte:
+def dataset() -> corpus.NextByte:
     """Text, and what comes next."""
-    return NextByte()
+    return corpus.NextByte(CONTEXT)

@@ -118,20 +118,6 @@ def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
 
 
-class NextByte(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Item i: CONTEXT bytes of the corpus, and the same shifted by one."""
-
-    def __init__(self) -> None:
-        self.text = corpus.characters()
-
-    def __len__(self) -> int:
-        return (len(self.text) - 1) // CONTEXT
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        piece = self.text[index * CONTEXT : (index + 1) * CONTEXT + 1]
-        return piece[:-1], piece[1:]
-
-
-def dataset() -> NextByte:
+def dataset() -> corpus.NextByte:
     """The corpus in pieces of CONTEXT bytes."""
-    return NextByte()
+    return corpus.NextByte(CONTEXT)

@@ -30,7 +30,7 @@ class MicroBatchParts:
     def part(self, value: Any, number: int) -> Any:
         """Returns a part of the inputs, the targets or the keyword arguments of a micro-batch."""
         if self.slices > 1:
-            return columns(value, number, self.slices)
+            return slice_of(value, number, self.slices)
         return value if self.count == 1 else rows(value, number * self.items_of_part, self.items_of_part)
 
     def require(self, triple: Triple, name: str) -> None:
@@ -46,7 +46,7 @@ class MicroBatchParts:
             is_tensor, is_keyword = isinstance(leaf, torch.Tensor), path.startswith("[2]")
             if is_tensor and leaf.dim() > 1:
                 lengths.setdefault(leaf.size(1), place_of(path))
-            elif (is_tensor or leaf is not None) and not is_keyword:
+            elif leaf is not None and not is_keyword:
                 raise mistakes.has_no_sequence(name, place_of(path), tuple(leaf.shape) if is_tensor else None)
         if len(lengths) > 1:
             raise mistakes.sequences_differ(name, lengths)
@@ -54,7 +54,7 @@ class MicroBatchParts:
             raise mistakes.sequence_is_not_divided(name, undivided[0], self.slices)
 
 
-def columns(value: Any, number: int, slices: int) -> Any:
+def slice_of(value: Any, number: int, slices: int) -> Any:
     """Returns slice ``number`` of a value: an equal part of every tensor with two dimensions, along dimension 1."""
 
     def of_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -96,6 +96,7 @@ class Feed(MicroBatchSource):
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
     _versions: dict[int, list[int]] = field(default_factory=dict)
+    _checked: tuple[Any, Triple] | None = None
 
     def put(self, update: int, batch: Any) -> None:
         """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
@@ -150,6 +151,7 @@ class Feed(MicroBatchSource):
         """Frees the mini-batch of an update."""
         del self._pairs[update]
         self._tensors.pop(update, None)
+        self._checked = None
 
     def note_versions(self) -> None:
         """Notes at the end of a step how often mini-batches in use were written; see `require_unwritten_batches`."""
@@ -186,21 +188,31 @@ class Feed(MicroBatchSource):
         if isinstance(pairs, Batches | CutBatch):
             self._require_names((None, None, pairs.keywords(update, place)), "a micro-batch of the dataset")
             return pairs.component(update, place, number)
-        # A mini-batch was checked when it came. What a function returns is checked now, and noted before it can change.
-        if isinstance(pairs, tuple):
+        if isinstance(pairs, tuple):  # a mini-batch, which was checked when it came
             value = rows(pairs[number], uncut * self.size, self.size)
         else:
-            with _LOADING:
-                loaded = pairs(uncut)
-            triple = as_triple(loaded, "a batch")
-            self._require_names(triple, f"micro-batch {uncut}")
-            self._parts.require(triple, f"micro-batch {uncut}")
-            if uncut == update % self.job.micro_batches and update not in self._facts:
-                self._note_facts(update, triple)
-            value = triple[number]
+            value = self._loaded(update, pairs, uncut)[number]
             if other := lengths(value) - {self.size}:
                 raise mistakes.micro_batch_has_another_size(uncut, min(other), self.size)
         return self._parts.part(value, part)
+
+    def _loaded(self, update: int, load: Callable[[int], Pair], micro: int) -> Triple:
+        """Checks what a function returns for a micro-batch, and notes its facts before it can change.
+
+        The last micro-batch is kept, because its parts, and their inputs and targets, mostly follow one another.
+        """
+        key = update, load, micro
+        if self._checked is not None and self._checked[0] == key:
+            return self._checked[1]
+        with _LOADING:
+            loaded = load(micro)
+        triple = as_triple(loaded, "a batch")
+        self._require_names(triple, f"micro-batch {micro}")
+        self._parts.require(triple, f"micro-batch {micro}")
+        if micro == update % self.job.micro_batches and update not in self._facts:
+            self._note_facts(update, triple)
+        self._checked = key, triple
+        return triple
 
     @property
     def _parts(self) -> MicroBatchParts:

@@ -21,24 +21,31 @@ class ScriptPlace(NamedTuple):
     counters: Mapping[str, int]
 
 
-class PeerLost(Exception):
+class PlacedError(Exception):
+    """Error that ends a rank. ``place`` is the line of this rank's script that raised it, if one did.
+
+    `blame.Located` notes the place when it clears the traceback.
+    """
+
+    place: ScriptPlace | None = None
+
+
+class PeerLost(PlacedError):
     """A wait for another rank failed or timed out; the message names rank, operation and peer.
 
-    ``peers`` are the ranks that were waited for, if these are known. ``place`` is the line of this rank's script that
-    waited, if one did; `blame.Located` notes it.
+    ``peers`` are the ranks that were waited for, if these are known.
     """
 
     def __init__(self, message: str, peers: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.peers = tuple(peers)
-        self.place: ScriptPlace | None = None
 
 
-class BadModel(Exception):
+class BadModel(PlacedError):
     """The model file does something that its interface does not allow; the message says what, and what to do."""
 
 
-class Misuse(Exception):
+class Misuse(PlacedError):
     """A mistake in the command line, the model file or the data; the message says what is wrong, and what to do."""
 
 
@@ -46,7 +53,7 @@ class RanksDiffer(Misuse):
     """Ranks differ in something that must be equal on them; the message says in what, where, and what to do."""
 
 
-class BadCheckpoint(Exception):
+class BadCheckpoint(PlacedError):
     """A checkpoint cannot be written or read; the message says why, and what to do."""
 
 

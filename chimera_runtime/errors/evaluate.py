@@ -4,6 +4,10 @@ from chimera_runtime.errors import BadModel, Misuse
 
 NOTHING_TO_EVALUATE = "there is nothing to evaluate: no batch was given"
 PREDICTIONS_HAVE_NO_ITEMS = "the last stage returns something else than tensors with the items in dimension 0"
+PREDICTIONS_HAVE_NO_SEQUENCE = (
+    "micro-batches are cut into slices, and the last stage returns something else than tensors with the positions of "
+    "the slice in dimension 1: return such tensors, or predict with a scheme without slices"
+)
 
 
 def evaluation_output_differs(stage: int, micro: int, difference: str) -> BadModel:

@@ -17,7 +17,7 @@ from chimera_runtime.blame import Located, UserCode
 from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_batches
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import evaluate as mistakes
-from chimera_runtime.errors.evaluate import NOTHING_TO_EVALUATE, PREDICTIONS_HAVE_NO_ITEMS
+from chimera_runtime.errors.evaluate import NOTHING_TO_EVALUATE, PREDICTIONS_HAVE_NO_ITEMS, PREDICTIONS_HAVE_NO_SEQUENCE
 from chimera_runtime.evaluate.last_output import LastOutput, LossTotal, OutputStore
 from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.message_links import Incoming, Outgoing
@@ -34,10 +34,11 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, keyword_names
+from chimera_runtime.values.carries import slice_length
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.mesh_tensors import rest
-from chimera_runtime.values.nested import is_rows, joined, mapped, taken_apart, to_device
+from chimera_runtime.values.nested import is_rows, joined, leaves, mapped, taken_apart, to_device
 from chimera_runtime.values.shared_memory import Slots, unshared
 from chimera_runtime.values.tensors import Tensors, all_generators_kept, join, plain
 
@@ -123,9 +124,8 @@ class EvaluationStage:
         carry, takes = self.carries.take(micro), self.carries.takes
         keywords = {**self.load_keywords(micro), **carry.arguments(takes, carry.tensors)}
         with UserCode(f"the forward of stage {self.number} in an evaluation", FAILED):
-            returned, left = takes.apart(f"stage {self.number}", self.module(argument, **keywords))
-        self.carries.resize()  # micro-batches may differ in the number of their items
-        self.carries.keep(micro, carry, inputs, left)
+            returned, new_carry = takes.split_result(f"stage {self.number}", self.module(argument, **keywords))
+        self.carries.keep(micro, carry, inputs, new_carry)
         outputs = self.output.finish(micro, self.current.size(micro), returned, target)
         del returned  # only then does `unshared` see whether the module still holds the memory of an output
         return tuple(map(unshared, outputs))
@@ -253,8 +253,15 @@ class Evaluation:
             output=SentOutput(number, current, self._whole) if world.job.fed[number] else self.output,
             current=current,
             load_keywords=load_keywords,
-            carries=Carries(number, world.job.slices, probed.traits[number].takes),
+            # Micro-batches may differ in the number of their items, and so may their carries in shapes.
+            carries=Carries(number, world.job.slices, probed.traits[number].takes, fixed=False),
         )
+
+
+def _are_slices(outputs: Any, length: int | None) -> bool:
+    """Whether all tensors have a dimension 1, of this ``length`` if it is known."""
+    tensors = [leaf for leaf in leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    return all(tensor.dim() > 1 and tensor.size(1) == (length or tensor.size(1)) for tensor in tensors)
 
 
 @contextmanager
@@ -314,7 +321,7 @@ class Inference:
         """Returns a function from a batch to the outputs of the last stage, on the CPU.
 
         Every rank of the copy calls the function and gets the outputs. It raises the errors of `mean_loss`, and
-        `Misuse` if outputs cannot be joined along dimension 0.
+        `Misuse` if outputs cannot be joined along dimension 0, or those of slices along dimension 1.
         """
         world, store = self.context.world, OutputStore()
         evaluation = self._evaluation(store)
@@ -328,6 +335,10 @@ class Inference:
             if not all(map(is_rows, outputs)):
                 raise Misuse(PREDICTIONS_HAVE_NO_ITEMS)
             slices = world.job.slices
+            if slices > 1:
+                length = None if callable(batch) else slice_length(batch[0]) // slices
+                if not _are_slices(outputs, length):
+                    raise Misuse(PREDICTIONS_HAVE_NO_SEQUENCE)
             return joined([joined(outputs[i : i + slices], dimension=1) for i in range(0, len(outputs), slices)])
 
         return outputs_of

@@ -15,7 +15,7 @@ import torch
 
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.stage.stage_output import root_of
-from chimera_runtime.values.carries import NO_CARRY, Carry, SliceArguments, length
+from chimera_runtime.values.carries import NO_CARRY, Carry, SliceArguments, slice_length
 from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.shared_memory import unshared
 from chimera_runtime.values.tensors import Tensors
@@ -42,38 +42,44 @@ _NO_CARRIES = CarryGraph()
 class Carries:
     """The carries of a stage, and their gradients, by micro-batch; a micro-batch counts one of its ``slices``.
 
-    ``takes`` says which arguments of slices the forward of the stage takes.
+    ``takes`` says which arguments of slices the forward of the stage takes. If ``fixed``, the carries of all
+    micro-batches must have equal structure, shapes and dtypes.
     """
 
     stage: int
     slices: int
     takes: SliceArguments
+    fixed: bool = True
     _left: dict[int, Carry] = field(default_factory=dict)
     _gradients: dict[int, Sequence[torch.Tensor | None]] = field(default_factory=dict)
     _layouts: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._exist = self.slices > 1 and self.takes.any
+        self._are_used = self.slices > 1 and self.takes.any
 
     def take(self, micro: int) -> Carry:
         """Returns and forgets what a forward of this micro-batch reads: the carry of the slice before."""
-        return self._left.pop(micro - 1) if self._exist and micro % self.slices else NO_CARRY
+        return self._left.pop(micro - 1) if self._are_used and micro % self.slices else NO_CARRY
 
-    def keep(self, micro: int, before: Carry, inputs: Any, left: Any) -> None:
-        """Keeps the carry that a forward on ``inputs`` has ``left`` for the slice after, if there is one.
+    def has_reader(self, micro: int) -> bool:
+        """Whether a slice follows that reads what a forward of this micro-batch leaves."""
+        return self._are_used and (micro + 1) % self.slices != 0
+
+    def keep(self, micro: int, before: Carry, inputs: Any, value: Any) -> None:
+        """Keeps ``value``, the carry that a forward on ``inputs`` leaves for the slice after, if there is one.
 
         ``before`` is the carry that the forward has read.
 
         Raises `BadModel` if the carry is empty, or differs from that of an earlier micro-batch.
         """
-        place = micro % self.slices
-        if place == self.slices - 1 or not self._exist:
+        if not self.has_reader(micro):
             return
-        carry = Carry.of(left, before.position + length(inputs))
+        place, carry = micro % self.slices, Carry.of(value, before.position + slice_length(inputs))
         if self.takes.carry:
             if not carry.tensors:
                 raise mistakes.carry_is_empty(self.stage, place)
-            self._require_layout(place, carry)
+            if self.fixed:
+                self._require_layout(place, carry)
         self._left[micro] = carry
 
     def _require_layout(self, place: int, carry: Carry) -> None:
@@ -86,12 +92,12 @@ class Carries:
         """Allows carries of other shapes from now on, for an update of other shapes."""
         self._layouts.clear()
 
-    def graph(self, micro: int, leaves: Tensors, left: Any) -> CarryGraph:
-        """Returns the carries' part of the graph of a forward that has read ``leaves`` and left a carry."""
-        if (micro + 1) % self.slices == 0 or not self.takes.carry:
+    def graph(self, leaves: Tensors, value: Any) -> CarryGraph:
+        """Returns the carries' part of the graph of a forward that has read ``leaves`` and left the carry ``value``."""
+        if value is None:
             return CarryGraph(leaves) if leaves else _NO_CARRIES
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
-        tensors = [(number, t) for number, t in enumerate(taken_apart(left)[0]) if t.requires_grad]
+        tensors = [(number, t) for number, t in enumerate(taken_apart(value)[0]) if t.requires_grad]
         return CarryGraph(
             leaves,
             {number: root_of(t) for number, t in tensors if id(t) not in numbers},

@@ -63,7 +63,7 @@ class ModuleRuns:
 
     def run(self, arguments: ForwardArguments) -> ForwardResult:
         """Calls the module after seeding."""
-        seed, inputs, keywords, carry = arguments
+        seed, inputs, keywords, carry, leaves_carry = arguments
         self._seed(seed)
         input_leaves, argument = self._input.argument(inputs)
         shared, takes = self._traits.shared, self._traits.takes
@@ -71,8 +71,8 @@ class ModuleRuns:
         watching = unwritten(self._number, keywords, shared) if shared else nullcontext()
         with watching, self._in_forward, collecting() as auxiliary:
             named: Keywords = fresh(keywords) if keywords else {}
-            if takes.carry or takes.start:
+            if takes.any:
                 named.update(carry.arguments(takes, carry_leaves))
             returned = self.calls.forward(argument, **named)
-        output, left = takes.apart(f"stage {self._number}", returned) if takes.carry else (returned, None)
-        return ForwardResult(input_leaves, output, auxiliary, carry_leaves, left)
+        output, new_carry = takes.split_result(f"stage {self._number}", returned)
+        return ForwardResult(input_leaves, output, auxiliary, carry_leaves, new_carry if leaves_carry else None)

@@ -30,25 +30,30 @@ _OFTEN = 2
 
 
 class ForwardArguments(NamedTuple):
-    """Arguments of a run of a module: seed, input and keyword arguments, and the carry that it reads."""
+    """Arguments of a run of a module: seed, input and keyword arguments, and the carry that it reads.
+
+    It ``leaves_carry`` if a slice follows that reads one.
+    """
 
     seed: int
     inputs: Any
     keywords: Keywords
     carry: Carry
+    leaves_carry: bool
 
 
 class ForwardResult(NamedTuple):
     """Result of one call of a module: ``leaves`` are the input tensors that receive gradients in the backward.
 
-    ``left`` is the carry for the next slice, ``carry_leaves`` are the tensors of the carry that was read.
+    ``carry`` is that for the next slice, None if no slice reads it; ``carry_leaves`` are the tensors of the carry that
+    was read.
     """
 
     leaves: Tensors
     returned: Any
     auxiliary: Auxiliary
     carry_leaves: Tensors
-    left: Any
+    carry: Any
 
 
 class SavedGraph(NamedTuple):

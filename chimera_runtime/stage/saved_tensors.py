@@ -104,7 +104,7 @@ class SavedTensors:
             del self.sizes[piece]
 
 
-def footprint_of(footprints: Sequence[Footprint]) -> Footprint:
+def footprint_of_slices(footprints: Sequence[Footprint]) -> Footprint:
     """Returns the footprint to count for each slice of a micro-batch, of which the first ones are kept at any time.
 
     Activations and carries count as the largest mean over first slices, other memory as that of the largest slice.

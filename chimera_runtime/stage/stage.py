@@ -190,8 +190,8 @@ class Stage(WeightGroup):
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
             results, roots = self._output.finish((micro,), result.returned, (target,))
             self._auxiliary.add(micro, self._numbering.place(micro)[0], result.auxiliary)
-            self._carries.keep(micro, arguments.carry, inputs, result.left)
-            self._saved[micro] = self._saved_graph(micro, result, roots)
+            self._carries.keep(micro, arguments.carry, inputs, result.carry)
+            self._saved[micro] = self._saved_graph(result, roots)
             outputs = _payload(results)
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
         lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
@@ -227,7 +227,7 @@ class Stage(WeightGroup):
 
         def finish(result: ForwardResult) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
             results, roots = self._output.finish(micros, result.returned, [*map(fresh, targets)])
-            self._carries.keep(micros[0], together.carry, inputs, result.left)
+            self._carries.keep(micros[0], together.carry, inputs, result.carry)
             values = partial(self._compared_values, result, roots, count)
             return results, result.auxiliary, self._reruns.digests(update, values, count)
 
@@ -246,7 +246,7 @@ class Stage(WeightGroup):
         if count > 1:
             return leaves(result.returned)
         losses = roots if self._output.after is None else ()
-        return [*leaves((result.returned, result.left)), *losses, *[value for _, value in result.auxiliary]]
+        return [*leaves((result.returned, result.carry)), *losses, *[value for _, value in result.auxiliary]]
 
     def _is_recomputed(self, micro: int) -> bool:
         return micro % self._numbering.cycle in self._recomputed
@@ -254,10 +254,10 @@ class Stage(WeightGroup):
     def _arguments_of(self, micro: int, inputs: Any) -> ForwardArguments:
         """Returns what the forward of a micro-batch depends on. Call it once, because it takes the carry."""
         keywords, carry = self.runs.keywords_of(micro), self._carries.take(micro)
-        return ForwardArguments(self.runs.seed_of(micro), inputs, keywords, carry)
+        return ForwardArguments(self.runs.seed_of(micro), inputs, keywords, carry, self._carries.has_reader(micro))
 
-    def _saved_graph(self, micro: int, result: ForwardResult, roots: Tensors) -> SavedGraph:
-        carries = self._carries.graph(micro, result.carry_leaves, result.left)
+    def _saved_graph(self, result: ForwardResult, roots: Tensors) -> SavedGraph:
+        carries = self._carries.graph(result.carry_leaves, result.carry)
         return SavedGraph(result.leaves, roots, roots_of(result.auxiliary), carries)
 
     def recompute(self, micros: Micros) -> None:
@@ -359,7 +359,7 @@ class Stage(WeightGroup):
             result = self.runs.run(saved.arguments)
         _, roots = self._output.finish((micro,), result.returned, (fresh(saved.target),))
         self._reruns.compare(update, micro, saved, partial(self._compared_values, result, roots, saved.micro_batches))
-        return self._saved_graph(micro, result, roots)
+        return self._saved_graph(result, roots)
 
     def _collect(self, counts: Tensors) -> None:
         """Adds the gradients of the weights to their sums; the first stage of a group adds the loss count."""

@@ -22,7 +22,7 @@ def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1
     copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
     words = [
         f"stage {micros.stage}: {(micros.activations + micros.begun) / slices:g}"
-        f"{f' and {micros.inputs} x inputs alone' if micros.inputs else ''}"
+        f"{f' and {micros.inputs / slices:g} x inputs alone' if micros.inputs else ''}"
         f"{f' and {micros.carries} carries' if micros.carries else ''}"
         for micros in fullest
     ]

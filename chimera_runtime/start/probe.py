@@ -20,10 +20,10 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, state_of
-from chimera_runtime.stage.saved_tensors import Footprint, footprint_of
+from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices
 from chimera_runtime.start import stage_probe
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
-from chimera_runtime.values.boundary import Boundary, Traits, with_all, with_shared
+from chimera_runtime.values.boundary import Boundary, Traits, traits_of_slices, with_shared
 from chimera_runtime.values.carries import NO_CARRY, Carry
 from chimera_runtime.values.keywords import accepted, require_unused
 from chimera_runtime.values.losses import expected_count
@@ -192,7 +192,7 @@ class _Probe:
             call, probed = self._run(stage, micro, before, names, carry)
             self._calls[stage].append(call)
             self._probed[stage].append(probed)
-            carry = probed.carry(call)
+            carry = probed.next_carry(call)
             if carry.opaque is not None:
                 raise mistakes.carry_is_opaque(stage, carry.opaque)
             if probed.traits.takes.carry and micro + 1 < self.world.job.slices and not carry.tensors:
@@ -230,8 +230,9 @@ class _Probe:
         for number, other in enumerate(others, start=1):
             if self.world.job.fed[stage] and (other.form, other.shapes) != (boundary.form, boundary.shapes):
                 raise mistakes.slices_differ(stage, number, other.shapes, boundary.shapes)
-        traits = with_all([probed.traits for probed in of_slices])
-        self._publish(f"forward/{stage}", (boundary, traits, footprint_of([probed.footprint for probed in of_slices])))
+        traits = traits_of_slices([probed.traits for probed in of_slices])
+        footprint = footprint_of_slices([probed.footprint for probed in of_slices])
+        self._publish(f"forward/{stage}", (boundary, traits, footprint))
         for fed in self.world.job.fed[stage]:
             for tensor in () if self._is_mine(fed) else [t for probed in of_slices for t in probed.outputs]:
                 what = f"for stage {fed} to take the first micro-batch"
@@ -268,7 +269,7 @@ class _Probe:
                         for call, probed in zip(self._calls[stage], self._probed[stage], strict=True)
                     ]
                 of_slices = zip(self._probed[stage], measured, strict=True)
-                footprint = footprint_of([replace(probed.footprint, **halves) for probed, halves in of_slices])
+                footprint = footprint_of_slices([replace(probed.footprint, **halves) for probed, halves in of_slices])
                 self._publish(f"halves/{stage}", footprint)
             self.footprints[stage] = self._read(f"halves/{stage}", stage)
 

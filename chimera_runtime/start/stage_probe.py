@@ -16,7 +16,7 @@ from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
 from chimera_runtime.stage.splitting import SecondHalf, SplitBackward, WholeBackward, obstacle
 from chimera_runtime.values.boundary import Boundary, Traits
-from chimera_runtime.values.carries import NO_CARRY, Carry, length, slice_arguments
+from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, slice_length
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import as_pair
 from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, taken_apart
@@ -47,8 +47,8 @@ class ProbedForward:
     tensors that the module returned and their structure; on the last stage the loss alone. ``traits`` is the behaviour
     of the stage; ``traits.whole`` is empty until `with_obstacle`. ``footprint`` is the memory that the forward keeps
     for the backward; ``activations`` in it is 0 if that was not measured. ``count`` came with the loss, if ``loss``
-    returns one. A backward begins at the ``auxiliary`` losses as well, and at ``left``, the carry for the next slice.
-    ``carry_leaves`` are the tensors of the carry of the slice before.
+    returns one. A backward begins at the ``auxiliary`` losses as well, and at ``carry``, which is for the next
+    slice, and None if none follows. ``carry_leaves`` are the tensors of the carry of the slice before.
     """
 
     inputs: Tensors
@@ -59,7 +59,7 @@ class ProbedForward:
     count: float | None
     auxiliary: Tensors
     carry_leaves: Tensors
-    left: Any
+    carry: Any
 
     def roots(self, differentiable: tuple[bool, ...] | None) -> Tensors:
         """The tensors at which a backward begins: those of the carry, auxiliary losses, and ``differentiable`` outputs.
@@ -68,12 +68,12 @@ class ProbedForward:
         """
         outputs = self.outputs if differentiable is None else compress(self.outputs, differentiable)
         passed = {id(leaf) for leaf in self.carry_leaves}
-        carried = [t for t in taken_apart(self.left)[0] if id(t) not in passed]
+        carried = [t for t in taken_apart(self.carry)[0] if id(t) not in passed]
         return tuple([t for t in (*outputs, *self.auxiliary, *carried) if t.requires_grad])
 
-    def carry(self, call: StageCall) -> Carry:
+    def next_carry(self, call: StageCall) -> Carry:
         """The carry for the next slice, of a forward that was called with ``call``."""
-        return Carry.of(self.left, call.carry.position + length(call.inputs))
+        return Carry.of(self.carry, call.carry.position + slice_length(call.inputs))
 
 
 def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
@@ -102,7 +102,8 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     with saved.counting() if measures else nullcontext():
         with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
             returned = module(argument, **named)
-        returned, left = takes.apart(f"stage {stage}", returned)
+        returned, new_carry = takes.split_result(f"stage {stage}", returned)
+        new_carry = new_carry if leaves_carry else None
         form, outputs = model.outputs(stage, returned) if not is_last else (ONE_TENSOR, ())
         count = None
         if is_last:
@@ -128,13 +129,11 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         outputs=outputs,
         form=form,
         traits=traits,
-        footprint=saved.footprint(
-            argument, outputs, (target, keywords), carry_leaves, taken_apart(left)[0] if leaves_carry else ()
-        ),
+        footprint=saved.footprint(argument, outputs, (target, keywords), carry_leaves, taken_apart(new_carry)[0]),
         count=None if count is None else 0.0 if count.is_meta else count.item(),
         auxiliary=roots_of(auxiliary),
         carry_leaves=carry_leaves,
-        left=left,
+        carry=new_carry,
     )
 
 
@@ -178,8 +177,10 @@ def measure_halves(
         probed = probe_forward(model, stage, module, call, measures=False)
     roots = probed.roots(differentiable)
     gradients = tuple(map(torch.zeros_like, roots))
-    before, inputs, received = dict(saved.sizes), memory_of((probed.inputs, call.carry.tensors)), memory_of(gradients)
-    left = memory_of(probed.left).keys() - inputs.keys() if call.leaves_carry else set()
+    outputs = {*map(id, probed.outputs)}
+    received = memory_of([gradient for root, gradient in zip(roots, gradients, strict=True) if id(root) in outputs])
+    before, inputs = dict(saved.sizes), memory_of((probed.inputs, call.carry.tensors))
+    carried = memory_of(probed.carry).keys() - inputs.keys()
     with UserCode(f"the backward of stage {stage}", FAILED):
         half: SecondHalf = (
             WholeBackward(roots, gradients, module.parameters(), apart=False)
@@ -191,9 +192,9 @@ def measure_halves(
     # The last references to the part of the graph that the second half does not need: now its memory is released.
     del probed, roots
     # What is left of the carry counts as an operand, because the first half frees the carry.
-    released = before.keys() - saved.sizes.keys() - inputs.keys() - left
+    released = before.keys() - saved.sizes.keys() - inputs.keys() - carried
     operands = {piece: size for piece, size in memory_of(half.operands).items() if piece not in saved.sizes}
-    operands |= {piece: size for piece, size in saved.sizes.items() if piece in left}
+    operands |= {piece: size for piece, size in saved.sizes.items() if piece in carried}
     return {
         "released": sum(before[piece] for piece in released),
         "operands": sum(operands.values()),

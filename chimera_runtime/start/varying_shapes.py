@@ -20,6 +20,7 @@ from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.probe import ProbeResult
 from chimera_runtime.values.boundary import Boundary
+from chimera_runtime.values.carries import NO_CARRY
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import fresh, leaves, mapped, taken_apart, to_device
@@ -138,13 +139,13 @@ class VaryingShapes:
         """Runs the forward of a stage and returns the outputs; buffers and attributes are restored afterwards."""
         module, largest = self.modules[number], self.probed.boundaries[number]
         traits = self.probed.traits[number]
-        names = traits.keywords
-        loaded = to_device(inputs[1], self.world.device) if names else {}
+        loaded = to_device(inputs[1], self.world.device) if traits.keywords else {}
+        keywords = fresh({name: loaded[name] for name in traits.keywords})
         state, contents = state_of(module)
         torch.manual_seed(draw_seed("shapes", number))
         with UserCode(f"the forward of stage {number}", FAILED):
-            returned = module(argument, **fresh({name: loaded[name] for name in names}))
-        tensors, form = taken_apart(traits.takes.apart(f"stage {number}", returned)[0])
+            returned = module(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
+        tensors, form = taken_apart(traits.takes.split_result(f"stage {number}", returned)[0])
         state.restore(contents)
         rest(module)
         if excess := largest.excess(tensors, form):

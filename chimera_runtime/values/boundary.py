@@ -123,7 +123,7 @@ class Traits:
     takes: SliceArguments = NO_ARGUMENTS
 
 
-def with_all(traits: Sequence[Traits]) -> Traits:
+def traits_of_slices(traits: Sequence[Traits]) -> Traits:
     """Returns the traits of a stage from those that it showed with each slice of a micro-batch."""
     return replace(
         traits[0],

@@ -6,7 +6,7 @@ layers, the carry is a dict of those of its layers.
 """
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import Any
 
@@ -19,29 +19,33 @@ from chimera_runtime.values.tensors import Tensors
 CARRY, START = "carry", "start"
 """Names of the parameters by which a forward takes the carry, and the position of the first item of its slice."""
 
+OF_LAYERS = "_of_layers"
+"""Name of the keyword argument by which a stack of layers takes both, apart from micro-batches' keyword arguments."""
+
 _BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
 
 
 @dataclass(frozen=True)
 class SliceArguments:
-    """Whether the forward of a stage takes the carry, and then returns one, and whether it takes the start."""
+    """Whether the forward of a stage takes the carry, and then returns one, and whether it takes the start.
+
+    If ``by_layer``, the stage is a stack of layers, and takes them for those.
+    """
 
     carry: bool = False
     start: bool = False
+    by_layer: bool = False
 
     @property
     def any(self) -> bool:
         """Whether the forward takes any argument of slices."""
         return self.carry or self.start
 
-    def __or__(self, other: "SliceArguments") -> "SliceArguments":
-        return SliceArguments(self.carry or other.carry, self.start or other.start)
-
     def without(self, keywords: Container[str]) -> "SliceArguments":
         """Returns the arguments that do not have the name of a keyword argument of the micro-batches."""
-        return SliceArguments(self.carry and CARRY not in keywords, self.start and START not in keywords)
+        return replace(self, carry=self.carry and CARRY not in keywords, start=self.start and START not in keywords)
 
-    def apart(self, name: str, returned: Any) -> tuple[Any, Any]:
+    def split_result(self, name: str, returned: Any) -> tuple[Any, Any]:
         """Returns the output and the carry in what a forward has returned; the carry is None if there is none.
 
         ``name`` is the stage or the layer in messages.
@@ -97,7 +101,9 @@ class Carry:
     def arguments(self, takes: SliceArguments, tensors: Tensors) -> Mapping[str, Any]:
         """Returns the keyword arguments of a forward that reads this carry, with ``tensors`` in place of its own."""
         arguments: dict[str, Any] = {CARRY: self.form.filled(tensors)} if takes.carry else {}
-        return {**arguments, START: self.position} if takes.start else arguments
+        if takes.start:
+            arguments[START] = self.position
+        return {OF_LAYERS: arguments} if takes.by_layer and arguments else arguments
 
     @property
     def opaque(self) -> str | None:
@@ -114,7 +120,7 @@ NO_CARRY = Carry((), (), form_of(None), 0)
 """The carry that the first slice of a micro-batch reads."""
 
 
-def length(argument: Any) -> int:
+def slice_length(argument: Any) -> int:
     """Returns the number of items of a slice: dimension 1 of the first tensor that has one; 0 if none has one."""
     tensors = (leaf for leaf in leaves(argument) if isinstance(leaf, torch.Tensor))
     return next((tensor.size(1) for tensor in tensors if tensor.dim() > 1), 0)

@@ -3,15 +3,13 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from inspect import Parameter, signature
-from operator import or_
 from typing import Any
 
 import torch
 
 from chimera_runtime.errors import values as mistakes
-from chimera_runtime.values.carries import CARRY, NO_ARGUMENTS, START, SliceArguments, slice_arguments
+from chimera_runtime.values.carries import CARRY, OF_LAYERS, START, SliceArguments, slice_arguments
 from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.shared_memory import versions
 
@@ -66,6 +64,8 @@ def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
 
 def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]:
     """Returns the names that the ``forward`` of a stage takes in addition to its input; all if it has ``**kwargs``."""
+    if not names:
+        return ()
     if isinstance(module, Stack):
         taken_by_layers = {name for layer in module.values() for name in accepted(layer, names)}
         return tuple(name for name in names if name in taken_by_layers)
@@ -86,19 +86,24 @@ class Stack(torch.nn.ModuleDict):
     If a layer has a carry, so has the stage: a dict of the carries of such layers, by index.
     """
 
-    @property
-    def slice_arguments(self) -> SliceArguments:
-        """The arguments of slices that any layer takes."""
-        return reduce(or_, map(slice_arguments, self.values()), NO_ARGUMENTS)
+    def __init__(self, layers: Mapping[str, torch.nn.Module]) -> None:
+        super().__init__(layers)
+        self._takes = {index: slice_arguments(layer) for index, layer in layers.items()}
+        takes = self._takes.values()
+        self.slice_arguments = SliceArguments(any(t.carry for t in takes), any(t.start for t in takes), by_layer=True)
 
     def forward(self, value: Any, **keywords: Any) -> Any:
         """Runs the layers, each with the keyword arguments that it accepts, and with its own carry."""
-        before, left = keywords.pop(CARRY, None) or {}, {}
+        of_slice = keywords.pop(OF_LAYERS, {})
+        before, carries = of_slice.get(CARRY) or {}, {}
         for index, layer in self.items():
-            takes = slice_arguments(layer)
-            named = {name: keywords[name] for name in accepted(layer, keywords) if name != START or takes.start}
-            if takes.carry:
-                value, left[index] = takes.apart(f"layer {index}", layer(value, **named, carry=before.get(index)))
+            takes = self._takes[index]
+            named = {name: keywords[name] for name in accepted(layer, keywords)}
+            if takes.start and START in of_slice:
+                named[START] = of_slice[START]
+            if takes.carry and CARRY in of_slice:
+                returned = layer(value, **named, carry=before.get(index))
+                value, carries[index] = takes.split_result(f"layer {index}", returned)
             else:
                 value = layer(value, **named)
-        return (value, left) if self.slice_arguments.carry else value
+        return (value, carries) if CARRY in of_slice else value

@@ -131,7 +131,7 @@ def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry
     arguments = {name: named[name] for name in named if _takes(module, name)}
     parameters = inspect.signature(module.forward).parameters.keys() - named.keys()
     if "start" in parameters:
-        first = next(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+        first = next(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim() > 1)
         arguments["start"] = place * first.shape[1] if place else 0
     if "carry" not in parameters:
         return module(value, **arguments), None

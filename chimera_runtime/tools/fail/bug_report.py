@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.blame import ModelError, place_of_error, place_of_thread
-from chimera_runtime.errors import PeerLost, ScriptPlace
+from chimera_runtime.blame import place_of_error, place_of_thread
+from chimera_runtime.errors import PeerLost, PlacedError, ScriptPlace
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.errors.ranks import NO_ANSWER
 from chimera_runtime.program.job import Place
@@ -99,7 +99,7 @@ class BugReport:
         try:
             yield
         except BaseException as error:
-            self._raised = _raised(error, timeout)
+            self._raised = _account_of(error, timeout)
             raise
 
     def add(self, message: str) -> None:
@@ -159,9 +159,9 @@ class BugReport:
                 yield f"\nthread {names.get(thread, thread)}:\n{_stack(frame)}"
 
 
-def _raised(error: BaseException, timeout: float) -> RaisedError:
+def _account_of(error: BaseException, timeout: float) -> RaisedError:
     """Reads what an error says; a wait that ended by the time-out took as long, that of other waits is not known."""
-    place = error.place if isinstance(error, ModelError | PeerLost) else None
+    place = error.place if isinstance(error, PlacedError) else None
     is_late = isinstance(error, PeerLost) and NO_ANSWER in str(error)
     return RaisedError(
         place or place_of_error(error.__traceback__),

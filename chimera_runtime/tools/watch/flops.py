@@ -103,11 +103,11 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
             loaded = to_device(source.keywords(0, micro), world.device) if names else {}
             keywords = {name: value for name, value in loaded.items() if name in names}
             with FlopCounterMode(display=False) as counter:
-                call = StageCall(before, handed, target, last, keywords, carry)
+                call = StageCall(before, handed, target, last, keywords, carry, micro + 1 < world.job.slices)
                 trace = probe_forward(context.model, stage, module, call, measures=False)
                 probe_backward(stage, module, trace, None if last else boundaries[stage].differentiable)
             operations += counter.get_total_flops()
-            carry = trace.carry(call)
+            carry = trace.next_carry(call)
     state.restore(contents)
     return operations
 

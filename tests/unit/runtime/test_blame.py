@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chimera_runtime.blame import LaneOperation, Located, ModelError, UserCode, describe, during, ran_out
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, PlacedError, ScriptPlace
 
 SOURCE = """
 import torch
@@ -198,6 +198,21 @@ def test_an_uncaught_error_is_the_users_traceback_once_and_then_the_line_that_ca
 )
 def test_an_operation_is_told_as_in_the_schedule_and_in_words(operation: LaneOperation, words: str) -> None:
     assert operation.words == words
+
+
+@pytest.mark.parametrize("kind", [BadCheckpoint, BadModel, Misuse, PeerLost])
+def test_an_error_in_an_update_keeps_the_line_of_the_script_without_its_traceback(kind: type[PlacedError]) -> None:
+    class Lane:
+        first = 4
+
+        def forward(self) -> None:
+            raise kind("wrong")
+
+    script: dict[str, Callable[[Lane], None]] = {}
+    exec("INTERFACE = PROGRAM = 0\ndef update(lane):\n    m = 7\n    lane.forward()\n", script)
+    with pytest.raises(kind) as raised, Located(0, 0, lambda: "never asked for"):
+        script["update"](Lane())
+    assert raised.value.place == ScriptPlace(4, 4, {"m": 7})
 
 
 def test_what_memory_there_was_is_noted_where_it_ran_out() -> None:

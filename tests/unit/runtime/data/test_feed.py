@@ -54,7 +54,7 @@ def test_every_tensor_of_a_structure_is_cut_and_the_rest_is_handed_on() -> None:
     assert torch.equal(weights["weights"], targets * 2)
 
 
-def test_a_function_is_asked_for_the_micro_batches_that_are_used_alone() -> None:
+def test_a_function_is_asked_once_for_each_of_the_micro_batches_that_are_used_alone() -> None:
     asked: list[int] = []
 
     def load(micro: int) -> tuple[Any, Any]:
@@ -64,7 +64,12 @@ def test_a_function_is_asked_for_the_micro_batches_that_are_used_alone() -> None
     source = feed()
     source.put(0, load)
     source.input(0, 2)
+    source.target(0, 2)
     assert asked == [2]
+    source.drop(0)
+    source.put(1, load)
+    source.input(1, 2)
+    assert asked == [2, 2]
 
 
 def test_parts_of_a_micro_batch_follow_one_another() -> None:

@@ -80,6 +80,21 @@ def test_a_function_gives_the_keyword_arguments_of_each_micro_batch(pipeline: Pi
     torch.testing.assert_close(outputs, by_hand(pipeline, x, keywords["shift"]), rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize("last", [lambda x: x[:, 0, 0], lambda x: x.sum(1)])
+def test_outputs_that_have_no_positions_cannot_be_predicted_in_slices(
+    last: Callable[[torch.Tensor], torch.Tensor], alone: World, tmp_path: Path
+) -> None:
+    class Mapped(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return last(super().forward(x))
+
+    chimera_ir.compile("terapipe", D=1, N=N, k=2).write(tmp_path / "out")
+    x = torch.randn(B, 4, WIDTH)
+    error = pytest.raises(Misuse, match="something else than tensors with the positions of the slice in dimension 1")
+    with Pipeline(tmp_path / "out", lambda *_: Mapped(WIDTH, WIDTH), lambda y, _: y.mean(), (x, x)) as pipeline, error:
+        list(pipeline.predict([(x, None)]))
+
+
 def test_generators_modes_and_gradients_are_as_before(pipeline: Pipeline) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, footprint_of
+from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, footprint_of_slices
 
 ROWS, WIDTH = 3, 4
 TENSOR = ROWS * WIDTH * 4
@@ -72,6 +72,8 @@ def test_a_carry_is_counted_apart_and_what_passes_on_only_once() -> None:
 def test_slices_count_as_the_largest_mean_of_the_first_ones() -> None:
     """As many as are kept at any time are the first slices of their micro-batches."""
     growing = [Footprint(a, 1, 1, 2, 1, 3, released=a, operands=a, carry=a, carry_gradients=a) for a in (10, 20, 40)]
-    assert footprint_of(growing) == Footprint(24, 1, 1, 2, 1, 3, released=10, operands=40, carry=24, carry_gradients=40)
-    assert footprint_of(growing[::-1]).activations == 40
-    assert footprint_of(growing[:1]) == growing[0]
+    assert footprint_of_slices(growing) == Footprint(
+        24, 1, 1, 2, 1, 3, released=10, operands=40, carry=24, carry_gradients=40
+    )
+    assert footprint_of_slices(growing[::-1]).activations == 40
+    assert footprint_of_slices(growing[:1]) == growing[0]

@@ -9,7 +9,7 @@ from torch import nn
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.stage.gradient_sums import GradientSum
-from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, footprint_of, memory_of
+from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, footprint_of_slices, memory_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
 from chimera_runtime.stage.weight_versions import Unstepped
@@ -31,7 +31,7 @@ def footprints(module: nn.Module, slices: int) -> list[Footprint]:
         call = StageCall(BOUNDARY, (torch.ones(SHAPE),), None, False, {}, carry, leaves_carry=number < slices - 1)
         probed = probe_forward(model(), 1, module, call, measures=True)
         of_slices.append(probed.footprint)
-        carry = probed.carry(call)
+        carry = probed.next_carry(call)
     return of_slices
 
 
@@ -59,5 +59,5 @@ def test_what_slices_keep_is_what_was_probed(kind: Callable[[], nn.Module], slic
             carries |= memory_of([carry.tensors for carry in stage._carries._left.values()])
             kept = sum((saved.sizes | carries).values())
             assert kept == sum(f.activations + f.carry for f in of_slices[: n + 1])
-            counted = footprint_of(of_slices)
+            counted = footprint_of_slices(of_slices)
             assert kept <= (n + 1) * (counted.activations + counted.carry)

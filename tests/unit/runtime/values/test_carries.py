@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.values.carries import Carry, SliceArguments, length, slice_arguments
+from chimera_runtime.values.carries import NO_CARRY, Carry, SliceArguments, slice_arguments, slice_length
 from chimera_runtime.values.keywords import Stack
 from tests.unit.runtime.carrying import WIDTH, Joining, Listing
 
@@ -30,8 +30,8 @@ class Taking(nn.Module):
         (Placed(), SliceArguments(start=True)),
         (Taking(), SliceArguments()),
         (nn.Linear(2, 2), SliceArguments()),
-        (Stack({"0": nn.Identity(), "1": Placed()}), SliceArguments(start=True)),
-        (Stack({"0": Placed(), "1": Joining()}), SliceArguments(carry=True, start=True)),
+        (Stack({"0": nn.Identity(), "1": Placed()}), SliceArguments(start=True, by_layer=True)),
+        (Stack({"0": Placed(), "1": Joining()}), SliceArguments(carry=True, start=True, by_layer=True)),
         (torch.compile(Listing(), backend="eager"), SliceArguments(carry=True, start=True)),
     ],
 )
@@ -47,17 +47,33 @@ def test_a_stack_of_layers_gives_each_layer_its_own_carry() -> None:
     """In two slices the layers return what they return, one after the other, for the whole sequence."""
     layers = Stack({"3": Taking(), "4": Listing(), "5": nn.Identity(), "6": Joining()})
     x = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(3))
-    first, left = layers(x[:, :2], start=0)
+    takes = slice_arguments(layers)
+    first, left = layers(x[:, :2], **NO_CARRY.arguments(takes, ()))
     assert [*left] == ["4", "6"]
-    second, _ = layers(x[:, 2:], carry=left, start=2)
+    carry = Carry.of(left, 2)
+    second, _ = layers(x[:, 2:], **carry.arguments(takes, carry.tensors))
     whole = layers["6"](layers["4"](x)[0])[0]
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
+
+
+def test_a_stack_gives_its_layers_keyword_arguments_that_are_called_as_those_of_slices() -> None:
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
+            return x + carry
+
+    class Shifting(nn.Module):
+        def forward(self, x: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+            return x + others["start"]
+
+    layers, keywords = Stack({"0": Adding(), "1": Shifting()}), {"carry": torch.ones(2), "start": torch.full((2,), 5.0)}
+    slice_values = NO_CARRY.arguments(slice_arguments(layers).without(keywords), ())
+    assert layers(torch.zeros(2), **keywords, **slice_values).tolist() == [6.0, 6.0]
 
 
 @pytest.mark.parametrize("returned", [torch.ones(1), (1, 2, 3), [1, 2]])
 def test_only_a_pair_is_an_output_with_a_carry(returned: Any) -> None:
     with pytest.raises(BadModel, match="the forward of layer 4 has a parameter carry and returned a"):
-        SliceArguments(carry=True).apart("layer 4", returned)
+        SliceArguments(carry=True).split_result("layer 4", returned)
 
 
 def test_a_carry_that_may_hide_tensors_is_opaque() -> None:
@@ -66,5 +82,5 @@ def test_a_carry_that_may_hide_tensors_is_opaque() -> None:
 
 
 def test_the_length_of_a_slice_is_dimension_1_of_its_first_tensor_that_has_one() -> None:
-    assert length({"a": torch.ones(3), "b": [torch.ones(3, 5), torch.ones(3, 7)]}) == 5
-    assert length(torch.ones(3)) == 0
+    assert slice_length({"a": torch.ones(3), "b": [torch.ones(3, 5), torch.ones(3, 7)]}) == 5
+    assert slice_length(torch.ones(3)) == 0
