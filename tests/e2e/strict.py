@@ -24,9 +24,10 @@ gloo forgives much: it finds a message by its tag, and takes it before anyone as
 By environment variables: ``STRICT_DELAY`` is the longest of the random delays before operations, in seconds, with
 ``STRICT_SEED``; one computation of fifty is delayed. With ``STRICT_LATE`` computations are as late as they may be: the
 stream runs nothing that neither the host nor another stream waits for. What a rank waits for longer than
-``STRICT_PATIENCE`` seconds is an error that says which operation is at the head of each of its streams; for the first
-operation of a communicator that is longer than ``STRICT_MEETING``, as ranks may start one after another. An error of
-the stream of computations is raised where the host next waits or reads; if that takes two seconds, it ends the rank.
+``STRICT_PATIENCE`` seconds, or half as long again for a message, is an error that says which operation is at the head
+of each of its streams; for the first operation of a communicator that is longer than ``STRICT_MEETING``, as ranks may
+start one after another. An error of the stream of computations is raised where the host next waits or reads; if that
+takes two seconds, it ends the rank.
 
 Every message carries what it is: micro-batch, stages and update, of chimera_runtime; of other programs the tag. The
 micro-batch implies the pipe, as they are counted over all pipes, and the stages the kind: to the next stage go

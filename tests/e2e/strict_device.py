@@ -26,6 +26,8 @@ ALONE = "STRICT_ALONE" in os.environ
 LATE = "STRICT_LATE" in os.environ
 SEED = os.environ.get("STRICT_SEED", "0")
 LIMIT = timedelta(seconds=2 * PATIENCE)
+_BEHIND = 1.5
+"""How much longer than a collective a message is waited for: of both that hang, the collective may be the cause."""
 _SELDOM = 50
 """One computation of so many is delayed."""
 _GRACE = 2.0
@@ -86,7 +88,7 @@ class Posted(dist.Work):
 
     def finish(self) -> None:
         """Returns when it is over: the wait for it, in the stream of computations."""
-        if not self._over.wait(PATIENCE):
+        if not self._over.wait(PATIENCE if self.collective else _BEHIND * PATIENCE):
             raise RuntimeError(f"{self.what} hangs; at the heads of the streams: {DEVICE.heads()}")
         if self._error is not None:
             raise RuntimeError(f"{self.what}: {self._error}") from self._error
