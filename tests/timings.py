@@ -29,6 +29,7 @@ def stage_timing(
     released: int = 0,
     operands: int = 0,
     pair: float | None = None,
+    resident: int = 0,
 ) -> Timing:
     times = stage_times(forward, backward, recomputing, halves, pair)
-    return Timing(times, activations, input, output, gradient, noise, released, operands)
+    return Timing(times, activations, input, output, gradient, noise, released, operands, resident)

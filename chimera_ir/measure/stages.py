@@ -316,6 +316,7 @@ def _timing(station: Station, costs: _Passes, noise: float | None) -> Timing:
         noise=noise,
         released=sizes.released,
         operands=sizes.operands,
+        resident=sizes.resident,
     )
 
 

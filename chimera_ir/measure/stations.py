@@ -156,6 +156,7 @@ class Station:
             input=input_bytes(self.module, self.traits, self.footprint),
             released=self.footprint.released,
             operands=self.footprint.operands + self.gradient_bytes - self.footprint.received_operands,
+            resident=self.footprint.resident(self.before is not None),
         )
 
     @property

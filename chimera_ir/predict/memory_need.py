@@ -106,7 +106,7 @@ class _Worker:
         )
 
     def _on_host(self, moment: Iterable[OnHost]) -> int:
-        return sum(share(micros, self.bytes_of(stage).activations, self._header.parts) for stage, micros in moment)
+        return sum(share(micros, self.bytes_of(stage).moved, self._header.parts) for stage, micros in moment)
 
     def bytes_of(self, stage: int) -> MicroBatchBytes:
         """The bytes of a micro-batch on a stage, without those in receive buffers."""

@@ -29,6 +29,7 @@ class Wanted:
     """Requirements of a schedule: costs of its stages at a micro-batch size, and workers for each of its copies.
 
     ``split`` is the first layer of each stage, for a profile of layers; by default the fastest split is taken.
+    ``moves`` is whether operations move activations to the host and back.
     """
 
     stages: int
@@ -36,6 +37,7 @@ class Wanted:
     copies: int
     micro_batch_size: int
     split: tuple[int, ...] | None = None
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Inputs:
         wanted split does not split the profile's layers.
         """
         timed = self._timed()
-        return self._chosen(timed or self.counts, wanted, () if timed else (self._no_device(),))
+        return self._chosen(timed or self.counts, wanted, () if timed else (self._without(say.NoDevice),))
 
     def choose_sizes(self, wanted: Wanted) -> tuple[StageCosts, ...]:
         """The costs of the stages, in seconds or in FLOP; raises `Unfit` as `choose`, but needs no device."""
@@ -79,7 +81,7 @@ class Inputs:
         """The profile in seconds; raises `Unfit` if it counts work, and the cluster has no device."""
         timed = self._timed()
         if timed is None:
-            raise Unfit(((self.cluster_source, (self._no_device(),)),))
+            raise Unfit(((self.cluster_source, (self._without(say.NoDevice),)),))
         return timed
 
     @property
@@ -95,15 +97,17 @@ class Inputs:
     def _chosen(self, model: ModelProfile, wanted: Wanted, unknown: tuple[Diagnostic, ...]) -> tuple[StageCosts, ...]:
         lacks = _layers_lack(model, wanted, self.profile_source) if model.layers else None
         in_profile = tuple(_lacks(model.depths, wanted, self.profile_source) if lacks is None else lacks)
-        in_cluster = (*_too_small(self.cluster, wanted, self.cluster_source), *unknown)
+        lacking = [self._without(say.NoHostLink)] if wanted.moves and self.cluster.host is None else []
+        in_cluster = (*_too_small(self.cluster, wanted, self.cluster_source), *lacking, *unknown)
         if in_profile or in_cluster:
             errors = (self.profile_source, in_profile), (self.cluster_source, in_cluster)
             raise Unfit((source, diagnostics) for source, diagnostics in errors if diagnostics)
         split = self.split(wanted)
         return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
 
-    def _no_device(self) -> Diagnostic:
-        return say.NoDevice(TomlPlaces(self.cluster_source.text).key(("cluster",)))
+    def _without(self, message: type[say.NoDevice] | type[say.NoHostLink]) -> Diagnostic:
+        """The message that the cluster lacks a table."""
+        return message(TomlPlaces(self.cluster_source.text).key(("cluster",)))
 
     def _timed(self) -> ModelProfile | None:
         if isinstance(self.profile, ModelProfile):

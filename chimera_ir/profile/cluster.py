@@ -68,11 +68,24 @@ FREE = Link(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class HostLink:
+    """The link over which a worker moves activations to the memory of its host and back.
+
+    A transfer costs as much as a message over ``link``. ``workers`` consecutive workers of a node have one link
+    together, whose bandwidth they share. ``memory`` is the host memory of each worker in bytes; None if unlimited.
+    """
+
+    link: Link
+    workers: int = 1
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """A cluster of ``workers``, ``per_node`` to a node, each with ``memory`` bytes, ``reserved`` not for the model.
 
     Messages travel over ``between`` from node to node and over ``within`` inside a node; all-reduces over ``sums``.
-    ``device`` turns work into time, for profiles that count work.
+    ``device`` turns work into time, for profiles that count work. ``host`` is None if nothing can be moved to the host.
     """
 
     name: str
@@ -84,3 +97,4 @@ class Cluster:
     within: Link
     sums: Link
     device: Device | None = None
+    host: HostLink | None = None

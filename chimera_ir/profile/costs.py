@@ -51,7 +51,8 @@ class Timing:
     next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on. ``noise`` is the
     spread of the measured times as a share of the median, None where nothing was measured. The first half of a split
     backward frees ``released`` bytes of the activations; the second half needs the rest and ``operands``: bytes of
-    gradients that are kept between the halves, received ones included.
+    gradients that are kept between the halves, received ones included. ``resident`` bytes of the activations, such as
+    the stage's input and output, stay on the worker when the rest is off-loaded.
     """
 
     times: Times
@@ -62,11 +63,17 @@ class Timing:
     noise: float | None = None
     released: int = 0
     operands: int = 0
+    resident: int = 0
+
+    @property
+    def moved(self) -> int:
+        """Bytes that go to the host when the activations are off-loaded."""
+        return self.activations - self.resident
 
     @property
     def kept(self) -> MicroBatchBytes:
         """The bytes that the stage keeps, received inputs and gradients included."""
-        return MicroBatchBytes(self.activations, self.input, self.released, self.operands)
+        return MicroBatchBytes(self.activations, self.input, self.released, self.operands, resident=self.resident)
 
     def plus(self, overhead: Times, times: float) -> "Timing":
         """The costs with the overhead of ``times`` further operations added to the time of each operation."""

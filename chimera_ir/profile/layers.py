@@ -82,6 +82,7 @@ def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
         noise=_mean([(timing.noise, timing.times["F"] + timing.times["B"]) for timing in timings]),
         released=0 if opens else _released(timings),
         operands=min(operands, last.gradient) if opens else operands,
+        resident=min(first.resident, first.input) + max(0, last.resident - last.input),
     )
 
 

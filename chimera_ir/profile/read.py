@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.profile import quantity as units
-from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, RECOMPUTING, ModelProfile, StageCosts, Times, Timing
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.profile.work import Device, WorkProfile
@@ -171,10 +171,13 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntr
     output = _size(table, "output", 0 if last else None)
     gradient = _size(table, "gradient_output", output)
     released, operands = _size(table, "released", 0), _size(table, "operands", 0)
+    resident, most = _size(table, "resident", 0), units.show_size(activations)
     if released > activations:
-        most = units.show_size(activations)
         example = f'released = "{most}"'
         table.report(say.ReleasesTooMuch(table.place("released"), "released", example, most))
+    if resident > activations:
+        example = f'resident = "{most}"'
+        table.report(say.LeavesTooMuch(table.place("resident"), "resident", example, most))
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
             table.report(say.LastStageSends(table.place(name), part, name))
@@ -187,6 +190,7 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntr
         noise=_noise(table, "noise"),
         released=released,
         operands=operands,
+        resident=resident,
     )
 
 
@@ -231,10 +235,10 @@ def read_cluster(source: Source) -> Cluster:
         table.close()
     between, within = _links(top, workers, per_node)
     sums = _link(top, "sum", replace(between, shared=False))
-    device = _device(top)
+    device, host = _device(top), _host(top)
     top.close()
     top.document.settle()
-    return Cluster(name, workers, per_node, memory, reserved, between, within, sums, device)
+    return Cluster(name, workers, per_node, memory, reserved, between, within, sums, device, host)
 
 
 def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
@@ -265,18 +269,33 @@ def _link(table: Table, name: str, default: Link) -> Link:
     inner = table.table(name, "", where)
     if inner is None:
         return default
+    link = _figures(inner)
+    if table.path:
+        link = replace(link, shared=inner.flag("shared", "shared = true"))
+        if inner.withdrawn("short"):
+            inner.report(say.ShortMessages(inner.key("short"), where))
+    inner.close()
+    return link
+
+
+def _figures(inner: Table) -> Link:
+    """The latency, the bandwidth and the overhead in a table."""
     alpha, _ = inner.quantity("latency", (units.TIME,), least=Fraction(0))
     bandwidth, _ = inner.quantity(
         "bandwidth", (units.BANDWIDTH,), least=Fraction(1), words={units.UNLIMITED: Fraction(0)}
     )
     overhead, _ = inner.quantity("overhead", (units.TIME,), least=Fraction(0), default=Fraction(0))
-    shared = False
-    if table.path:
-        shared = inner.flag("shared", "shared = true")
-        if inner.withdrawn("short"):
-            inner.report(say.ShortMessages(inner.key("short"), where))
-    inner.close()
-    return Link(float(alpha), units.inverse(bandwidth) if bandwidth else 0.0, float(overhead), shared)
+    return Link(float(alpha), units.inverse(bandwidth) if bandwidth else 0.0, float(overhead))
+
+
+def _host(top: Table) -> HostLink | None:
+    table = top.table("host", "", "[host]")
+    if table is None:
+        return None
+    link, workers = _figures(table), table.integer("workers", 1, "workers = 2")
+    memory = max(_size(table, "memory"), 1) if table.has("memory") else None
+    table.close()
+    return HostLink(link, workers, memory)
 
 
 def _device(top: Table) -> Device | None:

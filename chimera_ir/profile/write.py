@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 
-from chimera_ir.profile.cluster import Cluster
+from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
 from chimera_ir.profile.quantity import show_bandwidth, show_rate, show_share, show_size, show_time, show_work
 from chimera_ir.profile.work import WorkProfile
@@ -66,7 +66,8 @@ def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]
 def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> dict[str, str | None]:
     sizes = {"activations": timing.activations, "input": timing.input}
     sizes |= {} if last else {"output": timing.output, "gradient_output": timing.gradient}
-    sizes |= {name: size for name, size in (("released", timing.released), ("operands", timing.operands)) if size}
+    further = {"released": timing.released, "operands": timing.operands, "resident": timing.resident}
+    sizes |= {name: size for name, size in further.items() if size}
     written = {name: show_size(size) for name, size in sizes.items()}
     return {**_times(timing.times, cost), **written, "noise": _noise(timing.noise)}
 
@@ -84,6 +85,13 @@ def _cluster(cluster: Cluster) -> Iterator[str]:
         overhead = show_time(device.operation) if device.operation else None
         yield from ("", *_table("[device]", {**entries, "operation": overhead}))
     for name, link in (("links.between", cluster.between), ("links.within", cluster.within), ("sum", cluster.sums)):
-        entries = {"latency": show_time(link.alpha), "bandwidth": show_bandwidth(link.beta)}
-        overhead = show_time(link.overhead) if link.overhead else None
-        yield from ("", *_table(f"[{name}]", {**entries, "overhead": overhead, "shared": link.shared or None}))
+        yield from ("", *_table(f"[{name}]", {**_link(link), "shared": link.shared or None}))
+    if host := cluster.host:
+        workers = None if host.workers == 1 else host.workers
+        memory = None if host.memory is None else show_size(host.memory)
+        yield from ("", *_table("[host]", {**_link(host.link), "workers": workers, "memory": memory}))
+
+
+def _link(link: Link) -> dict[str, str | None]:
+    overhead = show_time(link.overhead) if link.overhead else None
+    return {"latency": show_time(link.alpha), "bandwidth": show_bandwidth(link.beta), "overhead": overhead}

@@ -15,7 +15,8 @@ class MicroBatchBytes(NamedTuple):
 
     ``activations`` are kept until the backward, ``input`` alone if the stage recomputes. The first half of a split
     backward frees ``released`` bytes of the activations, and leaves ``operands`` for the second half. A slice leaves
-    ``carry`` for the next one, and ``carry_gradients`` for the one before.
+    ``carry`` for the next one, and ``carry_gradients`` for the one before. ``resident`` bytes of the activations stay
+    on the worker when the rest is off-loaded.
     """
 
     activations: int
@@ -24,6 +25,12 @@ class MicroBatchBytes(NamedTuple):
     operands: int
     carry: int = 0
     carry_gradients: int = 0
+    resident: int = 0
+
+    @property
+    def moved(self) -> int:
+        """Bytes that go to the host when the activations are off-loaded."""
+        return self.activations - self.resident
 
     @property
     def halfway(self) -> int:
@@ -38,11 +45,13 @@ class MicroBatchBytes(NamedTuple):
     def without_received(self, inputs: int, gradients: int) -> "MicroBatchBytes":
         """The bytes without ``inputs`` and ``gradients``, which are in receive buffers."""
         activations = max(0, self.activations - inputs)
+        resident = max(0, self.resident - inputs)
         return self._replace(
             activations=activations,
             input=max(0, self.input - inputs),
             released=min(activations, self.released),
             operands=max(0, self.operands - gradients),
+            resident=min(activations, resident),
         )
 
 

@@ -48,6 +48,10 @@ class Footprint:
         """M_a with all inputs that another stage has sent (``is_fed``), saved for the backward or not."""
         return self.activations + (self.inputs - self.saved_inputs if is_fed else 0)
 
+    def resident(self, is_fed: bool) -> int:
+        """The part of `activations_with_inputs` that an off-load leaves on the device: inputs and results."""
+        return self.saved_results + (self.inputs if is_fed else self.saved_inputs)
+
 
 class SavedTensors:
     """The memory of tensors that are saved for a backward, each storage counted once; weights are left out.

@@ -47,10 +47,12 @@ bandwidth = "unlimited"
 
 def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
     try:
-        wanted = re.search(r"^#: wanted stages=(\d+) workers=(\d+) copies=(\d+) size=(\d+)$", source.text, re.M)
+        wanted = re.search(
+            r"^#: wanted stages=(\d+) workers=(\d+) copies=(\d+) size=(\d+)( moves)?$", source.text, re.M
+        )
         if wanted:
             inputs = read_both(*_both(source))
-            inputs.choose(Wanted(*map(int, wanted.groups())))
+            inputs.choose(Wanted(*map(int, wanted.groups()[:4]), moves=bool(wanted[5])))
         elif source.name.endswith(".cluster.toml"):
             read_cluster(source)
         else:

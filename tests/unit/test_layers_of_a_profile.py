@@ -106,6 +106,19 @@ def test_a_stage_lets_go_of_what_its_last_layers_do_and_keeps_the_gradients_of_a
     assert (at.released, at.operands) == (0, 3)
 
 
+def test_of_a_stage_the_input_and_the_output_stay_on_the_worker_and_what_is_between_its_layers_moves() -> None:
+    """Each layer has an input of 2, 4 and 6 bytes, and as much again of its output stays."""
+    layers = [
+        replace(of, at={4: replace(of.at[4], input=2 * n, resident=4 * n)})
+        for n, of in enumerate(map(layer, (1, 2, 3)), 1)
+    ]
+    assert [at.resident for at in (layers[0].at[4], merged(layers).at[4], merged(layers[:2]).at[4])] == [
+        4,
+        2 + 6,
+        2 + 4,
+    ]
+
+
 def test_a_stage_takes_no_less_than_its_longest_layer() -> None:
     layers = [replace(layer(number), overhead=stage_times(2.9, 0.0, 0.0)) for number in (1, 2, 3)]
     assert merged(layers).at[4].times["F"] == 3.0

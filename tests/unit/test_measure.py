@@ -61,6 +61,8 @@ def model(tmp_path: Path) -> Path:
 def assert_linear(stage: StageCosts, last: bool, first: bool = False) -> None:
     """A linear layer keeps its input; the loss keeps result and target; the flat buffer has a number per parameter.
 
+    What a stage receives does not move to the host.
+
     For the second half of a backward each layer keeps the gradient of its result, and the first stage what it received.
     The first half lets go of what the loss kept.
     """
@@ -71,6 +73,7 @@ def assert_linear(stage: StageCosts, last: bool, first: bool = False) -> None:
         message = size * WIDTH * FLOAT
         assert at.activations == (LAYERS + (2 if last else 0)) * message
         assert at.input == (2 if last else 1) * message
+        assert at.moved == (LAYERS - 1 + (2 if last else 0)) * message
         assert (at.output, at.gradient) == ((0, 0) if last else (message, message))
         if not (first and last):
             assert at.released == (2 * message if last else 0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.profile import document
-from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.cluster import Cluster, HostLink, Link
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.layers import stages_of
 from chimera_ir.profile.quantity import BANDWIDTH, RATE, SIZE, TIME, WORK, Dimension, split
@@ -42,9 +42,10 @@ def timings(draw: st.DrawFn, last: bool) -> Timing:
     sent = [0, 0] if last else [draw(sizes), draw(sizes)]
     noise, halves = draw(noises), draw(pairs)
     activations = draw(sizes)
-    released = draw(st.integers(0, activations))
+    released, resident = draw(st.integers(0, activations)), draw(st.integers(0, activations))
     kept = activations, draw(sizes), *sent
-    return stage_timing(*(draw(positive) for _ in range(3)), *kept, noise, halves, released, draw(sizes))
+    times = [draw(positive) for _ in range(3)]
+    return stage_timing(*times, *kept, noise, halves, released, draw(sizes), resident=resident)
 
 
 @st.composite
@@ -85,6 +86,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile | WorkProfile:
 
 sums = st.builds(Link, times, st.just(0.0) | st.floats(1e-17, 0.5), times)
 links = st.builds(replace, sums, shared=st.booleans())
+hosts = st.builds(HostLink, sums, st.integers(1, 64), st.none() | st.integers(1, 10**15))
 devices = st.builds(Device, st.floats(1, 1e20), st.floats(0.001, 1), st.floats(0, 10_000), times)
 
 
@@ -93,9 +95,8 @@ def clusters(draw: st.DrawFn) -> Cluster:
     memory = draw(st.integers(2, 10**15))
     counts = draw(st.integers(1, 10**6)), draw(st.integers(1, 64))
     reserved = draw(st.integers(0, memory - 1))
-    return Cluster(
-        draw(words), *counts, memory, reserved, draw(links), draw(links), draw(sums), draw(st.none() | devices)
-    )
+    further = draw(st.none() | devices), draw(st.none() | hosts)
+    return Cluster(draw(words), *counts, memory, reserved, draw(links), draw(links), draw(sums), *further)
 
 
 @given(profiles())

@@ -140,6 +140,12 @@ class ReleasesTooMuch(OutOfRange):
     activations: str
 
 
+LeavesTooMuch = ReleasesTooMuch.worded(
+    "LeavesTooMuch", label="an off-load leaves the activations on the worker at most, {activations}"
+)
+"""More memory left on the worker by an off-load than there are activations."""
+
+
 class WrongSplit(OutOfRange):
     """A split whose numbers are not the first layers of its stages."""
 
@@ -341,3 +347,15 @@ class LinkUnnamed(_WithoutLink, code="CH727"):
     label = "within a node, or between nodes?"
     help = "write `[links.{name}]`, for messages {where}, in place of `[links]`:"
     entry: str
+
+
+class NoHostLink(Diagnostic, code="CH728"):
+    """A schedule that moves activations to the host, with a cluster that does not say how long that takes."""
+
+    title = "the schedule moves activations to the host, and the cluster has no [host] to tell how long that takes"
+    label = "without [host]"
+    help = "add, with figures of your own:"
+
+    def drawing(self) -> tuple[str, ...]:
+        """Returns the lines to add to the cluster file."""
+        return "[host]", 'latency = "20 us"', 'bandwidth = "20 GB/s"'

@@ -182,6 +182,7 @@ class RankNeed:
             operands=footprint.operands + apart,
             carry=footprint.carry,
             carry_gradients=footprint.carry_gradients,
+            resident=footprint.resident(bool(job.feeding[stage])),
         ).without_received(
             inputs=footprint.inputs if self._are_elsewhere(stage, job.feeding[stage]) else 0,
             gradients=footprint.received_operands if self._are_elsewhere(stage, job.fed[stage]) else 0,
